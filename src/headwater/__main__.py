@@ -1,0 +1,10 @@
+"""`python -m headwater` is the command `headwater`."""
+
+from __future__ import annotations
+
+import sys
+
+from headwater.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

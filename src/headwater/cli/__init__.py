@@ -1,0 +1,105 @@
+"""The command `headwater`: finds the verb, and turns whatever goes wrong into one line and an exit code.
+
+A verb is a file here with `arguments(parser)` and `run(args)`, and a line in VERBS. Only the verb that is asked for
+is imported, and torch only inside its `run`, so help is answered at once.
+
+Exit codes: 0 done, 1-8 a Fault (see headwater.errors), 130 stopped by Ctrl-C, 141 nobody reads our output.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from headwater import __version__
+from headwater.cli.language import say
+from headwater.cli.parser import COMMON, Parser, spelled_alike, take_common
+from headwater.errors import BadFile, BadSetting, Fault, nearest
+
+# group -> verb -> what it does; each text in English and in Chinese
+VERBS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
+    ("Your machine", "本机"): {
+        "doctor": (
+            "what this machine has, how fast it is, and what to do about each problem",
+            "看看这台机器:装了什么、跑得多快、有问题该怎么办",
+        ),
+    },
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show 注意力 must not end a training run
+    try:
+        settings, words = take_common(spelled_alike(sys.argv[1:] if argv is None else argv))
+        os.environ.update(settings)  # child processes follow
+        code = answer(words)
+        sys.stdout.flush()
+        return code
+    except SystemExit as stop:  # argparse, after --help
+        return stop.code if isinstance(stop.code, int) else 0
+    except KeyboardInterrupt:
+        return report(130, "stopped by Ctrl-C")
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail again
+        return 141
+    except Fault as fault:
+        return report(fault.exit_code, f"error: {fault}")
+    except OSError as error:
+        return report(BadFile.exit_code, f"error: {error.filename or 'the system'}: {error.strerror or error}")
+
+
+def report(code: int, line: str) -> int:
+    if os.environ.get("HEADWATER_TRACEBACK") == "1":
+        traceback.print_exc()
+    print(" ".join(line.split()), file=sys.stderr)
+    return code
+
+
+def answer(words: list[str]) -> int:
+    match words:
+        case [] | ["-h" | "--help", *_]:
+            print(overview())
+            return 0
+        case ["--version", *_]:
+            print(f"headwater {__version__}")
+            return 0
+        case [verb, *rest]:
+            return run_verb(verb, rest)
+    raise AssertionError("words is a list")
+
+
+def run_verb(verb: str, words: list[str]) -> int:
+    helps = {name: text for group in VERBS.values() for name, text in group.items()}
+    if verb not in helps:
+        kind, known = ("flag", ["--version", *COMMON]) if verb.startswith("-") else ("verb", list(helps))
+        raise BadSetting(f"headwater has no {kind} {verb!r}; {nearest(verb, known)} (all of them: headwater --help)")
+    module = importlib.import_module(f"headwater.cli.{verb}")
+    parser = Parser(f"headwater {verb}", say(*helps[verb]))
+    module.arguments(parser)
+    parser.add_common()
+    return module.run(parser.parse(words)) or 0
+
+
+def overview() -> str:
+    """What `headwater` alone prints: every verb with its line, group by group."""
+    lines = [
+        say(
+            "headwater: one Transformer core, and the family that flows from it",
+            "headwater:一个 Transformer 核心,全家由此而出",
+        ),
+        "",
+        say("usage: headwater VERB …", "用法:headwater 动词 …"),
+        "",
+    ]
+    for heading, verbs in VERBS.items():
+        lines += [say(*heading), *(f"  {verb:<12} {say(*text)}" for verb, text in verbs.items()), ""]
+    flags = {"--version": ("the version", "显示版本号"), **COMMON}
+    lines += [say("flags", "选项"), *(f"  {flag:<12} {say(*text)}" for flag, text in flags.items())]
+    lines += ["", say("More about one verb: headwater VERB --help", "某个动词的用法:headwater 动词 --help")]
+    return "\n".join(lines)

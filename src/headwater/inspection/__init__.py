@@ -1,0 +1,1 @@
+"""Looking at models and machines: plain data first, pictures and words made from it."""
