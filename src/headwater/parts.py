@@ -111,17 +111,18 @@ def _code(value: Any, indent: int = 0) -> str:
     pad = "    " * (indent + 1)
     if dataclasses.is_dataclass(value):
         open_, close, items = type(value).__name__ + "(", ")", [(n + "=", v) for n, v in _changed(value)]
-    elif isinstance(value, tuple) and _repeats(value):
-        open_, close, items = "(", f",) * {len(value)}", [("", value[0])]
     elif isinstance(value, tuple):
-        open_, close, items = "(", ",)" if len(value) == 1 else ")", [("", v) for v in value]
+        times = len(value) if _repeats(value) else 1
+        open_, close = "(", f") * {times}" if times > 1 else ")"
+        items = [("", v) for v in (value[:1] if times > 1 else value)]
     else:
         return repr(value)
-    flat = open_ + ", ".join(name + _code(v, indent) for name, v in items) + close
-    if len(flat) + 4 * indent <= 120 and "\n" not in flat:
+    one = isinstance(value, tuple) and len(items) == 1
+    flat = open_ + ", ".join(name + _code(v, indent) for name, v in items) + ("," if one else "") + close
+    if len(flat) + 4 * indent <= 112 and "\n" not in flat:
         return flat
-    lines = [pad + name + _code(v, indent + 1) for name, v in items]
-    return open_ + "\n" + ",\n".join(lines) + "\n" + "    " * indent + close
+    lines = [pad + name + _code(v, indent + 1) + ",\n" for name, v in items]
+    return open_ + "\n" + "".join(lines) + "    " * indent + close
 
 
 # ------------------------------------------------------------------------------------------- what a field may hold

@@ -1,0 +1,40 @@
+"""The Transformer: one readable core from which every family is built. Read positions, masks, kernels, attention, stack, model."""
+
+from headwater.core.attention import Attention, AttentionLayer, CrossAttention
+from headwater.core.cache import NoCache, fixed, growing, rolling
+from headwater.core.embed import Rows, Tokens
+from headwater.core.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward
+from headwater.core.heads import (
+    ClassHead,
+    FirstToken,
+    LanguageHead,
+    LastOf,
+    LastToken,
+    Mean,
+    NoHead,
+    NoTransform,
+    Picked,
+    Pool,
+    TokenHead,
+    Transform,
+)
+from headwater.core.init import PAPER, Normal, Width, Xavier, scaled_normal
+from headwater.core.kernels import Fused, Plain, SoftCapped, XFormers
+from headwater.core.masks import Around, Both, Everyone, Past, Window
+from headwater.core.model import MeanPool, Model, NoBridge, Transformer
+from headwater.core.norms import LayerNorm, NoNorm, OffsetRMSNorm, RMSNorm
+from headwater.core.positions import (
+    Alibi,
+    Learned,
+    NoPosition,
+    RelativeBias,
+    RelativeXL,
+    Rotary,
+    Sinusoidal,
+    SinusoidalHalves,
+)
+from headwater.core.rope import DynamicScaling, LinearScaling, Llama3Scaling, NoScaling, YarnScaling
+from headwater.core.shapes import decoder, encoder, transformer
+from headwater.core.stack import Block, Branch, ParallelBlock, Stack, post, pre, sandwich
+
+__all__ = [name for name in dir() if name[0].isalpha() and name != "headwater"]

@@ -1,0 +1,97 @@
+"""First weights, by rules on paths: the first pattern that matches a tensor's path says how it is drawn.
+
+Norms start as they define themselves, biases at zero; a rule speaks of the other tensors (matrices and tables).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwater.parts import must, part
+
+
+@part
+class Xavier:
+    """Uniform within ±gain · √(6 / (rows + columns)): the paper's."""
+
+    gain: float = 1.0
+
+    def fill(self, t: Tensor, draw: torch.Generator) -> None:
+        rows, columns = t.shape[0], t[0].numel()
+        bound = self.gain * math.sqrt(6 / (rows + columns))
+        t.uniform_(-bound, bound, generator=draw)
+
+
+@part
+class Normal:
+    """Normal with mean 0."""
+
+    std: float
+
+    def __post_init__(self) -> None:
+        must(self.std >= 0, self, "std must be at least 0", self.std, "0.02 is usual")
+
+    def fill(self, t: Tensor, draw: torch.Generator) -> None:
+        t.normal_(0, self.std, generator=draw)
+
+
+@part
+class Width:
+    """Normal with std 1/√columns: for tables whose rows are later scaled by √d_model."""
+
+    def fill(self, t: Tensor, draw: torch.Generator) -> None:
+        t.normal_(0, t.shape[-1] ** -0.5, generator=draw)
+
+
+Rules = tuple[tuple[str, Any], ...]
+
+PAPER: Rules = (("*.tokens.weight", Width()), ("*.table.weight", Normal(0.02)), ("*", Xavier()))
+
+
+def scaled_normal(layers: int, std: float = 0.02) -> Rules:
+    """GPT-2: all normal, and what writes into the residual stream smaller by √(2 · layers)."""
+    small = Normal(std / math.sqrt(2 * max(layers, 1)))
+    return ("*_attn.out.weight", small), ("*.ffn.down.weight", small), ("*", Normal(std))
+
+
+def materialise(model: nn.Module, rules: Rules, seed: int | None, device: torch.device | str = "cpu") -> None:
+    """Give a model built on meta its memory and its first weights. The same seed gives the same weights."""
+    model.to_empty(device=device)
+    if seed is None:
+        seed = int(torch.randint(2**62, (1,)))
+    draw = torch.Generator(device=device).manual_seed(seed)
+    with torch.no_grad():
+        for path, module in model.named_modules():
+            own = dict(module.named_parameters(prefix=path, recurse=False))
+            if not own:
+                continue
+            if not isinstance(module, nn.Linear | nn.Embedding) and hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+                continue
+            for name, tensor in own.items():
+                _first(name, tensor, rules, draw)
+    constants(model)
+
+
+def constants(model: nn.Module) -> None:
+    """Fill every buffer that is computed rather than learned; after loading weights, too."""
+    with torch.no_grad():
+        for module in model.modules():
+            if hasattr(module, "constants"):
+                module.constants()
+
+
+def _first(name: str, tensor: Tensor, rules: Rules, draw: torch.Generator) -> None:
+    if name.endswith("bias"):
+        nn.init.zeros_(tensor)
+        return
+    for pattern, rule in rules:
+        if fnmatch.fnmatchcase(name, pattern):
+            rule.fill(tensor, draw)
+            return
+    must(False, "init", "some rule must match every path", name, "end the rules with ('*', ...)")

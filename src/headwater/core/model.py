@@ -1,0 +1,223 @@
+"""A model: up to two stacks and a head. One forward pass serves the whole family.
+
+    encoder-only    ids ── encoder ── head
+    decoder-only    ids ── decoder ── head
+    both            source ── encoder ── bridge ── memory ─┐
+                    ids ── decoder (reads the memory) ─────┴── head
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwater.core.cache import NoCache
+from headwater.core.embed import Rows
+from headwater.core.heads import NoHead
+from headwater.core.init import PAPER, materialise
+from headwater.errors import BadInput
+from headwater.parts import must, part
+
+
+@part
+class NoBridge:
+    """The decoder reads what the encoder wrote."""
+
+    def build(self) -> nn.Module:
+        return Bridge()
+
+
+@part
+class MeanPool:
+    """Cross-attention down-sampling: each `factor` neighbouring states become their mean before the decoder reads them."""
+
+    factor: int
+
+    def __post_init__(self) -> None:
+        must(self.factor >= 1, self, "factor must be at least 1", self.factor, "2 halves the source")
+
+    def build(self) -> nn.Module:
+        return MeanPoolBridge(self.factor)
+
+
+class Bridge(nn.Module):
+    def forward(self, memory: Rows) -> Rows:
+        return memory
+
+
+class MeanPoolBridge(nn.Module):
+    def __init__(self, factor: int) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, memory: Rows) -> Rows:
+        x = memory.states
+        if x is None or memory.documents is not None:
+            raise BadInput("bridge: packed documents cannot be pooled, got some; give one document a row")
+        spare = -x.shape[1] % self.factor
+        keep = torch.ones_like(memory.ids, dtype=torch.bool) if memory.keep is None else memory.keep
+        keep = nn.functional.pad(keep, (0, spare)).unflatten(1, (-1, self.factor))
+        x = nn.functional.pad(x, (0, 0, 0, spare)).unflatten(1, (-1, self.factor))
+        real = keep[..., None].to(x.dtype)
+        pooled = (x * real).sum(2) / real.sum(2).clamp(min=1)
+        return Rows(memory.ids, keep.any(2), states=pooled)
+
+
+@part
+class Model:
+    """tied: pairs of paths whose weights are one tensor, the second path its home: (("head.out", "decoder.embed.tokens"),).
+
+    init: rules for the first weights (see init.py). They change no answer of a loaded model.
+    """
+
+    head: Any = NoHead()
+    decoder: Any = None
+    encoder: Any = None
+    bridge: Any = NoBridge()
+    tied: tuple[tuple[str, str], ...] = ()
+    init: tuple[tuple[str, Any], ...] = PAPER
+
+    def __post_init__(self) -> None:
+        some = self.encoder is not None or self.decoder is not None
+        must(some, self, "encoder or decoder must be given", None, "give a Stack")
+
+    def build(self, seed: int | None = None, device: torch.device | str = "cpu") -> Transformer:
+        """The model with its first weights. Everything is checked, and counted, before any memory is asked for."""
+        model = self.skeleton()
+        if str(device) != "meta":
+            materialise(model, self.init, seed, device)
+        return model
+
+    def skeleton(self) -> Transformer:
+        """The model without memory (meta device): shapes and counts only."""
+        with torch.device("meta"):
+            return Transformer(self)
+
+
+class Transformer(nn.Module):
+    def __init__(self, spec: Model) -> None:
+        super().__init__()
+        self.spec = spec
+        self.encoder = spec.encoder.build() if spec.encoder is not None else None
+        self.bridge = spec.bridge.build()
+        self.decoder = spec.decoder.build() if spec.decoder is not None else None
+        self.head = spec.head.build(self.writer.spec.d_model)
+        self.tie()
+
+    @property
+    def writer(self) -> Any:
+        """The stack whose states the head reads."""
+        return self.decoder if self.decoder is not None else self.encoder
+
+    def tie(self) -> None:
+        """Make each tied pair one tensor."""
+        for path, home in self.spec.tied:
+            target, source = (_module(self, name) for name in (path, home))
+            shapes = tuple(target.weight.shape), tuple(source.weight.shape)
+            must(shapes[0] == shapes[1], "tied", f"{path} and {home} must have one shape", shapes, "untie them")
+            target.weight = source.weight
+
+    def forward(
+        self,
+        ids: Tensor,
+        *,
+        source: Tensor | None = None,
+        keep: Tensor | None = None,
+        source_keep: Tensor | None = None,
+        documents: Tensor | None = None,
+        source_documents: Tensor | None = None,
+        places: Tensor | None = None,
+        kinds: Tensor | None = None,
+    ) -> Tensor:
+        """ids [B, Q] -> what the head says, [B, Q, vocab] for a language head. See Rows for the other arguments."""
+        memory = None
+        if self.encoder is not None and self.decoder is not None:
+            if source is None:
+                raise BadInput("model: it has an encoder and a decoder and needs a source, got none; model(ids, source=...)")
+            memory = self.encode(source, keep=source_keep, documents=source_documents)
+        elif source is not None:
+            raise BadInput("model: it has one stack and takes no source, got one; call model(ids)")
+        rows = self.rows(ids, keep, documents, places, kinds)
+        return self.head(self.states(rows, memory=memory), rows)
+
+    def encode(self, source: Tensor, *, keep: Tensor | None = None, documents: Tensor | None = None) -> Rows:
+        """The memory that decode() reads: the encoder's states, with what is known of the source."""
+        rows = self.rows(source, keep, documents, None, None, "source")
+        states = self.encoder(rows, NoCache())  # type: ignore[misc]
+        return self.bridge(Rows(rows.ids, rows.keep, rows.documents, states=states))
+
+    def decode(
+        self,
+        ids: Tensor,
+        *,
+        memory: Rows | None = None,
+        keep: Tensor | None = None,
+        places: Tensor | None = None,
+        cache: Any = None,
+    ) -> Tensor:
+        """As forward, after a cache: ids are the new tokens only, keep says which of them are real."""
+        rows = self.rows(ids, keep, None, places, None)
+        return self.head(self.states(rows, memory=memory, cache=cache), rows)
+
+    def states(self, rows: Rows, *, memory: Rows | None = None, cache: Any = None) -> Tensor:
+        """The last hidden states [B, Q, D], before the head."""
+        if cache is None:
+            return self.writer(rows, NoCache(), memory)
+        if not torch.compiler.is_compiling() and cache.made_for is not self.writer.spec:
+            same = cache.made_for == self.writer.spec
+            if not same:
+                raise BadInput("cache: it was made for another model; make one with growing(model), rolling or fixed")
+        return self.writer(rows, cache, memory)
+
+    def rows(
+        self,
+        ids: Tensor,
+        keep: Tensor | None,
+        documents: Tensor | None,
+        places: Tensor | None,
+        kinds: Tensor | None,
+        name: str = "ids",
+    ) -> Rows:
+        """The arguments of a call, each checked for kind and shape."""
+        whole = isinstance(ids, Tensor) and not ids.is_floating_point() and ids.dtype != torch.bool and ids.dim() == 2
+        if not whole or not ids.shape[1]:
+            raise BadInput(f"model: {name} must be whole numbers [batch, length], got {_told(ids)}; add a batch dimension")
+        for what, given, kind in (
+            ("keep", keep, "bool"),
+            ("documents", documents, "int"),
+            ("places", places, "int"),
+            ("kinds", kinds, "int"),
+        ):
+            if given is not None:
+                _check(what, given, kind, ids, name)
+        return Rows(ids, keep, documents, places, kinds)
+
+    def recompute(self, on: bool = True) -> Transformer:
+        """Gradient checkpointing: less memory for activations, about a third more time. Answers do not change."""
+        for stack in (self.encoder, self.decoder):
+            if stack is not None:
+                stack.recompute = on
+        return self
+
+
+def _check(what: str, given: Tensor, kind: str, ids: Tensor, name: str) -> None:
+    right = given.dtype == torch.bool if kind == "bool" else not (given.is_floating_point() or given.dtype == torch.bool)
+    if not right:
+        hint = "True = real token; use mask.bool()" if kind == "bool" else "use .long()"
+        raise BadInput(f"model: {what} must be {kind}, got {_told(given)}; {hint}")
+    rows = (1, ids.shape[0]) if what == "places" else (ids.shape[0],)
+    if given.dim() != 2 or given.shape[1] != ids.shape[1] or given.shape[0] not in rows:
+        raise BadInput(f"model: {what} must have the shape of {name} {tuple(ids.shape)}, got {_told(given)}; mend its shape")
+
+
+def _told(t: Any) -> str:
+    return f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" if isinstance(t, Tensor) else type(t).__name__
+
+
+def _module(model: nn.Module, path: str) -> Any:
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        must(False, "tied", "every path must name a module", path, "see model.named_modules()")
