@@ -1,0 +1,1 @@
+"""Scores of outputs against references: one function on lists each."""
