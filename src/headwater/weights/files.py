@@ -20,7 +20,7 @@ def shown(text: object, most: int = 60) -> str:
 
 
 def open_plain(path: str | Path) -> BinaryIO:
-    """Open a regular file for reading. Links, pipes, folders and devices are refused: a model folder has no use for them."""
+    """Open a regular file for reading. Links, pipes, folders and devices are refused: a model has no use for them."""
     path = Path(path)
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:

@@ -64,7 +64,7 @@ def open_folder(folder: str | Path) -> Tensors:
 
 
 def write_folder(folder: str | Path, tensors: Mapping[str, Tensor], largest: int = 5 * 10**9) -> list[Path]:
-    """Write weights as one file, or as shards of at most `largest` bytes and then their index. Returns what was written."""
+    """Write weights as one file, or as shards of at most `largest` bytes and then their index; return the paths."""
     folder = Path(folder)
     groups = _groups(tensors, largest)
     if len(groups) == 1:

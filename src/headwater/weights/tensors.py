@@ -4,7 +4,7 @@
     N bytes        JSON: name -> {"dtype", "shape", "data_offsets": [begin, end)}, and "__metadata__": {str: str}
     the rest       the tensors' bytes, little endian, row by row, without holes
 
-The map is copy-on-write: a tensor may be changed in place without touching the file, and pages nobody reads cost nothing.
+The map is copy-on-write: a tensor may be changed in place without touching the file; pages nobody reads cost nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def outline(tensors: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 class TensorFile(Tensors):
-    """One .safetensors file, open for reading. Every refusal comes from the constructor; the tensors themselves can not fail."""
+    """One .safetensors file, open for reading. Every refusal comes from the constructor; its tensors can not fail."""
 
     def __init__(self, path: str | Path):
         if sys.byteorder != "little":
@@ -94,12 +94,12 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str
     with atomic(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
-            file.write(memoryview(as_bytes(tensors[name])))
+            file.write(as_bytes(tensors[name]))
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
     """A tensor's elements in row order, as bytes."""
-    return memoryview(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
 def nonfinite(tensors: Mapping[str, Tensor]) -> list[str]:
