@@ -1,0 +1,110 @@
+"""The doctor sees what is there, and every finding can be provoked by a planted fact."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+
+import pytest
+
+from headwater import cli
+from headwater.inspection import machine
+from headwater.inspection.advice import CHECKS, findings
+
+
+@pytest.fixture(scope="module")
+def facts():
+    return machine.facts()
+
+
+def healthy(facts):
+    """The facts of a machine without problems, whatever the one we run on has."""
+    good = copy.deepcopy(facts)
+    good["machine"] |= {"memory free GB": 16.0, "disk free GB": 100.0, "shared memory GB": 8.0, "load": 0.0}
+    good["machine"]["cores we may use"] = 2
+    good["threads"] |= {"torch": 2, "OMP_NUM_THREADS": None}
+    good["backends"] |= {"torch": "imported", "C++ compiler": "g++", "Python headers": True, "numba": True}
+    good["terminal"]["encoding"] = "utf-8"
+    good["speed"] = {"matmul fp32 GFLOP/s": 100, "matmul bf16 GFLOP/s": 200, "memory GB/s": 20}
+    return good
+
+
+def test_a_healthy_machine_has_no_findings(facts):
+    assert findings(healthy(facts)) == []
+
+
+PLANTED = {
+    "torch cannot be imported (ImportError: libgomp)": ("backends", "torch", "ImportError: libgomp"),
+    "numpy 1.21.0 is installed, numpy>=2.0 is needed": ("versions", "numpy", "1.21.0"),
+    "only 0.5 GB of memory are free": ("machine", "memory free GB", 0.5),
+    "only 0.1 GB of disk are free": ("machine", "disk free GB", 0.1),
+    "processes share only 0.06 GB": ("machine", "shared memory GB", 0.06),
+    "torch uses 16 threads on 2 cores": ("threads", "torch", 16),
+    "torch uses 2 of 8 cores": ("machine", "cores we may use", 8),
+    "other programs keep 1.9 of 2 cores busy": ("machine", "load", 1.9),
+    "bf16 is 50.0 times slower than fp32": ("speed", "matmul bf16 GFLOP/s", 2),
+    "torch.compile cannot run: no C++ compiler": ("backends", "C++ compiler", None),
+    "numba is not installed": ("backends", "numba", False),
+    "the terminal's encoding is ascii": ("terminal", "encoding", "ascii"),
+}
+
+
+@pytest.mark.parametrize("says", PLANTED)
+def test_every_problem_is_seen_and_has_a_remedy(facts, says):
+    section, name, value = PLANTED[says]
+    ill = healthy(facts)
+    ill[section][name] = value
+    (finding,) = findings(ill)
+    assert says in finding.says
+    assert finding.remedy
+
+
+def test_no_check_goes_untested():
+    assert len(PLANTED) >= len(CHECKS)
+
+
+def test_problems_come_first(facts):
+    ill = healthy(facts)
+    ill["backends"] |= {"numba": False, "torch": "ImportError: x"}
+    assert [finding.level for finding in findings(ill)] == ["problem", "note"]
+
+
+def test_the_measured_speed_is_a_speed():
+    start = time.perf_counter()
+    speed = machine.speed(seconds=0.05)
+    assert all(value > 0 for value in speed.values())
+    assert time.perf_counter() - start < 10
+
+
+def test_without_torch_there_is_still_a_report(monkeypatch, capsys):
+    monkeypatch.setitem(__import__("sys").modules, "torch", None)
+    assert cli.main(["doctor", "--json"]) == 7
+    report = json.loads(capsys.readouterr().out)
+    assert report["backends"]["torch"].startswith("ModuleNotFoundError")
+    assert report["findings"][0]["level"] == "problem"
+
+
+def test_json_holds_all_sections(capsys):
+    code = cli.main(["doctor", "--json", "--no-speed"])
+    report = json.loads(capsys.readouterr().out)
+    assert {"versions", "machine", "threads", "backends", "terminal", "findings"} == set(report)
+    assert code == (7 if any(f["level"] == "problem" for f in report["findings"]) else 0)
+
+
+def test_the_report_is_plain_where_there_is_no_terminal(capsys):
+    cli.main(["doctor", "--no-speed"])
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "cores we may use" in out
+
+
+def test_a_container_s_limits_count(monkeypatch):
+    files = {
+        "/proc/meminfo": "MemTotal: 16000000 kB\nMemAvailable: 9000000 kB",
+        "/sys/fs/cgroup/cpu.max": "50000 100000",
+    }
+    files |= {"/sys/fs/cgroup/memory.max": "2000000000", "/sys/fs/cgroup/memory.current": "500000000"}
+    monkeypatch.setattr(machine, "read", files.get)
+    assert machine.memory() == (2.0, 1.5)
+    assert machine.usable_cores() == 0.5

@@ -1,0 +1,45 @@
+"""What every test shares: one thread, no display, no network, one language, and Hypothesis without a stopwatch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+SETTINGS = {
+    "OMP_NUM_THREADS": "1",  # two workers on two cores: more threads only wait for each other
+    "MPLBACKEND": "Agg",
+    "HEADWATER_LANG": "en",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+for name, value in SETTINGS.items():  # before torch or matplotlib is imported by any test
+    os.environ.setdefault(name, value)
+os.environ.pop("HEADWATER_TRACEBACK", None)
+
+ROOT = Path(__file__).resolve().parent.parent
+
+try:
+    import hypothesis
+except ModuleNotFoundError:
+    pass
+else:
+    # A shared machine may stall any example, so no deadline; the same examples for everybody, so no surprise in review.
+    hypothesis.settings.register_profile("house", deadline=None, derandomize=True, print_blob=True)
+    hypothesis.settings.load_profile("house")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Large public data beside the repository, where somebody has put it."""
+    folder = ROOT.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("needs ../shared/data beside the repository; it is not there")
+    return folder

@@ -1,0 +1,54 @@
+"""`import headwater` is quick and light, its public names are true, and an unknown one is answered with the nearest."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import headwater
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_importing_is_light():
+    heavy = {"torch", "numpy", "matplotlib", "rich", "pydantic", "tokenizers", "yaml"}
+    loaded = run("import headwater, sys; print(*{name.partition('.')[0] for name in sys.modules})").split()
+    assert not heavy & set(loaded)
+
+
+def test_importing_is_quick():
+    """Measured inside the process: 0.01 s on a quiet machine; the bound leaves room for a busy one."""
+    code = "import time; t = time.perf_counter(); import headwater; print(time.perf_counter() - t)"
+    assert min(float(run(code)) for _ in range(3)) < 0.1
+
+
+@pytest.mark.parametrize("name", headwater.__all__)
+def test_every_public_name_is_there(name):
+    assert getattr(headwater, name) is not None
+    assert name in dir(headwater)
+
+
+def test_the_type_checker_sees_the_same_names():
+    """The names imported under TYPE_CHECKING are those of the table, from the same modules."""
+    tree = ast.parse(Path(headwater.__file__).read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    assert {alias.name: node.module for node in imports for alias in node.names} == headwater.HOMES
+
+
+def test_an_unknown_name_is_answered_with_the_nearest():
+    with pytest.raises(AttributeError, match="headwater has no name 'BadSeting'; did you mean 'BadSetting'"):
+        headwater.BadSeting
+    assert not hasattr(headwater, "__wrapped__")
+
+
+def test_a_star_import_brings_what_all_lists():
+    space: dict = {}
+    exec("from headwater import *", space)
+    assert set(headwater.__all__) <= set(space)
