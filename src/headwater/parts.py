@@ -33,7 +33,7 @@ def part(cls: type[P]) -> type[P]:
             own_check(self)
 
     cls.__post_init__ = __post_init__  # type: ignore[attr-defined]
-    cls.__repr__ = _code  # type: ignore[assignment]
+    cls.__repr__ = _code  # type: ignore[method-assign]
     KINDS[cls.__name__] = made = dataclasses.dataclass(frozen=True, repr=False)(cls)
     return made
 

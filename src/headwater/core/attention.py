@@ -1,6 +1,6 @@
 """Multi-head attention: positions read one another (self), or read what another stack has written (cross).
 
-B batch, H heads, G key/value heads, Q queries, S keys, K width of a query and key head, V width of a value head, D model.
+B batch, H heads, G key/value heads, Q queries, S keys, D model, K width of a query or key head, V of a value head.
 """
 
 from __future__ import annotations

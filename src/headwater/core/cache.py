@@ -26,8 +26,8 @@ Keys = tuple[Tensor, Tensor | None]  # places [B|1, S] and keep [B, S] of all ke
 class Store(Protocol):
     """What one lane remembers."""
 
-    keep: Tensor | None
-
+    @property
+    def keep(self) -> Tensor | None: ...
     @property
     def empty(self) -> bool: ...
     def keys(self, places: Tensor, keep: Tensor | None) -> Keys: ...
@@ -164,12 +164,13 @@ class Fixed:
         self.used = torch.zeros(1, dtype=torch.long, device=like.device)
         self.places = torch.zeros(batch, length, dtype=torch.long, device=like.device)
         self.keep = torch.zeros(batch, length, dtype=torch.bool, device=like.device)
-        self.kept = {s: (room(batch, g, length, d_k), room(batch, g, length, d_v)) for s, (g, d_k, d_v) in slots.items()}
+        self.kept = {s: (room(batch, g, length, k), room(batch, g, length, v)) for s, (g, k, v) in slots.items()}
 
     def keys(self, places: Tensor, keep: Tensor | None) -> Keys:
         batch, new = self.places.shape[0], places.shape[1]
         if not torch.compiler.is_compiling() and int(self.used) + new > self.length:
-            raise TooLong(f"cache: it has room for {self.length} tokens, got token {int(self.used) + new}; make it longer")
+            full = int(self.used) + new
+            raise TooLong(f"cache: it has room for {self.length} tokens, got token {full}; make it longer")
         self.columns = self.used + torch.arange(new, device=places.device)
         real = torch.ones(batch, new, dtype=torch.bool, device=places.device) if keep is None else keep
         self.places.index_copy_(1, self.columns, places.expand(batch, -1))

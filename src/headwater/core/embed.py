@@ -100,5 +100,6 @@ def look_up(table: nn.Embedding, ids: Tensor, what: str) -> Tensor:
     except IndexError:
         bad = ids[(ids < 0) | (ids >= table.num_embeddings)][0]
         raise BadInput(
-            f"embed: {what} must be from 0 to {table.num_embeddings - 1}, got {int(bad)}; is it another model's tokenizer?"
+            f"embed: {what} must be from 0 to {table.num_embeddings - 1}, got {int(bad)}; "
+            "use the tokenizer that belongs to this model"
         ) from None

@@ -33,7 +33,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
     if name not in ACTIVATIONS:
-        raise BadSetting(f"activation must be one of {len(ACTIVATIONS)} names, got {name!r}; {nearest(name, ACTIVATIONS)}")
+        known = ", ".join(ACTIVATIONS)
+        raise BadSetting(f"activation must be one of {known}, got {name!r}; {nearest(name, ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 

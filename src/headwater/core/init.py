@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwater.core.norms import OffsetRMSNormLayer
+from headwater.core.positions import Position
 from headwater.parts import must, part
 
 
@@ -48,6 +50,7 @@ class Width:
         t.normal_(0, t.shape[-1] ** -0.5, generator=draw)
 
 
+NORMS = nn.LayerNorm | nn.RMSNorm | OffsetRMSNormLayer
 Rules = tuple[tuple[str, Any], ...]
 
 PAPER: Rules = (("*.tokens.weight", Width()), ("*.table.weight", Normal(0.02)), ("*", Xavier()))
@@ -70,7 +73,7 @@ def materialise(model: nn.Module, rules: Rules, seed: int | None, device: torch.
             own = dict(module.named_parameters(prefix=path, recurse=False))
             if not own:
                 continue
-            if not isinstance(module, nn.Linear | nn.Embedding) and hasattr(module, "reset_parameters"):
+            if isinstance(module, NORMS):
                 module.reset_parameters()
                 continue
             for name, tensor in own.items():
@@ -82,7 +85,7 @@ def constants(model: nn.Module) -> None:
     """Fill every buffer that is computed rather than learned; after loading weights, too."""
     with torch.no_grad():
         for module in model.modules():
-            if hasattr(module, "constants"):
+            if isinstance(module, Position):
                 module.constants()
 
 

@@ -41,7 +41,7 @@ class XFormers:
 
     def build(self, scale: float, dropout: float) -> Kernel:
         if importlib.util.find_spec("xformers") is None:
-            raise Unavailable("kernel XFormers: xformers must be installed, it is not; pip install xformers, or use Fused()")
+            raise Unavailable("kernel: xformers must be installed, it is not; pip install xformers, or use Fused()")
         return XFormersKernel(scale, dropout)
 
 
@@ -116,7 +116,9 @@ class Kernel(nn.Module):
         if score is None:
             return mask
         score = score * self.scale
-        return score if mask is None else score.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else score + mask
+        if mask is None:
+            return score
+        return score.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else score + mask
 
     def in_blocks(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight, size: int) -> Tensor:
         """Short-sighted attention in time and memory O(S · reach): each block of queries meets only keys in reach.
@@ -154,15 +156,19 @@ class SoftCappedKernel(Kernel):
 
 class XFormersKernel(Kernel):
     def run(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        """xFormers wants [B, S, H, D], a bias of full shape, and gives NaN for a row that sees nothing: it is made to see all, then nothing."""
-        from xformers.ops import memory_efficient_attention  # type: ignore[import-not-found]
+        """xFormers wants [B, S, H, D] and a bias of full shape, and gives NaN for a row that sees nothing.
+
+        Such a row is made to see everything, and its answer is then put to zero.
+        """
+        from xformers.ops import memory_efficient_attention
 
         mask = triangle(q, k) if causal else mask
         groups = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
         bias, blind = None, None
         if mask is not None:
-            bias = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else mask
+            hidden = torch.zeros_like(mask, dtype=q.dtype)
+            bias = hidden.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else mask
             blind = (bias == -torch.inf).all(-1, keepdim=True)
             bias = bias.masked_fill(blind, 0).to(q.dtype).expand(*q.shape[:3], k.shape[2])
         out = memory_efficient_attention(

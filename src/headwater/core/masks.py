@@ -1,7 +1,7 @@
 """Who may attend to whom. One convention everywhere: True = may attend.
 
-A rule is a part that judges two places; padding and documents come with the call. `Sight` puts them together, once a call,
-and knows the cheap cases: nothing to hide, plain causal, and a window that only ever reaches so far.
+A rule is a part that judges two places; padding and documents come with the call. `Sight` puts them together, once a
+call, and knows the cheap cases: nothing to hide, plain causal, and a window that only ever reaches so far.
 B batch, Q queries, S keys; places are whole numbers, [1, Q] where every row has the same.
 """
 
@@ -100,7 +100,7 @@ class Both:
 class Sight:
     """A rule asked about the places of one call, with what is real and which document each token belongs to.
 
-    keep [B, S] True where a key is real; q_docs [B, Q] and k_docs [B, S] document numbers. None: all real, one document.
+    keep [B, S] True where a key is real; q_docs [B, Q], k_docs [B, S] document numbers. None: all real, one document.
     aligned: keys and queries are the same tokens in the same order, so that places differ as indices do.
     """
 

@@ -1,9 +1,9 @@
 """A model: up to two stacks and a head. One forward pass serves the whole family.
 
-    encoder-only    ids ── encoder ── head
-    decoder-only    ids ── decoder ── head
-    both            source ── encoder ── bridge ── memory ─┐
-                    ids ── decoder (reads the memory) ─────┴── head
+encoder-only    ids ── encoder ── head
+decoder-only    ids ── decoder ── head
+both            source ── encoder ── bridge ── memory ─┐
+                ids ── decoder (reads the memory) ─────┴── head
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NoBridge:
 
 @part
 class MeanPool:
-    """Cross-attention down-sampling: each `factor` neighbouring states become their mean before the decoder reads them."""
+    """Cross-attention down-sampling: the decoder reads the means of each `factor` neighbouring states."""
 
     factor: int
 
@@ -67,7 +67,7 @@ class MeanPoolBridge(nn.Module):
 
 @part
 class Model:
-    """tied: pairs of paths whose weights are one tensor, the second path its home: (("head.out", "decoder.embed.tokens"),).
+    """tied: pairs of paths that share one weight, the second its home: (("head.out", "decoder.embed.tokens"),).
 
     init: rules for the first weights (see init.py). They change no answer of a loaded model.
     """
@@ -135,7 +135,7 @@ class Transformer(nn.Module):
         memory = None
         if self.encoder is not None and self.decoder is not None:
             if source is None:
-                raise BadInput("model: it has an encoder and a decoder and needs a source, got none; model(ids, source=...)")
+                raise BadInput("model: an encoder-decoder needs a source, got none; call model(ids, source=...)")
             memory = self.encode(source, keep=source_keep, documents=source_documents)
         elif source is not None:
             raise BadInput("model: it has one stack and takes no source, got one; call model(ids)")
@@ -183,7 +183,8 @@ class Transformer(nn.Module):
         """The arguments of a call, each checked for kind and shape."""
         whole = isinstance(ids, Tensor) and not ids.is_floating_point() and ids.dtype != torch.bool and ids.dim() == 2
         if not whole or not ids.shape[1]:
-            raise BadInput(f"model: {name} must be whole numbers [batch, length], got {_told(ids)}; add a batch dimension")
+            came = _told(ids)
+            raise BadInput(f"model: {name} must be whole numbers [batch, length], got {came}; add a batch dimension")
         for what, given, kind in (
             ("keep", keep, "bool"),
             ("documents", documents, "int"),
@@ -203,13 +204,15 @@ class Transformer(nn.Module):
 
 
 def _check(what: str, given: Tensor, kind: str, ids: Tensor, name: str) -> None:
-    right = given.dtype == torch.bool if kind == "bool" else not (given.is_floating_point() or given.dtype == torch.bool)
+    is_bool = given.dtype == torch.bool
+    right = is_bool if kind == "bool" else not (is_bool or given.is_floating_point())
     if not right:
         hint = "True = real token; use mask.bool()" if kind == "bool" else "use .long()"
         raise BadInput(f"model: {what} must be {kind}, got {_told(given)}; {hint}")
     rows = (1, ids.shape[0]) if what == "places" else (ids.shape[0],)
     if given.dim() != 2 or given.shape[1] != ids.shape[1] or given.shape[0] not in rows:
-        raise BadInput(f"model: {what} must have the shape of {name} {tuple(ids.shape)}, got {_told(given)}; mend its shape")
+        came = _told(given)
+        raise BadInput(f"model: {what} must have the shape of {name} {tuple(ids.shape)}, got {came}; mend its shape")
 
 
 def _told(t: Any) -> str:

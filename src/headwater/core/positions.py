@@ -97,6 +97,8 @@ class Learned:
 
 
 class Sines(Position):
+    speed: Tensor
+
     def __init__(self, width: int, base: float, halves: bool) -> None:
         super().__init__()
         self.base, self.halves = base, halves
@@ -159,6 +161,8 @@ class Rotary:
 
 
 class Turn(Position):
+    speed: Tensor
+
     def __init__(self, width: int, theta: float, scaling: Any) -> None:
         super().__init__()
         self.theta, self.scaling = theta, scaling
@@ -191,7 +195,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @part
 class Alibi:
-    """Scores fall by slope · distance; head h of H has slope 2^(-8h/H) (and the published rule where H is no power of 2)."""
+    """Scores fall by slope · distance; head h of H has slope 2^(-8h/H), or BLOOM's rule where H is no power of 2."""
 
     acts: ClassVar[str] = "attention"
     shared: ClassVar[bool] = True
@@ -222,6 +226,8 @@ class RelativeBias:
 
 
 class Slopes(Position):
+    slope: Tensor
+
     def __init__(self, heads: int) -> None:
         super().__init__()
         self.register_buffer("slope", torch.empty(heads), persistent=False)

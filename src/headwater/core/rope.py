@@ -67,7 +67,7 @@ class DynamicScaling(_Scaling):
 
 @part
 class Llama3Scaling(_Scaling):
-    """By wavelength w: below trained/high unchanged, above trained/low divided by factor, between: a blend of the two."""
+    """By wavelength: below trained/high unchanged, above trained/low divided by factor, between: a blend of the two."""
 
     factor: float
     low: float
@@ -76,7 +76,7 @@ class Llama3Scaling(_Scaling):
 
     def __post_init__(self) -> None:
         must(self.factor >= 1, self, "factor must be at least 1", self.factor, "1 changes nothing")
-        must(0 < self.low < self.high, self, "low must be above 0 and below high", (self.low, self.high), "1 and 4 are usual")
+        must(0 < self.low < self.high, self, "low must be above 0 and below high", (self.low, self.high), "1 and 4")
 
     def speeds(self, speed: Tensor, theta: float) -> Tensor:
         turns = self.trained * speed / (2 * math.pi)  # how often the wave fits into the trained length
@@ -86,7 +86,7 @@ class Llama3Scaling(_Scaling):
 
 @part
 class YarnScaling(_Scaling):
-    """YaRN: fast waves stay, slow ones are divided by factor, a ramp between; cos and sin grow by 0.1·ln(factor) + 1."""
+    """YaRN: fast waves stay, slow ones are divided by factor, a ramp between; cos, sin grow by 0.1·ln(factor) + 1."""
 
     factor: float
     trained: int

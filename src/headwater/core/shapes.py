@@ -99,7 +99,8 @@ def transformer(src_vocab: int, tgt_vocab: int | None = None, *, shared: bool = 
     s, one = _sizes(sizes), tgt_vocab is None or shared
     tgt_vocab = src_vocab if tgt_vocab is None else tgt_vocab
     if one and src_vocab != tgt_vocab:
-        raise BadSetting(f"shared tables need one vocabulary, got {src_vocab} and {tgt_vocab}; give one, or shared=False")
+        came = f"{src_vocab} and {tgt_vocab}"
+        raise BadSetting(f"shared tables need one vocabulary, got {came}; give one, or shared=False")
     tied = (("head.out", "decoder.embed.tokens"),)
     return Model(
         encoder=s.stack(src_vocab, Everyone()),
@@ -129,7 +130,7 @@ def _alone(side: str, vocab: int, sees: Any, head: Any, sizes: dict[str, Any]) -
 
 
 def _sizes(given: dict[str, Any]) -> Sizes:
-    known = Sizes.__init__.__kwdefaults__
+    known = Sizes.__init__.__kwdefaults__ or {}
     for name in given:
         if name not in known:
             raise BadSetting(f"there is no size called {name!r}; {nearest(name, known)}")

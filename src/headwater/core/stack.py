@@ -9,6 +9,7 @@ Pre-norm fills only `norm`, post-norm (the paper) only `post_norm`, sandwich bot
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -124,7 +125,8 @@ class BlockLayer(nn.Module):
             self.add_module(branch.role, branch.layer.build(d_model))
             for slot in ("norm", "out_norm", "post_norm"):
                 self.add_module(f"{branch.role}_{slot}", getattr(branch, slot).build(d_model))
-        self.names = tuple((b.role, b.role + "_norm", b.role + "_out_norm", b.role + "_post_norm") for b in spec.branches)
+        ends = ("", "_norm", "_out_norm", "_post_norm")
+        self.names = tuple(tuple(branch.role + end for end in ends) for branch in spec.branches)
         self.dropout = nn.Dropout(spec.dropout)
 
     def forward(self, x: Tensor, call: Call, step: int) -> Tensor:
@@ -146,7 +148,7 @@ class ParallelBlockLayer(BlockLayer):
 class TransformerStack(nn.Module):
     """lanes: the pairs (rule, index of a position) that occur; each attention layer knows the number of its own.
 
-    recompute: give up the activations inside each layer and work them out again on the way back (gradient checkpointing).
+    recompute: forget what happens inside each layer and work it out again on the way back (gradient checkpointing).
     """
 
     def __init__(self, spec: Stack) -> None:
@@ -190,7 +192,7 @@ class TransformerStack(nn.Module):
         return found
 
     def forward(self, rows: Rows, cache: Any, memory: Rows | None = None) -> Tensor:
-        """rows.states is not needed here; memory.states [B, S, D] is what cross-attention reads."""
+        """[B, Q, D] the states of these rows; cross-attention reads memory.states [B, S, D]."""
         places, aligned = rows.places_after(cache.count), cache.aligned and rows.places is None
         x = self.embed(rows, places)
         lanes = []
@@ -200,19 +202,20 @@ class TransformerStack(nn.Module):
             sight = Sight(rule, self.positions[at], places, k_places, keep, docs, docs, aligned)  # type: ignore[arg-type]
             lanes.append(Lane.of(sight, places, x.dtype))
         cache.advance(places.shape[1], rows.keep)
-        call = Call(tuple(lanes), cache) if memory is None else self._reading(tuple(lanes), cache, places, rows, memory, x)
+        call = Call(tuple(lanes), cache)
+        if memory is not None:
+            call = replace(call, memory=memory.states, cross=self._across(places, rows, memory, x.dtype))
         run: Callable[..., Tensor] = self._again if self.recompute and torch.is_grad_enabled() else self._once
         for step, index in enumerate(self.order):
             x = run(self.layers[index], x, call, step)
         return self.dropout(self.final_norm(x))
 
-    def _reading(self, lanes: Any, cache: Any, places: Tensor, rows: Rows, memory: Rows, x: Tensor) -> Call:
-        states = memory.states
-        assert states is not None
-        there = torch.arange(states.shape[1], device=x.device)[None]
+    def _across(self, places: Tensor, rows: Rows, memory: Rows, dtype: torch.dtype) -> Lane:
+        """What cross-attention may see: all of the source that is real and, where packed, of the same document."""
+        assert memory.states is not None
+        there = torch.arange(memory.states.shape[1], device=places.device)[None]
         docs = (rows.documents, memory.documents)
-        sight = Sight(Everyone(), self.nowhere, places, there, memory.keep, *docs)
-        return Call(lanes, cache, states, Lane.of(sight, places, x.dtype))
+        return Lane.of(Sight(Everyone(), self.nowhere, places, there, memory.keep, *docs), places, dtype)
 
     @staticmethod
     def _once(layer: nn.Module, x: Tensor, call: Call, step: int) -> Tensor:
