@@ -22,7 +22,8 @@ LINE = re.compile(r"^( *)(\S+)(?: +(.*))?$")
 def first_words(path: Path) -> str:
     """The first line of the docstring, up to its first full stop or semicolon."""
     doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return re.split(r"[.;](?= |$)", doc.partition("\n")[0].strip(), maxsplit=1)[0].replace("`", "")
+    line = re.sub(r"^\d+\. ", "", doc.partition("\n")[0].strip())  # reference/ numbers its pages
+    return re.split(r"[.;](?= |$)", line, maxsplit=1)[0].replace("`", "")
 
 
 def entries(folder: Path = PACKAGE, depth: int = 0) -> list[tuple[int, Path, str]]:

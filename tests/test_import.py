@@ -40,12 +40,20 @@ def test_the_type_checker_sees_the_same_names():
     block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
     assert {alias.name: node.module for node in imports for alias in node.names} == headwater.HOMES
+    assert set(headwater.HOMES) <= set(headwater.__all__)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
     with pytest.raises(AttributeError, match="headwater has no name 'BadSeting'; did you mean 'BadSetting'"):
         headwater.BadSeting
     assert not hasattr(headwater, "__wrapped__")
+
+
+def test_the_packages_are_reached_from_the_top():
+    assert run("import headwater; print(headwater.core.__name__, headwater.inspection.__name__)").split() == [
+        "headwater.core",
+        "headwater.inspection",
+    ]
 
 
 def test_a_star_import_brings_what_all_lists():

@@ -6,6 +6,7 @@ Importing this is quick: a name below is fetched from its module, and torch with
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import (
@@ -21,12 +22,16 @@ from headwater.errors import (
 )
 
 if TYPE_CHECKING:
-    pass
+    from headwater.core.shapes import decoder, encoder, transformer
 
 __version__ = "0.1.0"
 
 # Every public name that is fetched when asked for, and the module it lives in.
-HOMES: dict[str, str] = {}
+HOMES = {
+    "decoder": "headwater.core.shapes",
+    "encoder": "headwater.core.shapes",
+    "transformer": "headwater.core.shapes",
+}
 
 __all__ = [
     "BadFile",
@@ -38,14 +43,19 @@ __all__ = [
     "TooLong",
     "Unavailable",
     "__version__",
-    *HOMES,
+    "decoder",
+    "encoder",
+    "transformer",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in HOMES:
-        raise AttributeError(f"headwater has no name {name!r}; {nearest(name, __all__)}", name=name, obj=None)
-    value = getattr(importlib.import_module(HOMES[name]), name)
+    if name in HOMES:
+        value = getattr(importlib.import_module(HOMES[name]), name)
+    elif not name.startswith("_") and importlib.util.find_spec(f"headwater.{name}"):
+        value = importlib.import_module(f"headwater.{name}")  # headwater.core, headwater.reference, …
+    else:
+        raise AttributeError(f"headwater has no name {name!r}; {nearest(name, __all__)}")
     globals()[name] = value  # the next look finds it without passing here
     return value
 
