@@ -27,10 +27,11 @@ ROLES: dict[str, tuple[str, ...]] = {  # role -> names people give it, best firs
     "context": ("context", "passage"),
     "answers": ("answers", "答案"),
 }  # fmt: skip
-LANGUAGES = frozenset(  # noqa: SIM905 - a list of quoted pairs of letters cannot be read
+CODES = (
     "af ar bg bn ca cmn cs cy da de el en eng eo es et eu fa fi fr ga gl he hi hr hu hy id is it ja ka kk ko la lt lv "
-    "mk mn ms nb nl no pl pt ro ru sk sl sq sr sv sw ta th tl tr uk ur uz vi yue zh zho".split()
+    "mk mn ms nb nl no pl pt ro ru sk sl sq sr sv sw ta th tl tr uk ur uz vi yue zh zho"
 )
+LANGUAGES = frozenset(CODES.split())
 HALF = re.compile("[\ud800-\udfff]")
 NEEDS: dict[str, tuple[str, ...]] = {
     "text-to-text": ("source", "target"),
@@ -61,7 +62,7 @@ def roles_by_name(columns: Sequence[str]) -> dict[str, str]:
         for name in names:
             if name in lower and role not in found and lower[name] not in found.values():
                 found[role] = lower[name]
-    languages = [column for column in columns if is_language(column.strip())]
+    languages = [column for column in columns if is_language(column.strip()) and column.lower() != "id"]  # a row's name
     if len(languages) >= 2 and not {"source", "target"} <= found.keys():
         found = {**found, "source": languages[0], "target": languages[1]}
     return found
@@ -111,7 +112,7 @@ def roles_by_content(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
         return {}
     looks = [profile(name, [str(row.get(name, "")) for row in rows]) for name in rows[0]]
     labels = [p for p in looks if len(rows) >= 20 and p.distinct <= 0.2 and p.length <= 30]
-    texts = [p for p in looks if p not in labels and not _is_name(p) and p.prefix < 10]
+    texts = [p for p in looks if p not in labels and not _is_name(p) and p.prefix < 20]
     if len(texts) >= 2:
         return {"source": texts[0].name, "target": texts[1].name}
     if texts and labels:

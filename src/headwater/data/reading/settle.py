@@ -131,13 +131,13 @@ def _part(side: Side, wanted: Wanted) -> Part:
 
 
 def _delimiter(path: Path, reading: Reading) -> str:
-    """The comma of a CSV file: the separator that cuts its first rows into the most, equal, columns."""
+    """The comma of a CSV file: the separator that most often cuts its first rows as it cuts the very first."""
 
-    def columns(mark: str) -> int:
-        widths = {len(row) for row in first_rows(path, reading, mark, 20)}
-        return min(widths, default=0) if len(widths) == 1 else 0
+    def rows_alike(mark: str) -> int:
+        rows = first_rows(path, reading, mark, 20)
+        return sum(len(row) == len(rows[0]) > 1 for row in rows)
 
-    return max(",;\t", key=columns)
+    return max(",;\t", key=rows_alike)
 
 
 def _table_recipe(parts: tuple[Part, ...], wanted: Wanted, notes: list[str]) -> Recipe:

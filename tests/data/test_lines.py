@@ -1,0 +1,190 @@
+"""Bytes to lines: every encoding read or refused with its place, nothing lost in silence, memory bounded."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.data.reading.lines import USUAL, Reading, cut, encoding_of, lines, pieces
+from headwater.data.reading.opening import opened
+from headwater.data.reading.problems import Problems
+from headwater.errors import BadFile, BadSetting, NotFound
+
+CHINESE = "今天天气很好，我们去公园散步吧。\n他说：这本书很有意思，你应该看看。\n" * 5
+WESTERN = "Le café est très bon, n'est-ce pas ?\nDie Männer hören schöne Lieder.\nEl niño comió piñas.\n" * 5
+
+
+def read(path: Path, reading: Reading = USUAL) -> list[str]:
+    return [line.text for line in lines(path, reading, Problems())]
+
+
+@pytest.mark.parametrize(
+    ("text", "written", "found"),
+    [
+        (CHINESE, "utf-8", "utf-8"),
+        (CHINESE, "utf-8-sig", "utf-8"),
+        (CHINESE, "utf-16", "utf-16-le"),
+        (WESTERN, "utf-16-le", "utf-16-le"),
+        (WESTERN, "utf-16-be", "utf-16-be"),
+        (WESTERN, "utf-32", "utf-32-le"),
+        (CHINESE, "gbk", "gb18030"),
+        (CHINESE, "gb18030", "gb18030"),
+        (WESTERN, "latin-1", "latin-1"),
+        ("It’s a very “good” and plain – if naïve – café\n" * 5, "cp1252", "cp1252"),
+    ],
+)
+def test_an_encoding_is_found_and_read_exactly(tmp_path: Path, text: str, written: str, found: str) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(text.encode(written))
+    assert encoding_of(path, USUAL).name == found
+    assert read(path) == text.split("\n")[:-1]
+
+
+@pytest.mark.parametrize("name", ["big5", "shift_jis", "koi8-r", "euc-kr"])
+def test_what_is_not_certain_is_refused_unless_named(tmp_path: Path, name: str) -> None:
+    text = {"big5": "今天天氣很好，我們去公園", "koi8-r": "Сегодня хорошая погода", "shift_jis": "今日はいい天気ですね",
+            "euc-kr": "오늘은 날씨가 좋습니다"}[name] + "\n"  # fmt: skip
+    path = tmp_path / "a.txt"
+    path.write_bytes(text.encode(name) * 20)
+    assert read(path, Reading(encoding=name)) == [text.rstrip("\n")] * 20
+    with pytest.raises(BadFile, match=r"byte 0 is not UTF-8.*name it"):
+        encoding_of(path, USUAL)
+
+
+def test_an_unknown_encoding_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x\n")
+    with pytest.raises(BadSetting, match="no text encoding is called 'utf-9'"):
+        read(tmp_path / "a", Reading(encoding="utf-9"))
+    with pytest.raises(BadSetting, match="strict, skip or replace"):
+        Reading(invalid="ignore")
+
+
+def test_wrong_bytes_are_placed_skipped_or_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("gut für alle\nübrig".encode() + b" \xff kaputt\n" + "schön und größer\n".encode())
+    with pytest.raises(BadFile, match=r"byte 21 \(line 2\) is 0xFF, not valid utf-8"):
+        read(path)
+    found = list(lines(path, Reading(invalid="skip"), Problems()))
+    assert [(line.number, line.fault) for line in found] == [(1, ""), (2, "not valid utf-8"), (3, "")]
+    problems = Problems()
+    kept = [line.text for line in lines(path, Reading(invalid="replace"), problems)]
+    assert kept[1] == "übrig � kaputt"
+    assert problems.repaired == 1
+
+
+ROWS = st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=("Cs",)), max_size=30), max_size=20)
+
+
+@given(ROWS, st.sampled_from(["utf-8", "utf-16-le", "utf-16-be", "utf-32-le"]), st.sampled_from([16, 20, 64]))
+def test_pieces_joined_are_the_text(tmp_path_factory, rows: list[str], name: str, longest: int) -> None:
+    """Whatever stands in a line, NUL, U+2028 and lone CR included, comes back; only CR before the line feed goes."""
+    rows = [*(row.rstrip("\r") for row in rows), "end"]
+    path = tmp_path_factory.mktemp("lines") / "a.txt"
+    path.write_bytes("\r\n".join(rows).encode(name))
+    got, held = [], ""
+    for piece in pieces(path, Reading(encoding=name, longest=longest), Problems()):
+        held += piece.text
+        if piece.ends:
+            got.append(held)
+            held = ""
+    mark = rows[0][:1] == "\ufeff"
+    assert got[1:] == rows[1:]
+    assert got[0] == (rows[0][1:] if mark else rows[0])
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_read_or_refused(tmp_path_factory, data: bytes) -> None:
+    path = tmp_path_factory.mktemp("bytes") / "a.txt"
+    path.write_bytes(data)
+    for invalid in ("strict", "skip", "replace"):
+        try:
+            found = list(lines(path, Reading(invalid=invalid), Problems()))
+        except BadFile as fault:
+            assert "\n" not in str(fault)
+        else:
+            assert [line.number for line in found] == list(range(1, len(found) + 1))
+
+
+@pytest.mark.parametrize("block", [1, 3, 7, 2**20])
+def test_offsets_do_not_depend_on_the_blocks(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+
+    monkeypatch.setattr("headwater.data.reading.lines.BLOCK", block)
+    data = b"one\n\ntwenty-one is longer than sixteen bytes\nend"
+    found = list(cut(io.BytesIO(data), b"\n", 16))
+    assert all(data[p.offset : p.offset + len(p.data)] == p.data for p in found)
+    assert [p.number for p in found if p.ends] == [1, 2, 3, 4]
+
+
+def test_a_line_too_long_is_one_bad_row(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("short\n" + "x" * 100 + "\nshort\n")
+    found = list(lines(path, Reading(longest=64), Problems()))
+    assert [(line.number, line.text, line.fault) for line in found] == [
+        (1, "short", ""), (2, "", "longer than 64 bytes"), (3, "short", "")]  # fmt: skip
+
+
+def test_gzip_is_told_by_its_bytes_and_a_bomb_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "named.txt"
+    path.write_bytes(gzip.compress(b"a\nb\n"))
+    assert read(path) == ["a", "b"]
+    bomb = tmp_path / "bomb.gz"
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    bomb.write_bytes(b"".join(packer.compress(bytes(2**20)) for _ in range(40)) + packer.flush())
+    with pytest.raises(BadFile, match="refused"):
+        sum(len(line.text) for line in pieces(bomb, USUAL, Problems()))
+    nested = tmp_path / "nested.gz"
+    nested.write_bytes(gzip.compress(gzip.compress(b"a\n")))
+    with pytest.raises(BadFile, match="gzip inside gzip"):
+        read(nested)
+    short = tmp_path / "short.gz"
+    short.write_bytes(gzip.compress(os.urandom(1000))[:500])
+    with pytest.raises(BadFile, match="damaged gzip"):
+        read(short)
+
+
+def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "zip").write_bytes(b"PK\x03\x04rest")
+    (tmp_path / "empty").write_bytes(b"\n \n")
+    said = {"pipe": "it is a pipe", "loop": "form a loop", ".": "it is a folder", "zip": "zip archive",
+            "empty": "is empty"}  # fmt: skip
+    for name, words in said.items():
+        with pytest.raises(BadFile, match=words):
+            read(tmp_path / name)
+    with pytest.raises(BadFile, match="it is a device"), opened(Path("/dev/zero")):
+        pass
+    with pytest.raises(NotFound, match="no file is at"):
+        read(tmp_path / "absent")
+
+
+SMALL_MEMORY = """
+import resource, sys
+from pathlib import Path
+from headwater.data.reading.shapes import running
+from headwater.data.reading.lines import USUAL
+from headwater.data.reading.problems import Problems
+resource.setrlimit(resource.RLIMIT_AS, (600 * 2**20,) * 2)
+print(sum(len(p.text) for p in running((Path(sys.argv[1]),), USUAL, Problems())))
+"""
+
+
+@pytest.mark.parametrize("size", [2**28, pytest.param(2**31, marks=pytest.mark.slow)])
+def test_one_endless_line_fits_in_little_memory(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "sparse.txt"
+    with path.open("wb") as file:
+        file.write(b"begin")
+        file.truncate(size)
+    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", SMALL_MEMORY, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=here, check=False)
+    assert done.stdout.strip() == str(size + 1), done.stderr[-500:]
