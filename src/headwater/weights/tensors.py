@@ -80,7 +80,16 @@ def from_bytes(buffer: mmap.mmap, entry: Entry, offset: int) -> Tensor:
 
 
 def write(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write named tensors as one file. The largest items come first, so each tensor lies where its dtype wants it."""
+    """Write named tensors as one file."""
+    with atomic(path) as file:
+        for piece in pieces(path, tensors, metadata):
+            file.write(piece)
+
+
+def pieces(
+    path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> Iterator[bytes | memoryview]:
+    """The bytes of a file, one tensor at a time. The largest items come first, so each tensor lies where its dtype wants it."""
     names = sorted(tensors, key=lambda name: (-outline(tensors, name).dtype.itemsize, name))
     header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     end = 0
@@ -91,10 +100,9 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str
         header[name] = {"dtype": _NAMES[flat.dtype], "shape": list(flat.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with atomic(path) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name in names:
-            file.write(as_bytes(tensors[name]))
+    yield len(text).to_bytes(8, "little") + text
+    for name in names:
+        yield as_bytes(tensors[name])
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
