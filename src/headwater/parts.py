@@ -25,7 +25,7 @@ def part(cls: type[P]) -> type[P]:
     """Make a class a part: a frozen dataclass, listed by name, whose simple fields are checked when it is made."""
     if cls.__name__ in KINDS:
         raise TypeError(f"a part called {cls.__name__} is already defined in {KINDS[cls.__name__].__module__}")
-    own_check = cls.__dict__.get("__post_init__")
+    own_check = getattr(cls, "__post_init__", None)  # its own, or that of the part it derives from
 
     def __post_init__(self: Any) -> None:
         _check_fields(self)

@@ -50,6 +50,14 @@ class Width:
         t.normal_(0, t.shape[-1] ** -0.5, generator=draw)
 
 
+@part
+class Zero:
+    """All zeros: every bias, and a branch that is to begin by adding nothing."""
+
+    def fill(self, t: Tensor, draw: torch.Generator) -> None:
+        t.zero_()
+
+
 NORMS = nn.LayerNorm | nn.RMSNorm | OffsetRMSNormLayer
 Rules = tuple[tuple[str, Any], ...]
 
@@ -64,20 +72,19 @@ def scaled_normal(layers: int, std: float = 0.02) -> Rules:
 
 def materialise(model: nn.Module, rules: Rules, seed: int | None, device: torch.device | str = "cpu") -> None:
     """Give a model built on meta its memory and its first weights. The same seed gives the same weights."""
+    drawn = {name: _rule(name, rules) for name, _ in model.named_parameters()}  # a tied tensor once, by its first path
     model.to_empty(device=device)
     if seed is None:
         seed = int(torch.randint(2**62, (1,)))
     draw = torch.Generator(device=device).manual_seed(seed)
     with torch.no_grad():
         for path, module in model.named_modules():
-            own = dict(module.named_parameters(prefix=path, recurse=False))
-            if not own:
-                continue
             if isinstance(module, NORMS):
                 module.reset_parameters()
                 continue
-            for name, tensor in own.items():
-                _first(name, tensor, rules, draw)
+            for name, tensor in module.named_parameters(prefix=path, recurse=False):
+                if name in drawn:
+                    drawn[name].fill(tensor, draw)
     constants(model)
 
 
@@ -89,12 +96,10 @@ def constants(model: nn.Module) -> None:
                 module.constants()
 
 
-def _first(name: str, tensor: Tensor, rules: Rules, draw: torch.Generator) -> None:
+def _rule(name: str, rules: Rules) -> Any:
+    """The rule for a tensor; found for all of them before any memory is asked for."""
     if name.endswith("bias"):
-        nn.init.zeros_(tensor)
-        return
-    for pattern, rule in rules:
-        if fnmatch.fnmatchcase(name, pattern):
-            rule.fill(tensor, draw)
-            return
-    must(False, "init", "some rule must match every path", name, "end the rules with ('*', ...)")
+        return Zero()
+    found = next((rule for pattern, rule in rules if fnmatch.fnmatchcase(name, pattern)), None)
+    must(found is not None, "init", "some rule must match every path", name, "end the rules with ('*', ...)")
+    return found

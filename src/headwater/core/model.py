@@ -119,6 +119,12 @@ class Transformer(nn.Module):
             must(shapes[0] == shapes[1], "tied", f"{path} and {home} must have one shape", shapes, "untie them")
             target.weight = source.weight
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Transformer:
+        """As every module moves; but on leaving meta each user of a tied tensor comes with its own, so tie them anew."""
+        super()._apply(fn, recurse)
+        self.tie()
+        return self
+
     def forward(
         self,
         ids: Tensor,
