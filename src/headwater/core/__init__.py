@@ -11,17 +11,17 @@ from headwater.core.heads import (
     ClassHead,
     FirstToken,
     LanguageHead,
-    LastOf,
     LastToken,
     Mean,
     NoHead,
     NoTransform,
     Picked,
     Pool,
+    Several,
     TokenHead,
     Transform,
 )
-from headwater.core.init import PAPER, Normal, Width, Xavier, scaled_normal
+from headwater.core.init import PAPER, Normal, Width, Xavier, Zero, scaled_normal
 from headwater.core.kernels import Fused, Plain, SoftCapped, XFormers
 from headwater.core.masks import Around, Both, Everyone, Past, Window
 from headwater.core.model import MeanPool, Model, NoBridge, Transformer
@@ -59,7 +59,6 @@ __all__ = [
     "Fused",
     "GatedFeedForward",
     "LanguageHead",
-    "LastOf",
     "LastToken",
     "LayerNorm",
     "Learned",
@@ -87,6 +86,7 @@ __all__ = [
     "RelativeXL",
     "Rotary",
     "Rows",
+    "Several",
     "Sinusoidal",
     "SinusoidalHalves",
     "SoftCapped",
@@ -100,6 +100,7 @@ __all__ = [
     "XFormers",
     "Xavier",
     "YarnScaling",
+    "Zero",
     "decoder",
     "encoder",
     "fixed",

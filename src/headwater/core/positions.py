@@ -44,6 +44,15 @@ class Position(nn.Module):
     def constants(self) -> None:
         """Fill the buffers that are computed rather than learned."""
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Position:
+        """As every module moves, but computed buffers never go below float32: bfloat16 knows no place 257."""
+        super()._apply(fn, recurse)
+        for name, buffer in self.named_buffers(recurse=False):
+            setattr(self, name, buffer.to(torch.promote_types(buffer.dtype, torch.float32)))
+        with torch.no_grad():
+            self.constants()
+        return self
+
 
 @part
 class NoPosition:
