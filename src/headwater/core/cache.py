@@ -30,6 +30,7 @@ class Store(Protocol):
     def keep(self) -> Tensor | None: ...
     @property
     def empty(self) -> bool: ...
+    def admit(self, rows: int, tokens: int) -> None: ...
     def keys(self, places: Tensor, keep: Tensor | None) -> Keys: ...
     def extend(self, slot: Slot, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
     def select(self, rows: Tensor) -> None: ...
@@ -66,6 +67,11 @@ class Cache:
         """Nothing is kept yet, so keys and queries are the same tokens."""
         return all(store.empty for store in self.stores)
 
+    def admit(self, rows: int, tokens: int) -> None:
+        """Refuse tokens that do not fit, before anything is changed."""
+        for store in self.stores:
+            store.admit(rows, tokens)
+
     def advance(self, tokens: int, keep: Tensor | None) -> None:
         self.count = self.count + (tokens if keep is None else keep.sum(1, keepdim=True))
 
@@ -87,7 +93,7 @@ class Cache:
             store.select(rows)
         if self.count.shape[0] > 1:
             self.count = self.count[rows]
-        self.crossed = {slot: (k[rows], v[rows]) for slot, (k, v) in self.crossed.items()}
+        self.crossed = {slot: (_rows(k, rows), _rows(v, rows)) for slot, (k, v) in self.crossed.items()}
 
     def crop(self, length: int) -> None:
         """Forget all but the first `length` columns (tokens a draft proposed and the model refused)."""
@@ -98,10 +104,14 @@ class Cache:
 
 
 class Growing:
-    """Everything, or the last `window` columns before the new ones."""
+    """Everything, or the last `window` columns before the new ones.
+
+    Where there is padding, the last *real* columns of each row: a window reaches over padding.
+    """
 
     def __init__(self, window: int | None = None) -> None:
         self.window = window
+        self.order: Tensor | None = None
         self.kept: dict[Slot, tuple[Tensor, Tensor]] = {}
         self.places: Tensor | None = None
         self.keep: Tensor | None = None
@@ -109,6 +119,11 @@ class Growing:
     @property
     def empty(self) -> bool:
         return self.places is None
+
+    def admit(self, rows: int, tokens: int) -> None:
+        held = next((k.shape[0] for k, _ in self.kept.values()), rows)
+        if held != rows:
+            raise BadInput(f"cache: it holds {held} rows, got {rows}; use one cache for one batch, or select()")
 
     def keys(self, places: Tensor, keep: Tensor | None) -> Keys:
         if self.places is not None:
@@ -118,16 +133,14 @@ class Growing:
                 new = torch.ones_like(places, dtype=torch.bool) if new is None else new
                 keep = _join(old, new, 1)
             places = _join(self.places, places, 1)
+        if self.window is not None and keep is not None:
+            self.order = keep.byte().argsort(1, stable=True)[:, -self.window or keep.shape[1] :]
         self.places, self.keep = self._last(places, 1), None if keep is None else self._last(keep, 1)
         return places, keep
 
     def extend(self, slot: Slot, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         if slot in self.kept:
             old_k, old_v = self.kept[slot]
-            if old_k.shape[0] != k.shape[0]:
-                raise BadInput(
-                    f"cache: it holds {old_k.shape[0]} rows, got {k.shape[0]}; use one cache for one batch, or select()"
-                )
             k, v = torch.cat((old_k, k), 2), torch.cat((old_v, v), 2)
         self.kept[slot] = self._last(k, 2), self._last(v, 2)
         return k, v
@@ -136,7 +149,9 @@ class Growing:
         """All of it, or for a window the last columns it can still reach."""
         if self.window is None or t.shape[dim] <= self.window:
             return t
-        return t.narrow(dim, t.shape[dim] - self.window, self.window).clone()
+        if self.order is None:
+            return t.narrow(dim, t.shape[dim] - self.window, self.window).clone()
+        return torch.take_along_dim(t, self.order if dim == 1 else self.order[:, None, :, None], dim)
 
     def select(self, rows: Tensor) -> None:
         self.kept = {slot: (k[rows], v[rows]) for slot, (k, v) in self.kept.items()}
@@ -166,11 +181,15 @@ class Fixed:
         self.keep = torch.zeros(batch, length, dtype=torch.bool, device=like.device)
         self.kept = {s: (room(batch, g, length, k), room(batch, g, length, v)) for s, (g, k, v) in slots.items()}
 
+    def admit(self, rows: int, tokens: int) -> None:
+        batch, full = self.places.shape[0], int(self.used) + tokens
+        if batch != rows:
+            raise BadInput(f"cache: it has room for {batch} rows, got {rows}; make it for that batch")
+        if full > self.length:
+            raise TooLong(f"cache: it has room for {self.length} tokens, got token {full}; make it longer")
+
     def keys(self, places: Tensor, keep: Tensor | None) -> Keys:
         batch, new = self.places.shape[0], places.shape[1]
-        if not torch.compiler.is_compiling() and int(self.used) + new > self.length:
-            full = int(self.used) + new
-            raise TooLong(f"cache: it has room for {self.length} tokens, got token {full}; make it longer")
         self.columns = self.used + torch.arange(new, device=places.device)
         real = torch.ones(batch, new, dtype=torch.bool, device=places.device) if keep is None else keep
         self.places.index_copy_(1, self.columns, places.expand(batch, -1))
@@ -180,8 +199,6 @@ class Fixed:
 
     def extend(self, slot: Slot, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         kept_k, kept_v = self.kept[slot]
-        if kept_k.shape[0] != k.shape[0]:
-            raise BadInput(f"cache: it has room for {kept_k.shape[0]} rows, got {k.shape[0]}; make it for that batch")
         kept_k.index_copy_(2, self.columns, k.to(kept_k.dtype))
         kept_v.index_copy_(2, self.columns, v.to(kept_v.dtype))
         return kept_k, kept_v

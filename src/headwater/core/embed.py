@@ -28,6 +28,14 @@ class Rows:
     kinds: Tensor | None = None
     states: Tensor | None = None
 
+    @property
+    def gapless(self) -> bool:
+        """Real tokens stand side by side, so places differ as indices do. Yes, where values must not be looked at."""
+        if self.keep is None or torch.compiler.is_compiling() or self.keep.device.type == "meta":
+            return True
+        begins = self.keep[:, 0] + (self.keep[:, 1:] & ~self.keep[:, :-1]).sum(1)
+        return bool((begins <= 1).all())
+
     def places_after(self, count: Any) -> Tensor:
         """[B|1, Q]; count [B|1, 1] real tokens came before."""
         if self.places is not None:

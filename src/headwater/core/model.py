@@ -58,6 +58,9 @@ class MeanPoolBridge(nn.Module):
             raise BadInput("bridge: packed documents cannot be pooled, got some; give one document a row")
         spare = -x.shape[1] % self.factor
         keep = torch.ones_like(memory.ids, dtype=torch.bool) if memory.keep is None else memory.keep
+        if memory.keep is not None:  # real states to the front, so that padding on the left shifts no group
+            order = (~keep).byte().argsort(1, stable=True)
+            keep, x = keep.gather(1, order), torch.take_along_dim(x, order[:, :, None], 1)
         keep = nn.functional.pad(keep, (0, spare)).unflatten(1, (-1, self.factor))
         x = nn.functional.pad(x, (0, 0, 0, spare)).unflatten(1, (-1, self.factor))
         real = keep[..., None].to(x.dtype)
@@ -120,7 +123,7 @@ class Transformer(nn.Module):
             target.weight = source.weight
 
     def _apply(self, fn: Any, recurse: bool = True) -> Transformer:
-        """As every module moves; but on leaving meta each user of a tied tensor comes with its own, so tie them anew."""
+        """As every module moves; but on leaving meta each user of a tied tensor gets its own, so tie them anew."""
         super()._apply(fn, recurse)
         self.tie()
         return self
@@ -171,10 +174,10 @@ class Transformer(nn.Module):
         """The last hidden states [B, Q, D], before the head."""
         if cache is None:
             return self.writer(rows, NoCache(), memory)
-        if not torch.compiler.is_compiling() and cache.made_for is not self.writer.spec:
-            same = cache.made_for == self.writer.spec
-            if not same:
+        if not torch.compiler.is_compiling():
+            if cache.made_for is not self.writer.spec and cache.made_for != self.writer.spec:
                 raise BadInput("cache: it was made for another model; make one with growing(model), rolling or fixed")
+            cache.admit(*rows.ids.shape)
         return self.writer(rows, cache, memory)
 
     def rows(

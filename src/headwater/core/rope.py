@@ -1,7 +1,7 @@
 """RoPE beyond the trained length: ways to slow the rotation down. Each part answers three questions.
 
 speeds(speed, theta)           the angular speeds to keep, from theta^(-2i/D) (float64)
-at_length(speed, theta, places) the speeds for this call, where they depend on how long the text has become
+at_length(speed, theta, places) the speeds for this call, [n] or [B|1, 1, 1, n], where they depend on the text's length
 gain                           a factor on cos and sin
 """
 
@@ -46,7 +46,10 @@ class LinearScaling(_Scaling):
 
 @part
 class DynamicScaling(_Scaling):
-    """Dynamic NTK: past the trained length L the base grows by (factor·n/L - (factor - 1))^(D/(D-2))."""
+    """Dynamic NTK: past the trained length L the base grows by (factor·n/L - (factor - 1))^(D/(D-2)); n of each row.
+
+    Keys already in a cache stay as they were turned, so past L a cached answer is not quite that of the whole text.
+    """
 
     factor: float
     trained: int
@@ -59,7 +62,7 @@ class DynamicScaling(_Scaling):
         width = 2 * speed.numel()
         if width <= 2:
             return speed
-        length = (places.max() + 1).clamp(min=self.trained).double()
+        length = (places.amax(1) + 1).clamp(min=self.trained).double()[:, None, None, None]
         growth = (self.factor * length / self.trained - (self.factor - 1)) ** (width / (width - 2))
         even = torch.arange(0, width, 2, device=speed.device, dtype=torch.float64)
         return ((theta * growth) ** (-even / width)).to(speed.dtype)

@@ -193,7 +193,8 @@ class TransformerStack(nn.Module):
 
     def forward(self, rows: Rows, cache: Any, memory: Rows | None = None) -> Tensor:
         """[B, Q, D] the states of these rows; cross-attention reads memory.states [B, S, D]."""
-        places, aligned = rows.places_after(cache.count), cache.aligned and rows.places is None
+        places = rows.places_after(cache.count)
+        aligned = cache.aligned and rows.places is None and rows.gapless
         x = self.embed(rows, places)
         lanes = []
         for number, (rule, at) in enumerate(self.lanes):
