@@ -1,0 +1,11 @@
+"""Training: from batches to a model that can be trusted. Read losses, objectives, optimiser, schedules, loop, checkpoints.
+
+settings      one typed tree behind the flags, the YAML file and headwater.train(...)
+losses        sums of log-probabilities, the vocabulary in chunks
+objectives    batch -> loss of a model
+schedules, optimiser, averaging   how a gradient becomes a step
+loop          the steps, in an order and with a chance that depend on their number alone
+storage, checkpoints, lock        what is on disk is whole, or is not there
+run           the folder of a run
+listeners, progress, plots        who hears about it
+"""

@@ -1,0 +1,100 @@
+"""One trainer a folder: a lock that a killed process can not leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from headwater.errors import Unavailable
+
+try:
+    import fcntl
+except ImportError:  # not on this system; the words in the file must do
+    fcntl = None  # type: ignore[assignment]
+
+
+class Lock:
+    """Held from take() to release(). The system lets go of it when the process ends, however it ends.
+
+    Who holds it is written in the file, for the message, and for a folder that several machines share.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.handle = path, -1
+
+    def take(self) -> None:
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        holder = _holder(handle)
+        if not _locked(handle) or _alive_elsewhere(holder):
+            os.close(handle)
+            raise Unavailable(
+                f"{self.path.parent} must have one trainer, process {holder.get('pid', '?')} on {holder.get('host', '?')} "
+                f"is training there; wait for it or stop it (if that machine is gone, remove {self.path})"
+            )
+        _write(handle, {"pid": os.getpid(), "host": socket.gethostname(), "boot": _boot()})
+        self.handle = handle
+
+    def release(self) -> None:
+        if self.handle >= 0:
+            _write(self.handle, {})
+            os.close(self.handle)
+            self.handle = -1
+
+    def __enter__(self) -> Lock:
+        self.take()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def _locked(handle: int) -> bool:
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _alive_elsewhere(holder: dict[str, Any]) -> bool:
+    """Another machine wrote its name and did not take it away. On this one, holding the lock proves the other gone."""
+    if not holder:
+        return False
+    if holder.get("host") != socket.gethostname():
+        return True
+    return fcntl is None and holder.get("boot") == _boot() and _running(int(holder.get("pid", 0)))
+
+
+def _running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _holder(handle: int) -> dict[str, Any]:
+    try:
+        said = json.loads(os.pread(handle, 4096, 0) or b"{}")
+        return said if isinstance(said, dict) else {}
+    except ValueError:
+        return {}
+
+
+def _write(handle: int, holder: dict[str, Any]) -> None:
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, json.dumps(holder).encode() if holder else b"", 0)

@@ -1,0 +1,115 @@
+"""Losses: sums of -log p over the answers that count, and how many they are.
+
+A sum and a count, never a mean: the loss of a step is sum / count over the whole step, however it was cut into batches,
+rows or processes. N tokens, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+IGNORED = -100  # the label of a place that is not asked: padding, a prompt, an unmasked token
+CHUNK = 512  # tokens whose scores over the vocabulary exist at one time
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Σ over counted tokens of (1 - ε)·(-log p[label]) + ε·mean over V of (-log p). logits [..., V], labels [...]."""
+    flat = logits.flatten(0, -2).float()
+    return F.cross_entropy(flat, labels.flatten(), ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing)
+
+
+def counted(labels: Tensor) -> Tensor:
+    """How many labels are asked."""
+    return (labels != IGNORED).sum()
+
+
+def vocabulary_loss(states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """cross_entropy(states @ weightᵀ + bias, labels), but never more than CHUNK rows of scores exist.
+
+    The gradient is worked out beside the loss, while a chunk's scores are at hand; places that are not asked cost nothing.
+    states [..., D], weight [V, D], labels [...].
+    """
+    where = (labels.flatten() != IGNORED).nonzero()[:, 0]
+    asked = labels.flatten()[where]
+    return _Chunked.apply(states.flatten(0, -2), weight, bias, where, asked, smoothing, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
+
+
+class _Chunked(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        where: Tensor,
+        asked: Tensor,
+        smoothing: float,
+        learning: bool,
+    ) -> Tensor:
+        kind = _working_dtype(states)
+        table = weight.to(kind)
+        total = torch.zeros((), dtype=torch.float32, device=states.device)
+        ctx.needed = [learning and need for need in ctx.needs_input_grad[:3]]
+        shapes = (states, weight, bias)
+        grads = [torch.zeros_like(t) if need and t is not None else None for need, t in zip(ctx.needed, shapes, strict=True)]
+        for here, labels in zip(where.split(CHUNK), asked.split(CHUNK), strict=True):
+            x = states[here].to(kind)
+            scores = F.linear(x, table, None if bias is None else bias.to(kind)).float()
+            log_p = F.log_softmax(scores, 1, dtype=torch.float32)
+            total -= (1 - smoothing) * log_p.gather(1, labels[:, None]).sum()
+            if smoothing:
+                total -= smoothing * log_p.mean(1).sum()
+            if any(ctx.needed):
+                slope = _slope(log_p, labels, smoothing)
+                _collect(grads, slope, here, x, table)
+        ctx.save_for_backward(*(g for g in grads if g is not None))
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        saved = iter(ctx.saved_tensors)
+        grads = [next(saved) * upstream if need else None for need in ctx.needed]
+        return (*grads, None, None, None, None)
+
+
+def _working_dtype(states: Tensor) -> torch.dtype:
+    device = states.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
+
+
+def _slope(log_p: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+    """d loss / d scores = p - (1 - ε)·onehot(label) - ε/V, in the memory of log_p."""
+    slope = log_p.exp_()
+    if smoothing:
+        slope -= smoothing / slope.shape[1]
+    slope.scatter_add_(1, labels[:, None], torch.full_like(labels[:, None], smoothing - 1, dtype=slope.dtype))
+    return slope
+
+
+def _collect(grads: list[Tensor | None], slope: Tensor, here: Tensor, x: Tensor, table: Tensor) -> None:
+    of_states, of_weight, of_bias = grads
+    low = slope.to(table.dtype)
+    if of_states is not None:
+        of_states[here] = (low @ table).to(of_states.dtype)
+    if of_weight is not None and of_weight.dtype == low.dtype:
+        of_weight.addmm_(low.T, x)
+    elif of_weight is not None:
+        of_weight += low.T @ x
+    if of_bias is not None:
+        of_bias += slope.sum(0)
+
+
+def span_loss(scores: Tensor, starts: Tensor, ends: Tensor, keep: Tensor | None = None) -> Tensor:
+    """The mean of two choices of a place: where an answer starts, where it ends. scores [B, Q, 2], starts and ends [B].
+
+    keep [B, Q]: the places that may be chosen.
+    """
+    scores = scores.float()
+    if keep is not None:
+        scores = scores.masked_fill(~keep[..., None], torch.finfo(scores.dtype).min)
+    both = [F.cross_entropy(scores[..., i], at, ignore_index=IGNORED, reduction="sum") for i, at in ((0, starts), (1, ends))]
+    return (both[0] + both[1]) / 2
