@@ -128,16 +128,6 @@ class LastToken:
 
 
 @part
-class LastOf:
-    """The state at the last place where the given token stands (BART reads its end-of-text)."""
-
-    token: int
-
-    def pick(self, x: Tensor, rows: Rows) -> Tensor:
-        return _at(x, _last(rows.ids == self.token))
-
-
-@part
 class Mean:
     """The mean state of the real tokens."""
 
@@ -211,6 +201,24 @@ class ClassScores(nn.Module):
 
     def forward(self, x: Tensor, rows: Rows) -> Tensor:
         return self.out(self.dropout(self.pooled(x, rows)))
+
+
+@part
+class Several:
+    """Several heads on the same states, answered by name: masked words and the next sentence (BERT's pre-training)."""
+
+    heads: tuple[tuple[str, Any], ...]
+
+    def build(self, d_model: int) -> nn.Module:
+        return SeveralHeads(self, d_model)
+
+
+class SeveralHeads(nn.ModuleDict):
+    def __init__(self, spec: Several, d_model: int) -> None:
+        super().__init__({name: head.build(d_model) for name, head in spec.heads})
+
+    def forward(self, x: Tensor, rows: Rows) -> dict[str, Tensor]:
+        return {name: head(x, rows) for name, head in self.items()}
 
 
 def _last(marks: Tensor) -> Tensor:

@@ -96,6 +96,18 @@ def constants(model: nn.Module) -> None:
                 module.constants()
 
 
+def fresh(model: Any, name: str) -> Tensor:
+    """First values for one tensor of a model, by the model's own rules."""
+    module, like = model.get_submodule(name.rpartition(".")[0]), model.get_parameter(name)
+    if isinstance(module, NORMS):
+        start = 0.0 if name.endswith("bias") or isinstance(module, OffsetRMSNormLayer) else 1.0
+        return torch.full(like.shape, start)
+    value = torch.empty(like.shape)
+    draw = torch.Generator().manual_seed(int(torch.randint(2**62, (1,))))
+    _rule(name, model.spec.init).fill(value, draw)
+    return value
+
+
 def _rule(name: str, rules: Rules) -> Any:
     """The rule for a tensor; found for all of them before any memory is asked for."""
     if name.endswith("bias"):

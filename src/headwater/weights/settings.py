@@ -90,6 +90,12 @@ class Settings:
             raise BadFile(f"{self.where}: {name} must be token ids, got {shown(value)}")
         return found
 
+    def labels(self, default: int = 2) -> list[str]:
+        """The names of the classes, in order: id2label, or as many as num_labels says."""
+        named = self._get(("id2label",), {}, lambda v: isinstance(v, dict), "a table from number to name")
+        count = len(named) or self.size("num_labels", "_num_labels", most=1_000_000, default=default)
+        return [str(named.get(str(i), f"LABEL_{i}")) for i in range(count)]
+
     def maybe(self, read: Literal["size", "number", "flag", "word"], *names: str, **bounds: Any) -> Any:
         """What `size`, `number` ... would give, or None where the key is absent: c.maybe("size", "head_dim")."""
         self._asked.update(names)

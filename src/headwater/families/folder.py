@@ -1,0 +1,178 @@
+"""Public model folders in and out: config.json, model.safetensors (or shards), tokenizer files.
+
+load: config -> parts -> a model without memory -> the file's tensors, mapped, put in place one by one. Nothing is half
+loaded: every name, shape and kind has been checked before the first tensor is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwater.core import Model, Transformer
+from headwater.core.init import constants, fresh
+from headwater.errors import BadFile, BadSetting, NotFound, nearest
+from headwater.families.family import FAMILIES, Family, find, head_kind
+from headwater.weights.files import atomic
+from headwater.weights.names import Names
+from headwater.weights.settings import Settings
+from headwater.weights.shards import open_folder, write_folder
+from headwater.weights.strict_json import parse_object
+from headwater.weights.tensors import Tensors
+
+
+@dataclass
+class Loaded:
+    """A model with what belongs to it. config is config.json as it was read; it is written back by save()."""
+
+    model: Transformer
+    tokenizer: Any
+    config: dict[str, Any]
+    where: Path
+    head: str = ""
+    labels: list[str] = field(default_factory=list)
+
+    @property
+    def spec(self) -> Model:
+        return self.model.spec
+
+
+def load_folder(folder: str | Path, *, head: str | None = None, new_head: Any = None) -> Loaded:
+    """The model in a public folder, in float32 and eval mode.
+
+    head: which of the family's heads to build; the one the file was saved with where it is not said.
+    new_head: a head part of your own, with first weights, on the body in the file.
+    """
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise NotFound(f"{folder}: a model folder must have a config.json, it has none; is this the right folder?")
+    c = Settings.read(folder / "config.json")
+    relation = find(c.word("model_type"), c.where)
+    kind = _kind(relation, c, head if new_head is None else "states")
+    spec = relation.read(c, kind)
+    labels = c.labels() if kind in ("class", "tags") else []
+    c.done()
+    file = open_folder(folder)
+    model = build_from(spec, relation, kind, file, new_head)
+    config = parse_object((folder / "config.json").read_bytes(), c.where)
+    return Loaded(model, _tokenizer(folder), config, folder, kind, labels)
+
+
+def _kind(relation: Family, c: Settings, head: str | None) -> str:
+    if head is None:
+        return head_kind(relation, c.items("architectures", str, []))
+    if head not in relation.heads:
+        raise BadSetting(f"{relation.name} has no head {head!r}; {nearest(head, relation.heads)}")
+    return head
+
+
+def build_from(spec: Model, relation: Family, kind: str, file: Tensors, new_head: Any = None) -> Transformer:
+    """The model of a spec with the tensors of a file; weight tying is decided by what the file holds."""
+    names = relation.names + relation.heads[kind]
+    present = {ours for theirs in file if (found := names.find_theirs(theirs)) for ours in found.ours()}
+    spec = replace(spec, tied=ties(spec, names, file, present))
+    skeleton = spec.skeleton()
+    wanted = {name: p for name, p in skeleton.named_parameters() if name in present or name not in relation.optional}
+    second = {f"{path}.weight": _home(f"{path}.weight", spec) for path, _ in spec.tied}
+    reading = names.read(file, wanted, tied=second, **sizes(spec))
+    if new_head is not None:
+        skeleton = replace(spec, head=new_head).skeleton()
+    fill(skeleton, reading)
+    return skeleton.eval()
+
+
+def ties(spec: Model, names: Names, file: Tensors, present: set[str]) -> tuple[tuple[str, str], ...]:
+    """Tied are: two tables of one shape of which the file holds only one, or both and equal. The flag is not believed."""
+    home = "encoder.embed.tokens" if spec.encoder is not None else "decoder.embed.tokens"
+    skeleton = replace(spec, tied=()).skeleton()
+    shapes = {path: tuple(m.weight.shape) for path, m in skeleton.named_modules() if hasattr(m, "weight")}
+    others = ["decoder.embed.tokens", "head.out", "head.language.out"]
+    candidates = [path for path in others if path != home and path in shapes]
+    decided: list[tuple[str, str]] = []
+    for path in candidates:
+        for base in (home, "decoder.embed.tokens"):
+            if base == path or base not in shapes or shapes[path] != shapes[base]:
+                continue
+            if _same(f"{path}.weight", f"{base}.weight", names, file, present):
+                decided.append((path, base))
+                break
+    return tuple(decided)
+
+
+def _same(path: str, home: str, names: Names, file: Tensors, present: set[str]) -> bool:
+    if path not in present or home not in present:
+        return True
+    one, two = (file[theirs] for theirs in (_source(path, names, file), _source(home, names, file)))
+    return one.shape == two.shape and torch.equal(one, two)
+
+
+def _source(ours: str, names: Names, file: Tensors) -> str:
+    return next(t for t in file if (found := names.find_theirs(t)) and ours in found.ours())
+
+
+def _home(path: str, spec: Model) -> str:
+    """The name under which a tied tensor is listed: the first that named_parameters() meets."""
+    target, tied = path, {f"{a}.weight": f"{b}.weight" for a, b in spec.tied}
+    while target in tied:
+        target = tied[target]
+    return target
+
+
+def sizes(spec: Model) -> dict[str, int]:
+    """What changes in a name table go by: heads and key/value heads."""
+    stack = spec.decoder if spec.decoder is not None else spec.encoder
+    attn = stack.layers[0].branches[0].layer
+    return {"heads": attn.heads, "kv_heads": attn.kv_heads or attn.heads}
+
+
+def fill(model: Transformer, tensors: Mapping[str, Tensor]) -> None:
+    """Put the tensors in place: a float32 one as it is mapped, others turned into float32 one by one.
+
+    What the file does not hold (a new head, an optional bias) gets its first values.
+    """
+    for name, _ in list(model.named_parameters()):
+        owner, _, last = name.rpartition(".")
+        if name in tensors:
+            value = tensors[name].to(torch.float32).contiguous()
+            if not bool(value.sum().isfinite()) and not bool(value.isfinite().all()):
+                where = getattr(tensors, "where", "the file")
+                raise BadFile(f"{where}: {name} holds NaN or infinity; the file is damaged or was saved from a broken run")
+        else:
+            value = fresh(model, name)
+        setattr(model.get_submodule(owner), last, nn.Parameter(value))
+    model.tie()
+    constants(model)
+
+
+def _tokenizer(folder: Path) -> Any:
+    return None
+
+
+# ------------------------------------------------------------------------------------------------------------- save
+
+
+def save_folder(loaded: Loaded, folder: str | Path) -> Path:
+    """Write the public layout, read it again and compare. The folder must not be there yet, or be empty."""
+    folder = Path(folder)
+    if folder.exists() and any(folder.iterdir()):
+        raise BadFile(f"{folder}: it must be a new or empty folder, it holds files; choose another name")
+    relation = FAMILIES[loaded.config["model_type"]]
+    folder.mkdir(parents=True, exist_ok=True)
+    names = relation.names + relation.heads[loaded.head]
+    ours = dict(loaded.model.named_parameters())
+    write_folder(folder, names.write(ours, **sizes(loaded.spec)))
+    with atomic(folder / "config.json") as file:
+        file.write(json.dumps(loaded.config, indent=2, ensure_ascii=False).encode())
+    if loaded.tokenizer is not None:
+        loaded.tokenizer.save(folder)
+    again = load_folder(folder, head=loaded.head).model
+    for (name, one), (_, two) in zip(loaded.model.named_parameters(), again.named_parameters(), strict=True):
+        if not torch.equal(one, two):
+            raise BadFile(f"{folder}: {name} reads back changed; is the disk sound?")
+    return folder

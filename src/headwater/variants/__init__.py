@@ -1,0 +1,1 @@
+"""Ideas beyond the core, one a file, added without touching it."""
