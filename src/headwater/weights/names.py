@@ -175,7 +175,7 @@ class _Reading(Tensors):
             one, two = (self._made(s, self._file[s.theirs]) for s in (first, other))
             if not torch.equal(one, two):
                 raise BadFile(
-                    f"{self.where}: {shown(first.theirs)} and {shown(other.theirs)} both mean {name} and must be equal, "
+                    f"{self.where}: {shown(first.theirs)} and {shown(other.theirs)} both mean {name} and must be equal "
                     "but differ; the weights are not tied as the model says"
                 )
         return first

@@ -37,7 +37,7 @@ class Rope:
 
 
 def read_rope(c: Settings, theta: float = 10_000.0, partial: float = 1.0, layer_kind: str = "") -> Rope:
-    """The rotary settings, with a family's defaults. `layer_kind` picks one of several (Gemma 3: "sliding_attention")."""
+    """The rotary settings, with a family's defaults; `layer_kind` picks one of several (Gemma 3: "full_attention")."""
     new = c.part("rope_parameters")
     if layer_kind and layer_kind in new:
         new = new.part(layer_kind)
