@@ -11,7 +11,7 @@ INSTALL := $(PIP) install --quiet --constraint constraints.txt
 PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
 
 # What `make demo` shows.
-DEMO    := $(BIN)/python -m headwater.reference
+DEMO    := $(BIN)/python -m headwater.reference --out runs/demo
 
 # A stamp is touched after each installation, so a second call installs nothing until one of these two files changes.
 PINNED  := pyproject.toml constraints.txt

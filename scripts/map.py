@@ -16,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "headwater"
 BLOCK = re.compile(r"(<!-- map -->\n```text\n)(.*?)(```\n<!-- /map -->)", re.S)
+CHINESE = re.compile("[\u4e00-\u9fff]")
 LINE = re.compile(r"^( *)(\S+)(?: +(.*))?$")
 
 
@@ -71,7 +72,7 @@ def wanted(readme: Path) -> str:
     """The README with a true map in it."""
     text = readme.read_text(encoding="utf-8")
     words = read(text) if readme.name == "README.zh.md" else {}
-    body = render({path: line for path, line in words.items() if line})
+    body = render({path: line for path, line in words.items() if CHINESE.search(line)})
     return BLOCK.sub(lambda match: match[1] + body + match[3], text)
 
 

@@ -167,16 +167,27 @@ def test_every_file_says_what_it_is(path):
 
 
 def code_lines(path: Path) -> int:
-    """Lines that do something: neither blank, nor comment, nor docstring."""
-    module = tree(path)
-    words = sum(n.value.end_lineno - n.lineno + 1 for n in ast.walk(module)
-                if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))  # fmt: skip
-    text = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return sum(not line.strip().startswith("#") for line in text) - words
+    """Lines that do something: neither blank, nor comment, nor docstring, nor import."""
+    idle = [node for node in ast.walk(tree(path)) if isinstance(node, (ast.Import, ast.ImportFrom)) or is_text(node)]
+    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    for node in idle:
+        lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
+    return sum(line != "" and not line.startswith("#") for line in lines)
+
+
+def is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def test_lines_that_do_something_are_counted(tmp_path):
+    file = tmp_path / "small.py"
+    file.write_text('"""One\ntwo."""\n\nimport ast\n\n# why\ndef f():\n    """Text."""\n    return 1\n')
+    assert code_lines(file) == 2
 
 
 def test_the_core_can_be_read_in_one_sitting():
-    assert sum(code_lines(path) for path in (PACKAGE / "core").rglob("*.py")) <= 1600
+    machinery = [path for path in (PACKAGE / "core").rglob("*.py") if path.name != "presets.py"]  # a table of sizes
+    assert sum(map(code_lines, machinery)) <= 1500
 
 
 # ------------------------------------------------------------------------------------- the core never asks for a kind
