@@ -134,7 +134,7 @@ class Growing:
                 keep = _join(old, new, 1)
             places = _join(self.places, places, 1)
         if self.window is not None and keep is not None:
-            self.order = keep.byte().argsort(1, stable=True)[:, -self.window or keep.shape[1] :]
+            self.order = keep.byte().argsort(dim=1, stable=True)[:, -self.window or keep.shape[1] :]
         self.places, self.keep = self._last(places, 1), None if keep is None else self._last(keep, 1)
         return places, keep
 

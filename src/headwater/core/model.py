@@ -59,7 +59,7 @@ class MeanPoolBridge(nn.Module):
         spare = -x.shape[1] % self.factor
         keep = torch.ones_like(memory.ids, dtype=torch.bool) if memory.keep is None else memory.keep
         if memory.keep is not None:  # real states to the front, so that padding on the left shifts no group
-            order = (~keep).byte().argsort(1, stable=True)
+            order = (~keep).byte().argsort(dim=1, stable=True)
             keep, x = keep.gather(1, order), torch.take_along_dim(x, order[:, :, None], 1)
         keep = nn.functional.pad(keep, (0, spare)).unflatten(1, (-1, self.factor))
         x = nn.functional.pad(x, (0, 0, 0, spare)).unflatten(1, (-1, self.factor))
