@@ -89,7 +89,7 @@ class TokenEmbedding(nn.Module):
         self.kinds = nn.Embedding(spec.kinds, width) if spec.kinds else None
         self.position, self.norm = spec.position.build(width), spec.norm.build(width)
         self.dropout = nn.Dropout(spec.dropout)
-        self.project = nn.Identity() if spec.width in (None, d_model) else nn.Linear(width, d_model)
+        self.project = nn.Identity() if spec.width is None else nn.Linear(width, d_model)
 
     def forward(self, rows: Rows, places: Tensor) -> Tensor:
         x = look_up(self.tokens, rows.ids, "ids") * self.scale

@@ -89,9 +89,12 @@ def materialise(model: nn.Module, rules: Rules, seed: int | None, device: torch.
 
 
 def constants(model: nn.Module) -> None:
-    """Fill every buffer that is computed rather than learned; after loading weights, too."""
+    """Fill every buffer that is computed rather than learned; one still on meta gets its memory first."""
     with torch.no_grad():
         for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.is_meta:
+                    module._buffers[name] = torch.empty_like(buffer, device="cpu")
             if isinstance(module, Position):
                 module.constants()
 

@@ -73,7 +73,8 @@ HEADS = {
 def pair(c: Settings, kind: str, place: Any, last: Any, position: Any, embed_norm: Any) -> Model:
     norm, d_model, dropout = LayerNorm(), c.size("d_model"), c.number("dropout", default=0.1)
     scale = d_model**0.5 if c.flag("scale_embedding", default=False) else 1.0
-    vocab, target_vocab = c.size("vocab_size"), c.size("decoder_vocab_size", "vocab_size") if _two(c) else c.size("vocab_size")
+    vocab = c.size("vocab_size")
+    target_vocab = c.size("decoder_vocab_size", default=vocab)
 
     def stack(side: str, size: int, sees: dict[str, Any], looks: bool) -> Stack:
         shape: dict[str, Any] = {
