@@ -22,14 +22,18 @@ from headwater.errors import (
 )
 
 if TYPE_CHECKING:
+    from headwater.core.presets import preset
     from headwater.core.shapes import decoder, encoder, transformer
+    from headwater.inspection.costs import count
 
 __version__ = "0.1.0"
 
 # Every public name that is fetched when asked for, and the module it lives in.
 HOMES = {
+    "count": "headwater.inspection.costs",
     "decoder": "headwater.core.shapes",
     "encoder": "headwater.core.shapes",
+    "preset": "headwater.core.presets",
     "transformer": "headwater.core.shapes",
 }
 
@@ -43,8 +47,10 @@ __all__ = [
     "TooLong",
     "Unavailable",
     "__version__",
+    "count",
     "decoder",
     "encoder",
+    "preset",
     "transformer",
 ]
 

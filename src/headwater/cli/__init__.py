@@ -21,6 +21,12 @@ from headwater.errors import BadFile, BadSetting, Fault, nearest
 
 # group -> verb -> what it does; each text in English and in Chinese
 VERBS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
+    ("Looking at models", "查看模型"): {
+        "show": (
+            "draw a model with shapes, parameters and costs, before anything is allocated",
+            "画出模型:形状、参数量、开销,不占内存",
+        ),
+    },
     ("Your machine", "本机"): {
         "doctor": (
             "what this machine has, how fast it is, and what to do about each problem",
