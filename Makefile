@@ -81,8 +81,8 @@ models: $(VENV)/.installed
 browser: $(VENV)/.installed
 	$(INSTALL) --no-build-isolation --editable '.[browser]'
 
-# Pin again whatever this environment now holds.
-constraints:
+# Pin again whatever this environment now holds, with every extra in it.
+constraints: $(VENV)/.installed-dev models browser
 	@$(PIP) freeze --all --exclude headwater --exclude pip | sed 's/+[a-z0-9.]*$$//' | grep -v '^-e' > constraints.txt
 
 clean:

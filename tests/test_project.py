@@ -187,7 +187,7 @@ def test_lines_that_do_something_are_counted(tmp_path):
 
 def test_the_core_can_be_read_in_one_sitting():
     machinery = [path for path in (PACKAGE / "core").rglob("*.py") if path.name != "presets.py"]  # a table of sizes
-    assert sum(map(code_lines, machinery)) <= 1500
+    assert sum(map(code_lines, machinery)) <= 1600
 
 
 # ------------------------------------------------------------------------------------- the core never asks for a kind

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 import time
 
 import pytest
 
 from headwater import cli
+from headwater.cli import doctor
 from headwater.inspection import machine
 from headwater.inspection.advice import CHECKS, findings
 
@@ -37,6 +39,7 @@ def test_a_healthy_machine_has_no_findings(facts):
 PLANTED = {
     "torch cannot be imported (ImportError: libgomp)": ("backends", "torch", "ImportError: libgomp"),
     "numpy 1.21.0 is installed, numpy>=2.0 is needed": ("versions", "numpy", "1.21.0"),
+    "rich is not installed, rich>=13.9 is needed": ("versions", "rich", None),
     "only 0.5 GB of memory are free": ("machine", "memory free GB", 0.5),
     "only 0.1 GB of disk are free": ("machine", "disk free GB", 0.1),
     "processes share only 0.06 GB": ("machine", "shared memory GB", 0.06),
@@ -77,8 +80,32 @@ def test_the_measured_speed_is_a_speed():
     assert time.perf_counter() - start < 10
 
 
+@pytest.mark.parametrize("rich", [True, False])
+def test_brackets_in_a_remedy_are_shown(facts, monkeypatch, capsys, rich):
+    if not rich:
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+    ill = healthy(facts)
+    ill["backends"]["numba"] = False
+    doctor.show(ill, findings(ill))
+    assert 'pip install "headwater[fast]"\n' in capsys.readouterr().out
+
+
+def test_without_rich_there_is_still_a_report(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    cli.main(["doctor", "--no-speed"])
+    out = capsys.readouterr().out
+    assert "cores we may use" in out
+    assert "[bold]" not in out
+
+
+def test_a_package_that_is_half_installed_is_a_problem(facts, monkeypatch):
+    monkeypatch.setitem(sys.modules, "packaging.requirements", None)
+    (finding,) = findings(healthy(facts))
+    assert (finding.level, "not fully installed" in finding.says) == ("problem", True)
+
+
 def test_without_torch_there_is_still_a_report(monkeypatch, capsys):
-    monkeypatch.setitem(__import__("sys").modules, "torch", None)
+    monkeypatch.setitem(sys.modules, "torch", None)
     assert cli.main(["doctor", "--json"]) == 7
     report = json.loads(capsys.readouterr().out)
     assert report["backends"]["torch"].startswith("ModuleNotFoundError")

@@ -153,6 +153,13 @@ def test_the_system_s_errors_are_one_line(verb, tmp_path, capsys):
     assert capsys.readouterr().err == f"error: {tmp_path / 'absent'}: No such file or directory\n"
 
 
+def test_a_package_that_is_not_installed_is_one_line(verb, capsys):
+    verb(raising(ModuleNotFoundError("No module named 'torch'", name="torch")))
+    assert cli.main(["probe"]) == 7
+    err = capsys.readouterr().err
+    assert err == "error: the package 'torch' is not installed; pip install torch, or see headwater doctor\n"
+
+
 def test_ctrl_c_is_one_line_and_130(verb, capsys):
     verb(raising(KeyboardInterrupt()))
     assert cli.main(["probe"]) == 130

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from headwater.cli.language import say
@@ -46,24 +47,33 @@ MARKS = {"problem": ("[red]✗[/red]", "problem", "问题"), "note": ("[yellow]!
 
 
 def show(facts: dict[str, Any], findings: list[Finding]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False, soft_wrap=True)
     for section, title in SECTIONS.items():
-        if section not in facts:
+        if not (rows := facts.get(section)):
             continue
-        console.print(f"[bold]{say(*title)}[/bold]")
-        table = Table.grid(padding=(0, 2))
-        for name, value in facts[section].items():
-            table.add_row("", name, in_words(value))
-        console.print(table)
-    console.print()
+        wide = max(map(len, rows))
+        lines = [f"  {name:<{wide}}  {plain(in_words(value))}" for name, value in rows.items()]
+        tell(f"[bold]{say(*title)}[/bold]", *lines)
     for finding in findings:
         mark, *words = MARKS[finding.level]
-        console.print(f"{mark} [bold]{say(*words)}[/bold] {finding.says}\n    → {finding.remedy}")
+        tell("", f"{mark} [bold]{say(*words)}[/bold] {plain(finding.says)}", f"    → {plain(finding.remedy)}")
     if not findings:
-        console.print(f"[green]✓[/green] {say('nothing to mend', '一切正常')}")
+        tell("", f"[green]✓[/green] {say('nothing to mend', '一切正常')}")
+
+
+def tell(*lines: str) -> None:
+    """In colour where rich is installed and a terminal looks on; a broken installation still gets its report."""
+    try:
+        from rich.console import Console
+    except ModuleNotFoundError:
+        bare = (re.sub(r"(?<!\\)\[/?[a-z]+\]", "", line) for line in lines)
+        print(*(line.replace("\\[", "[") for line in bare), sep="\n")
+    else:
+        Console(highlight=False, soft_wrap=True).print(*lines, sep="\n")
+
+
+def plain(text: str) -> str:
+    """Text whose brackets are no markup: headwater[fast]."""
+    return text.replace("[", "\\[")
 
 
 def in_words(value: Any) -> str:

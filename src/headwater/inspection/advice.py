@@ -44,17 +44,20 @@ def torch_imports(facts: Facts) -> Iterator[Finding]:
 
 @check
 def versions_fit(facts: Facts) -> Iterator[Finding]:
-    from packaging.requirements import Requirement
-
     try:
-        wanted = [Requirement(line) for line in importlib.metadata.requires("headwater") or []]
-    except importlib.metadata.PackageNotFoundError:
-        yield Finding("note", "headwater runs from a folder that is not installed", "pip install -e . in that folder")
+        lines = importlib.metadata.requires("headwater") or []
+        from packaging.requirements import Requirement
+    except ModuleNotFoundError as error:  # PackageNotFoundError is one
+        remedy = "run pip install -c constraints.txt -e . in the project's folder"
+        yield Finding("problem", f"headwater is not fully installed (no {error.name})", remedy)
         return
-    for need in wanted:
-        have = facts["versions"].get(need.name)
-        if have and not (need.marker and "extra" in str(need.marker)) and not need.specifier.contains(have, True):
-            yield Finding("problem", f"{need.name} {have} is installed, {need} is needed", f'pip install "{need}"')
+    for need in map(Requirement, lines):
+        if need.marker and not need.marker.evaluate({"extra": ""}):
+            continue
+        have = facts["versions"].get(need.name, "unknown")
+        if have is None or (have != "unknown" and not need.specifier.contains(have, prereleases=True)):
+            says = f"{need.name} {have or 'is not'} {'is ' * bool(have)}installed, {need} is needed"
+            yield Finding("problem", says, f'pip install "{need}"')
 
 
 @check

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 GB = 1e9
 CPU_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "bf16", "sve")
-PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "numba", "xformers", "matplotlib", "starlette")
+PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "rich", "matplotlib", "numba", "xformers")
 
 
 def facts() -> dict[str, Any]:
