@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from headwater import __version__
 from headwater.cli.language import say
 from headwater.cli.parser import COMMON, Parser, spelled_alike, take_common
-from headwater.errors import BadFile, BadSetting, Fault, nearest
+from headwater.errors import BadFile, BadSetting, Fault, Unavailable, nearest
 
 # group -> verb -> what it does; each text in English and in Chinese
 VERBS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
@@ -56,6 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
     except Fault as fault:
         return report(fault.exit_code, f"error: {fault}")
+    except ModuleNotFoundError as error:
+        if (error.name or "headwater").partition(".")[0] == "headwater":
+            raise  # a mistake of ours
+        remedy = f"pip install {error.name}, or see headwater doctor"
+        return report(Unavailable.exit_code, f"error: the package {error.name!r} is not installed; {remedy}")
     except OSError as error:
         return report(BadFile.exit_code, f"error: {error.filename or 'the system'}: {error.strerror or error}")
 
