@@ -8,7 +8,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.data import chance
@@ -47,7 +47,6 @@ def lengths_of(size: int, seed: int = 0) -> np.ndarray:
 
 
 @given(st.integers(1, 300), st.integers(90, 700), st.integers(0, 50), st.integers(0, 10_000), st.integers(1, 5))
-@settings(max_examples=200)
 def test_resumed_is_never_stopped(size: int, tokens: int, window: int, position: int, seed: int) -> None:
     """Unsorted: the examples after any position, even inside a batch, are those of the unbroken run."""
     batches = Batches(lengths_of(size, seed), tokens, seed, min(window, size))

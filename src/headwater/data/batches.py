@@ -83,7 +83,9 @@ class Batches:
         first = window * self.window
         examples = example_at(np.arange(first, min(self.size, first + self.window)), self.size, self.seed, epoch)
         lengths = self.lengths[examples]
-        by_length = np.lexsort((*lengths.T, lengths.sum(1)))
+        by_length = np.lexsort(
+            (lengths.sum(1), lengths.max(1))
+        )  # by the longer side: least padding of four orders tried
         examples, lengths = examples[by_length], lengths[by_length]
         edges = even_cuts(lengths, self.tokens)
         start, found = epoch * self.size + first, []
@@ -111,7 +113,7 @@ def cuts(lengths: np.ndarray, tokens: int) -> list[int]:
     edges, rows = [0], len(lengths)
     while edges[-1] < rows:
         start = edges[-1]
-        reach = min(rows, start + tokens // max(1, int(lengths[start].sum())))  # sorted: no later row is shorter
+        reach = min(rows, start + tokens // max(1, int(lengths[start].max())))  # sorted: no later row is shorter
         longest = np.maximum.accumulate(lengths[start:reach], axis=0).sum(1)
         fits = np.searchsorted(np.arange(1, len(longest) + 1) * longest, tokens, side="right")
         edges.append(start + max(1, int(fits)))

@@ -46,6 +46,19 @@ class Ragged:
         within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
         return Ragged(self.values[np.repeat(self.offsets[:-1][rows], lengths) + within], offsets)
 
+    def wrapped(self, before: Sequence[int] = (), after: Sequence[int] = ()) -> Ragged:
+        """Every row with these ids at its start and at its end."""
+        extra = len(before) + len(after)
+        offsets = self.offsets - self.offsets[0] + extra * np.arange(len(self) + 1)
+        values = np.empty(offsets[-1], np.int64)
+        inside = np.ones(len(values), bool)
+        for place, token in enumerate(before):
+            values[offsets[:-1] + place], inside[offsets[:-1] + place] = token, False
+        for place, token in enumerate(reversed(after), 1):
+            values[offsets[1:] - place], inside[offsets[1:] - place] = token, False
+        values[inside] = self.values
+        return Ragged(values, offsets)
+
     def padded(self, pad: int, width: int | None = None) -> np.ndarray:
         """[B, L]: every row from the left, the rest `pad`; L is the longest row, or `width` where all rows fit."""
         lengths = self.lengths

@@ -1,0 +1,41 @@
+"""Texts to rows of ids, many at a time, in a type as small as the vocabulary allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+
+import numpy as np
+
+from headwater.data.ragged import Ragged, smallest_type
+from headwater.errors import BadInput
+from headwater.text.engine import guarded
+from headwater.text.tokenizer import Tokenizer
+
+TOGETHER = 4096  # texts handed to the library at once
+
+
+def encode_rows(tokenizer: Tokenizer, texts: Iterable[str], special: bool = False) -> Ragged:
+    """One row of ids for each text."""
+    dtype = smallest_type(len(tokenizer))
+    rows: list[np.ndarray] = [np.zeros(0, dtype)]
+    lengths = [0]
+    for group in _groups(texts):
+        found = guarded(lambda g=group: tokenizer.engine.encode_batch_fast(g, add_special_tokens=special),  # type: ignore[misc]
+                        tokenizer.where, BadInput)  # fmt: skip
+        lengths += [len(row) for row in found]
+        rows.append(np.fromiter(chain.from_iterable(row.ids for row in found), dtype))
+    return Ragged(np.concatenate(rows), np.cumsum(lengths))
+
+
+def check_ids(column: Ragged, vocab: int, where: object) -> None:
+    """Ids from a file must be in the vocabulary: found here, once, and not in the embedding, later."""
+    if len(column.values) and int(column.values.max()) >= vocab:
+        raise BadInput(f"{where}: ids must be below {vocab}, the largest is {int(column.values.max())}; "
+                       "the data was made with another tokenizer")  # fmt: skip
+
+
+def _groups(texts: Iterable[str]) -> Iterator[list[str]]:
+    waiting = iter(texts)
+    while group := list(islice(waiting, TOGETHER)):
+        yield group
