@@ -9,7 +9,13 @@ from typing import Any
 import transformers as T
 
 VOCAB = 53
-WIDE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": VOCAB}
+WIDE = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "vocab_size": VOCAB,
+}
 ENCODER = {**WIDE, "max_position_embeddings": 40}
 DECODER = {**WIDE, "max_position_embeddings": 64, "num_key_value_heads": 2, "pad_token_id": 0}
 PAIR = {

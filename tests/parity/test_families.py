@@ -12,8 +12,7 @@ from headwater.families.folder import load_folder, save_folder
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import transformers as T
-
-    from cases import CASES, VOCAB, Case  # the parity folder is on the path, see conftest
+    from cases import CASES, Case  # the parity folder is on the path, see conftest
 
 LIMIT = 2e-5
 T.logging.set_verbosity_error()

@@ -60,7 +60,8 @@ HEADS = {
     "tags": TAGS + NO_POOLER,
     "span": SPAN + NO_POOLER,
     "pretraining": table(
-        MASKED.format("head.language") + "[albert.]pooler  head.next.pooled.dense\nsop_classifier.classifier  head.next.out"
+        MASKED.format("head.language")
+        + "[albert.]pooler  head.next.pooled.dense\nsop_classifier.classifier  head.next.out"
     ),
 }
 

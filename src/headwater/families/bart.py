@@ -90,7 +90,9 @@ def pair(c: Settings, kind: str, place: Any, last: Any, position: Any, embed_nor
         cross = (place(norm, cross_attn=CrossAttention(**shape)),) if looks else ()
         branches = (place(norm, self_attn=Attention(**shape, **sees)), *cross, place(norm, ffn=ffn))
         embed = Tokens(size, position, scale, norm=embed_norm, dropout=dropout)
-        return Stack(d_model, embed, (Block(branches, dropout),) * c.layers(f"{side}_layers", "num_hidden_layers"), last)
+        return Stack(
+            d_model, embed, (Block(branches, dropout),) * c.layers(f"{side}_layers", "num_hidden_layers"), last
+        )
 
     heads = {
         "language": lambda: LanguageHead(target_vocab, bias=True),

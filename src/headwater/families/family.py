@@ -72,7 +72,9 @@ def family(
 
 def find(model_type: str, where: object = "config.json") -> Family:
     if model_type not in FAMILIES:
-        raise BadFile(f"{where}: model_type {model_type[:60]!r} is not a family known here; {nearest(model_type, FAMILIES)}")
+        raise BadFile(
+            f"{where}: model_type {model_type[:60]!r} is not a family known here; {nearest(model_type, FAMILIES)}"
+        )
     return FAMILIES[model_type]
 
 

@@ -19,9 +19,11 @@ from headwater.core import Model, Transformer
 from headwater.core.init import constants, fresh
 from headwater.errors import BadFile, BadSetting, NotFound, nearest
 from headwater.families.family import FAMILIES, Family, find, head_kind
-from headwater.weights.files import atomic
+from headwater.text.load import load as load_tokenizer
+from headwater.text.tokenizer import Tokenizer
+from headwater.weights.files import atomic, read_bounded
 from headwater.weights.names import Names
-from headwater.weights.settings import Settings
+from headwater.weights.settings import MOST_BYTES, Settings
 from headwater.weights.shards import open_folder, write_folder
 from headwater.weights.strict_json import parse_object
 from headwater.weights.tensors import Tensors
@@ -37,10 +39,41 @@ class Loaded:
     where: Path
     head: str = ""
     labels: list[str] = field(default_factory=list)
+    generation: dict[str, Any] = field(
+        default_factory=dict
+    )  # generation_config.json: it wins over config where both say
 
     @property
     def spec(self) -> Model:
         return self.model.spec
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The tokens that end a text: eos of the file, or of the tokenizer."""
+        said = self.said("eos_token_id")
+        if said is None and self.tokenizer is not None:
+            said = self.tokenizer.eos
+        return tuple(said) if isinstance(said, list) else () if said is None else (said,)
+
+    @property
+    def start(self) -> int | None:
+        """The token a decoder begins with, where there is an encoder."""
+        for key in ("decoder_start_token_id", "bos_token_id", "pad_token_id"):
+            if isinstance(self.said(key), int):
+                return self.said(key)
+        return None
+
+    @property
+    def longest(self) -> int | None:
+        """How many places the model was made for, where it has an end."""
+        for key in ("max_position_embeddings", "n_positions"):
+            if isinstance(self.said(key), int):
+                return self.said(key)
+        return None
+
+    def said(self, key: str) -> Any:
+        value = self.generation.get(key)
+        return self.config.get(key) if value is None else value
 
 
 def load_folder(folder: str | Path, *, head: str | None = None, new_head: Any = None) -> Loaded:
@@ -60,8 +93,8 @@ def load_folder(folder: str | Path, *, head: str | None = None, new_head: Any = 
     c.done()
     file = open_folder(folder)
     model = build_from(spec, relation, kind, file, new_head)
-    config = parse_object((folder / "config.json").read_bytes(), c.where)
-    return Loaded(model, _tokenizer(folder), config, folder, kind, labels)
+    config = _json(folder / "config.json")
+    return Loaded(model, _tokenizer(folder), config, folder, kind, labels, _json(folder / "generation_config.json"))
 
 
 def _kind(relation: Family, c: Settings, head: str | None) -> str:
@@ -80,7 +113,7 @@ def build_from(spec: Model, relation: Family, kind: str, file: Tensors, new_head
     skeleton = spec.skeleton()
     wanted = {name: p for name, p in skeleton.named_parameters() if name in present or name not in relation.optional}
     second = {f"{path}.weight": _home(f"{path}.weight", spec) for path, _ in spec.tied}
-    reading = names.read(file, wanted, tied=second, **sizes(spec))
+    reading = names.read(file, wanted, tied=second, spare=(), **sizes(spec))
     if new_head is not None:
         skeleton = replace(spec, head=new_head).skeleton()
     fill(skeleton, reading)
@@ -142,7 +175,9 @@ def fill(model: Transformer, tensors: Mapping[str, Tensor]) -> None:
             value = tensors[name].to(torch.float32).contiguous()
             if not bool(value.sum().isfinite()) and not bool(value.isfinite().all()):
                 where = getattr(tensors, "where", "the file")
-                raise BadFile(f"{where}: {name} holds NaN or infinity; the file is damaged or was saved from a broken run")
+                raise BadFile(
+                    f"{where}: {name} holds NaN or infinity; the file is damaged or was saved from a broken run"
+                )
         else:
             value = fresh(model, name)
         setattr(model.get_submodule(owner), last, nn.Parameter(value))
@@ -150,8 +185,16 @@ def fill(model: Transformer, tensors: Mapping[str, Tensor]) -> None:
     constants(model)
 
 
-def _tokenizer(folder: Path) -> Any:
-    return None
+def _tokenizer(folder: Path) -> Tokenizer | None:
+    """None where the folder has no tokenizer: a model of something else than text, or a body alone."""
+    try:
+        return load_tokenizer(folder)
+    except NotFound:
+        return None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return parse_object(read_bounded(path, MOST_BYTES), path) if path.is_file() else {}
 
 
 # ------------------------------------------------------------------------------------------------------------- save
@@ -167,8 +210,10 @@ def save_folder(loaded: Loaded, folder: str | Path) -> Path:
     names = relation.names + relation.heads[loaded.head]
     ours = dict(loaded.model.named_parameters())
     write_folder(folder, names.write(ours, **sizes(loaded.spec)))
-    with atomic(folder / "config.json") as file:
-        file.write(json.dumps(loaded.config, indent=2, ensure_ascii=False).encode())
+    for name, content in (("config.json", loaded.config), ("generation_config.json", loaded.generation)):
+        if content:
+            with atomic(folder / name) as file:
+                file.write(json.dumps(content, indent=2, ensure_ascii=False).encode())
     if loaded.tokenizer is not None:
         loaded.tokenizer.save(folder)
     again = load_folder(folder, head=loaded.head).model

@@ -137,7 +137,9 @@ def windows(c: Settings, layers: int) -> Any:
     if kinds is None:
         kinds = ["sliding_attention" if on and size and i >= first else "full_attention" for i in range(layers)]
     if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
-        raise BadFile(f"{c.where}: layer_types must name full_attention or sliding_attention for each of {layers} layers")
+        raise BadFile(
+            f"{c.where}: layer_types must name full_attention or sliding_attention for each of {layers} layers"
+        )
     return [Window(size) if kind == "sliding_attention" and size else Past() for kind in kinds]
 
 
