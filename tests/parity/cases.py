@@ -1,4 +1,4 @@
-"""Public models to equal: for each family its config class, tiny sizes, odd variations, and the classes with each head."""
+"""Public models to equal: for each family its config class, tiny sizes, odd variations, and a class for each head."""
 
 from __future__ import annotations
 
@@ -80,11 +80,14 @@ CASES = [
     *cases("roberta", "RobertaConfig", "RobertaModel RobertaForMaskedLM RobertaForSequenceClassification "
            "RobertaForTokenClassification RobertaForQuestionAnswering", {**ENCODER, "pad_token_id": 1}, *ENCODER_ODD),
     *cases("albert", "AlbertConfig", "AlbertModel AlbertForMaskedLM AlbertForSequenceClassification "
-           "AlbertForTokenClassification AlbertForQuestionAnswering AlbertForPreTraining", {**ENCODER, "embedding_size": 16},
+           "AlbertForTokenClassification AlbertForQuestionAnswering AlbertForPreTraining", {**ENCODER,
+           "embedding_size": 16},
            {"num_hidden_groups": 2, "num_hidden_layers": 5}, {"embedding_size": 32}, *ENCODER_ODD[1:3]),
-    *cases("distilbert", "DistilBertConfig", "DistilBertModel DistilBertForMaskedLM DistilBertForSequenceClassification "
+    *cases("distilbert", "DistilBertConfig",
+           "DistilBertModel DistilBertForMaskedLM DistilBertForSequenceClassification "
            "DistilBertForTokenClassification DistilBertForQuestionAnswering",
-           {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "vocab_size": VOCAB, "max_position_embeddings": 40},
+           {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "vocab_size": VOCAB,
+           "max_position_embeddings": 40},
            {"activation": "relu"}, {"n_heads": 8}, {"sinusoidal_pos_embds": True}, {"n_layers": 1, "num_labels": 4}),
     *cases("gpt2", "GPT2Config", "GPT2Model GPT2LMHeadModel GPT2ForSequenceClassification GPT2ForTokenClassification "
            "GPT2ForQuestionAnswering",
@@ -109,7 +112,8 @@ CASES = [
            {"num_experts_per_tok": 1}, {"num_experts_per_tok": 4}, {"head_dim": 12}, {"sliding_window": 5}),
     *cases("t5", "T5Config", "T5Model T5ForConditionalGeneration", T5,
            {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, {"d_kv": 6, "num_heads": 5},
-           {"feed_forward_proj": "gated-silu"}, {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 9}),
+           {"feed_forward_proj": "gated-silu"}, {"relative_attention_num_buckets": 8,
+           "relative_attention_max_distance": 9}),
     *cases("mt5", "MT5Config", "MT5ForConditionalGeneration", T5, {"tie_word_embeddings": False}, {"num_heads": 2},
            {"feed_forward_proj": "gated-silu"}, {"num_decoder_layers": 1}),
     *cases("bart", "BartConfig", "BartModel BartForConditionalGeneration BartForSequenceClassification "
@@ -118,6 +122,7 @@ CASES = [
     *cases("mbart", "MBartConfig", "MBartModel MBartForConditionalGeneration", PAIR, {"scale_embedding": True},
            {"activation_function": "relu"}, {"encoder_attention_heads": 8}, {"decoder_layers": 1}),
     *cases("marian", "MarianConfig", "MarianModel MarianMTModel", {**PAIR, "decoder_vocab_size": VOCAB},
-           {"scale_embedding": True, "activation_function": "swish"}, {"encoder_attention_heads": 8}, {"decoder_layers": 1},
+           {"scale_embedding": True, "activation_function": "swish"}, {"encoder_attention_heads": 8},
+           {"decoder_layers": 1},
            {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 37}),
 ]  # fmt: skip

@@ -27,6 +27,10 @@ VERBS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "画出模型:形状、参数量、开销,不占内存",
         ),
     },
+    ("Using models", "使用模型"): {
+        "embed": ("texts as vectors, and how near they are to one another", "把文本变成向量,并比较它们有多接近"),
+        "models": ("what can be had on this machine without a hub", "不连外网,这台机器上能得到哪些模型"),
+    },
     ("Your machine", "本机"): {
         "doctor": (
             "what this machine has, how fast it is, and what to do about each problem",

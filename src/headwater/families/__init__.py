@@ -1,4 +1,4 @@
-"""The family: one short file a relation, each a function from a public config.json to parts and a table of weight names."""
+"""The family, one short file a relation: a function from a public config.json to parts, and a table of weight names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a family is, and the list of them by model_type. Knowledge of a family lives in its own file and nowhere else."""
+"""What a family is, and the list of them by model_type. What is known of a family stands in its own file alone."""
 
 from __future__ import annotations
 

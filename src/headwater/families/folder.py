@@ -121,7 +121,7 @@ def build_from(spec: Model, relation: Family, kind: str, file: Tensors, new_head
 
 
 def ties(spec: Model, names: Names, file: Tensors, present: set[str]) -> tuple[tuple[str, str], ...]:
-    """Tied are: two tables of one shape of which the file holds only one, or both and equal. The flag is not believed."""
+    """Tied are two tables of one shape of which the file holds only one, or both and equal. The flag is not asked."""
     home = "encoder.embed.tokens" if spec.encoder is not None else "decoder.embed.tokens"
     skeleton = replace(spec, tied=()).skeleton()
     shapes = {path: tuple(m.weight.shape) for path, m in skeleton.named_modules() if hasattr(m, "weight")}
