@@ -24,6 +24,8 @@ from headwater.errors import (
 if TYPE_CHECKING:
     from headwater.core.presets import preset
     from headwater.core.shapes import decoder, encoder, transformer
+    from headwater.families.embedding import embed
+    from headwater.families.loading import load, save
     from headwater.inspection.costs import count
 
 __version__ = "0.1.0"
@@ -32,8 +34,11 @@ __version__ = "0.1.0"
 HOMES = {
     "count": "headwater.inspection.costs",
     "decoder": "headwater.core.shapes",
+    "embed": "headwater.families.embedding",
     "encoder": "headwater.core.shapes",
+    "load": "headwater.families.loading",
     "preset": "headwater.core.presets",
+    "save": "headwater.families.loading",
     "transformer": "headwater.core.shapes",
 }
 
@@ -49,8 +54,11 @@ __all__ = [
     "__version__",
     "count",
     "decoder",
+    "embed",
     "encoder",
+    "load",
     "preset",
+    "save",
     "transformer",
 ]
 

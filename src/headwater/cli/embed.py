@@ -13,7 +13,8 @@ from headwater.errors import BadInput
 
 def arguments(parser: Parser) -> None:
     parser.add_argument("model", help=say("a sentence encoder, such as minilm", "句子编码模型,例如 minilm"))
-    parser.add_argument("texts", nargs="*", help=say("texts; none: a line each from a pipe", "文本;不给则从管道逐行读取"))
+    told = say("texts; where none is given, a line each from a pipe", "文本;不给则从管道逐行读取")
+    parser.add_argument("texts", nargs="*", help=told)
     parser.add_argument("--json", action="store_true", help=say("the vectors, a JSON line each", "每行一个 JSON 向量"))
 
 
