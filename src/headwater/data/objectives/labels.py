@@ -61,7 +61,7 @@ def word_pieces(words: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
     for token, word in zip(aligned.ids, aligned.words, strict=True):
         if word is not None:
             found[word].append(token)
-    unknown = tokenizer.unk if tokenizer.unk is not None else 0
+    unknown = tokenizer.special("unk") or 0
     return [pieces or [unknown] for pieces in found]
 
 

@@ -50,13 +50,17 @@ class Marks:
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Marks:
         """As a tokenizer has them; one without bos or pad lends its eos, as the public models do."""
-        eos = tokenizer.eos if tokenizer.eos is not None else tokenizer.sep
+        has = {role: tokenizer.special(role) for role in ("pad", "bos", "eos", "mask", "cls", "sep")}
+        eos = _first(has["eos"], has["sep"])
         if eos is None:
             raise BadSetting("this tokenizer has no end token, so no text ever ends; choose one that names eos or sep")
-        bos = next(token for token in (tokenizer.bos, tokenizer.cls, eos) if token is not None)
+        pad, bos, mask = _first(has["pad"], eos), _first(has["bos"], has["cls"], eos), _first(has["mask"], -1)
         names = [tokenizer.id_of(f"<extra_id_{n}>") for n in range(100)]
         sentinels = tuple(number for number in names if number is not None)
         special = [tokenizer.id_of(text) or 0 for text in tokenizer.controls]
         first = next(n for n in range(len(tokenizer) + 1) if n not in set(special))
-        return cls(tokenizer.pad if tokenizer.pad is not None else eos, bos, eos,
-                   -1 if tokenizer.mask is None else tokenizer.mask, len(tokenizer), first, sentinels)  # fmt: skip
+        return cls(pad or 0, bos or 0, eos, -1 if mask is None else mask, len(tokenizer), first, sentinels)
+
+
+def _first(*ids: int | None) -> int | None:
+    return next((n for n in ids if n is not None), None)

@@ -66,7 +66,7 @@ def follows(document_of: np.ndarray, seed: int, epoch: int) -> Follow:
 
 
 def masked_pairs(sentences: Ragged, pairs: Follow, rows: np.ndarray, marks: Marks, seed: int, epoch: int) -> Lesson:
-    """<bos> first <eos> second <eos> for these rows of the pairs, tokens hidden, kinds 0 and 1, and the second target."""
+    """<bos> first <eos> second <eos> for these rows of the pairs, with tokens hidden, and the second target."""
     first = sentences.take(pairs.first[rows]).wrapped([marks.bos], [marks.eos])
     second = sentences.take(pairs.second[rows]).wrapped((), [marks.eos])
     both = Ragged.of([np.concatenate([first[i], second[i]]) for i in range(len(rows))], np.int64)

@@ -33,13 +33,12 @@ def corrupt(
     starts = hidden & ~np.concatenate([[False], hidden[:-1]])
     spans = int(starts.sum())
     if spans + 1 > len(sentinels):
-        raise BadSetting(f"a text of {len(ids)} tokens needs {spans + 1} sentinels, the tokenizer has {len(sentinels)}; "
-                         "learn one with more, or cut the texts")  # fmt: skip
+        raise BadSetting(f"a text of {len(ids)} tokens needs {spans + 1} sentinels, there are {len(sentinels)}; "
+                         "learn a tokenizer with more, or cut the texts")  # fmt: skip
     marks = np.array(sentinels)
-    with_marks = np.where(starts, marks[np.cumsum(starts) - 1], ids)
-    said = [np.concatenate([[mark], part]) for mark, part in
-            zip(marks, np.split(ids[hidden], np.cumsum(starts[hidden]).searchsorted(np.arange(2, spans + 1))), strict=False)]  # fmt: skip
-    return with_marks[~hidden | starts], np.concatenate([*said, marks[spans : spans + 1]]) if spans else marks[:1]
+    source = np.where(starts, marks[np.cumsum(starts) - 1], ids)[~hidden | starts]
+    target = np.insert(ids[hidden].astype(np.int64), np.flatnonzero(starts[hidden]), marks[:spans])
+    return source, np.append(target, marks[spans])
 
 
 def restore(source: np.ndarray, target: np.ndarray, sentinels: tuple[int, ...]) -> np.ndarray:
@@ -52,7 +51,7 @@ def restore(source: np.ndarray, target: np.ndarray, sentinels: tuple[int, ...]) 
 
 
 def noise_spans(length: int, seed: int, epoch: int, index: int) -> np.ndarray:
-    """[L] True where hidden: spans between kept stretches, all at least one token, the text beginning with a kept one."""
+    """[L] True where hidden: kept and hidden stretches in turn, each at least one token, a kept one first."""
     if length < 2:
         raise BadInput(f"a text must have at least 2 tokens to hide one, got {length}; leave such texts out")
     noise = min(max(round(length * RATE), 1), length - 1)

@@ -10,7 +10,7 @@ from headwater.data.ragged import Ragged
 
 
 def seq2seq(sources: Ragged, targets: Ragged, marks: Marks) -> Lesson:
-    """Teacher forcing: the encoder reads <bos> source <eos>; the decoder is given <bos> y1 … yn, and says y1 … yn <eos>."""
+    """Teacher forcing: the encoder reads <bos> source <eos>; given <bos> y1 … yn, the decoder says y1 … yn <eos>."""
     read = sources.wrapped([marks.bos], [marks.eos])
     given, said = targets.wrapped([marks.bos]), targets.wrapped((), [marks.eos])
     return Lesson(given.padded(marks.pad), real(given), said.padded(IGNORE), read.padded(marks.pad), real(read))
