@@ -9,6 +9,7 @@ Old ones get a name that no reader looks for before their files go, so that a ha
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -76,6 +77,13 @@ class Checkpoints:
         manifest = {"format": FORMAT, "run": self.run, "step": step, "files": listed}
         self.disk.write(new / MANIFEST, [_sealed(manifest)])
         self.disk.sync(new)
+
+    def make_room(self, size: int) -> None:
+        """Refuse before writing what the disk can not hold, so that the last free bytes are left to others."""
+        if self.disk.free(self.folder) < 1.1 * size + 2**20:
+            self.prune()
+            if self.disk.free(self.folder) < 1.1 * size + 2**20:
+                raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({size / 2**20:.0f} MB are needed)")
 
     def prune(self) -> None:
         """Let go of all but the newest `keep` valid ones, and of what a crash has left. A failure is only a delay."""

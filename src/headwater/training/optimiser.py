@@ -42,7 +42,7 @@ def clip(parameters: Iterable[Tensor], most: float) -> float:
     """The norm of all gradients together, which are then scaled down to `most` if it is larger (0: never)."""
     learned = [p for p in parameters if p.grad is not None]
     norm = nn.utils.get_total_norm([p.grad for p in learned if p.grad is not None])
-    if most > 0:
+    if most > 0 and bool(norm.isfinite()):  # else NaN would spread, and nobody could say where it came from
         nn.utils.clip_grads_with_norm_(learned, most, norm)
     return float(norm)
 

@@ -1,0 +1,56 @@
+"""What a run tells those who listen. A listener is any function of one event; one that fails does not end the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+
+class Stepped(NamedTuple):
+    """One step is done. loss: a token's mean; norm: of the gradient before it was clipped; applied: not NaN."""
+
+    step: int
+    steps: int  # in all
+    epoch: float
+    loss: float
+    lr: float
+    norm: float
+    tokens: int  # answers that counted
+    seconds: float
+    examples: np.ndarray
+    applied: bool
+
+
+class Evaluated(NamedTuple):
+    step: int
+    scores: Mapping[str, float]
+    samples: tuple[Mapping[str, Any], ...]
+    better: bool  # than all before
+    seconds: float
+
+
+class Kept(NamedTuple):
+    """A checkpoint is on disk."""
+
+    step: int
+    path: str
+    seconds: float
+
+
+class Noted(NamedTuple):
+    """Something the user should know; training goes on."""
+
+    step: int
+    text: str
+
+
+class Stopped(NamedTuple):
+    step: int
+    why: str  # finished, no better, time, signal, bad steps
+    seconds: float
+
+
+Event: TypeAlias = Stepped | Evaluated | Kept | Noted | Stopped
+Listener: TypeAlias = Callable[[Event], None]

@@ -1,0 +1,73 @@
+"""Objectives: what a model must say about a batch, as a sum of losses. Which places count is in the labels.
+
+A batch is a dict of tensors: ids [B, Q], perhaps source [B, S], keep, source_keep, documents, kinds, and the labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwater.core.embed import Rows
+from headwater.training.losses import counted, cross_entropy, span_loss, vocabulary_loss
+
+Batch = Mapping[str, Tensor]
+Objective = Callable[[Any, Batch, float], Tensor]
+
+
+def hidden(model: Any, batch: Batch) -> tuple[Tensor, Rows]:
+    """The last states of the stack that writes, before the head."""
+    memory = None
+    if "source" in batch:
+        memory = model.encode(batch["source"], keep=batch.get("source_keep"), documents=batch.get("source_documents"))
+    rows = model.rows(batch["ids"], batch.get("keep"), batch.get("documents"), None, batch.get("kinds"))
+    return model.states(rows, memory=memory), rows
+
+
+def words(model: Any, batch: Batch, smoothing: float = 0.0) -> Tensor:
+    """A piece of the vocabulary at each place that is asked: the next (causal, seq2seq) or a hidden one (masked)."""
+    states, rows = hidden(model, batch)
+    head = model.head
+    if type(getattr(head, "out", None)) is not nn.Linear:  # a head that is more than a matrix works out its own scores
+        return cross_entropy(head(states, rows), batch["labels"], smoothing)
+    states = head.transform(states)
+    states = states if head.scale == 1.0 else states * head.scale
+    return vocabulary_loss(states, head.out.weight, head.out.bias, batch["labels"], smoothing)
+
+
+def labels(model: Any, batch: Batch, smoothing: float = 0.0) -> Tensor:
+    """A class for each row, or a tag for each token: whichever the head says."""
+    states, rows = hidden(model, batch)
+    return cross_entropy(model.head(states, rows), batch["labels"], smoothing)
+
+
+def spans(model: Any, batch: Batch, smoothing: float = 0.0) -> Tensor:
+    """The first and the last token of an answer: labels [B, 2]. may [B, Q]: the places that may be chosen."""
+    states, rows = hidden(model, batch)
+    starts, ends = batch["labels"].unbind(1)
+    return span_loss(model.head(states, rows), starts, ends, batch.get("may"))
+
+
+def how_many(batch: Batch, objective: Objective) -> int:
+    """The answers of a batch: tokens, rows or spans. The loss of a step is divided by them."""
+    asked = batch["labels"][:, 0] if objective is spans else batch["labels"]
+    return int(counted(asked))
+
+
+OBJECTIVES: dict[str, Objective] = {
+    "text-to-text": words,
+    "language-model": words,
+    "classification": labels,
+    "tagging": labels,
+    "answers": spans,
+}
+
+
+def to_tensors(arrays: Mapping[str, Any], device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """Arrays of a batch as tensors. A keep that hides nothing is left out: attention is quicker without a mask."""
+    found = {name: torch.as_tensor(value) for name, value in arrays.items()}
+    full = [name for name in ("keep", "source_keep") if name in found and bool(found[name].all())]
+    return {name: t.to(device, non_blocking=True) for name, t in found.items() if name not in full}

@@ -1,0 +1,27 @@
+"""The processes that train one model together, each on its share of every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+
+class Alone:
+    """One process: nothing to agree on, nothing to add up."""
+
+    rank, world = 0, 1
+
+    def sums(self, numbers: Sequence[float]) -> list[float]:
+        """Each number, summed over all processes."""
+        return list(numbers)
+
+    def add_gradients(self, parameters: Sequence[Tensor]) -> None:
+        """Every gradient becomes the sum of all processes' gradients."""
+
+    def told(self, number: float) -> float:
+        """What the first process knows."""
+        return number
+
+    def wait(self) -> None:
+        """Until all are here."""
