@@ -6,6 +6,7 @@ Padding and truncation are ours to do and are dropped: a file could ask for padd
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from typing import Any
 
@@ -67,8 +68,17 @@ def _maybe(check: Check) -> Check:
     return lambda value, where: value is None or check(value, where)
 
 
-def _long(value: Any, where: object) -> bool:
-    return isinstance(value, str) and len(value) <= 8_000_000
+def _charsmap(value: Any, where: object) -> bool:
+    """sentencepiece's character map: the size of a table of 4-byte units, the table, then texts ended by NUL."""
+    if not isinstance(value, str) or len(value) > 8_000_000:
+        return False
+    try:
+        raw = base64.b64decode(value, validate=True)
+        size = int.from_bytes(raw[:4], "little")
+        raw[4 + size :].decode()
+    except ValueError:  # not base64, or not UTF-8
+        return False
+    return len(raw) >= 4 and size % 4 == 0 and 0 < size <= len(raw) - 4
 
 
 def _anything(value: Any, where: object) -> bool:
@@ -145,7 +155,7 @@ SLOTS: dict[str, dict[str, dict[str, Check]]] = {
         "Strip": {"strip_left": _flag, "strip_right": _flag},
         "Prepend": {"prepend": _text},
         "Replace": _REPLACE,
-        "Precompiled": {"precompiled_charsmap": _maybe(_long)},
+        "Precompiled": {"precompiled_charsmap": _maybe(_charsmap)},
         "Sequence": {},
         "ByteLevel": {},
         **{name: {} for name in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Nmt")},
@@ -223,6 +233,15 @@ def _check_component(value: Any, slot: str, where: object, depth: int) -> None:
     for key, setting in value.items():
         if key != "type" and (key not in keys or not keys[key](setting, where)):
             raise BadFile(f"{where}: {slot} {kind}: {shown(key)} = {shown(setting)} is not known or not allowed")
+    if kind == "TemplateProcessing":
+        _check_template(value, where)
+
+
+def _check_template(value: dict[str, Any], where: object) -> None:
+    items = [*value.get("single", []), *value.get("pair", [])]
+    used = {item["SpecialToken"]["id"] for item in items if "SpecialToken" in item}
+    if missing := used - value.get("special_tokens", {}).keys():
+        raise BadFile(f"{where}: the template names {shown(sorted(missing)[0])} without saying which token it is")
 
 
 def _check_added(tokens: Any, where: object) -> list[dict[str, Any]]:

@@ -140,7 +140,7 @@ def assemble(
     more: list[str] | None = None,
     strips: tuple[str, ...] = (),
 ) -> Spec:
-    """A tokenizer.json that cuts text as sentencepiece does: the whole text is one unit, spaces belong to the pieces."""
+    """A tokenizer.json that cuts text as sentencepiece does: the whole text is one unit, spaces are in the pieces."""
     kinds = {piece.text: piece.kind for piece in sp.pieces}
     ids = {text: n for n, (text, _) in enumerate(pieces)}
     special = [t for t in ids if kinds.get(t) in (CONTROL, UNKNOWN) or t in (more or [])]

@@ -95,12 +95,14 @@ class Tokenizer:
 
     # ------------------------------------------------------------------------------------------ text to ids
 
-    def encode(self, text: str, *, special: bool = True, control: bool = False) -> list[int]:
-        """Ids of a text. `special` adds what the model expects around it; `control` lets control tokens in it act."""
-        found = self._controls_in(text)
-        if not found:
+    def encode(self, text: str, *, special: bool = True, control: bool = False, breaker: str = "") -> list[int]:
+        """Ids of a text. `special` adds what the model expects around it; `control` lets control tokens in it act.
+
+        `breaker` is a character that stands inside control tokens that shall not act (see `broken`); it is taken away.
+        """
+        if not self._controls_in(text) and not (breaker and breaker in text):
             return list(self._encode(text, special).ids)
-        ids = self._obeyed(text) if control else self._defused(text)
+        ids = self._obeyed(text, breaker) if control else self._defused(text)
         before, after = self._around if special else ([], [])
         return [*before, *ids, *after]
 
@@ -187,6 +189,16 @@ class Tokenizer:
             if type(n) is not int or not 0 <= n < len(self):
                 raise BadInput(f"token ids must be whole numbers from 0 to {len(self) - 1}, got {n!r}")
 
+    def broken(self, value: Any, breaker: str) -> Any:
+        """A text, or plain data with texts in it, with `breaker` after the first character of each control token."""
+        if isinstance(value, str):
+            while any(len(found) > 1 for found in self._controls_in(value)):  # tokens may overlap: until none is left
+                value = self._control.sub(lambda found: found[0][0] + breaker + found[0][1:], value)
+            return value
+        if isinstance(value, Mapping):
+            return {key: self.broken(inner, breaker) for key, inner in value.items()}
+        return [self.broken(inner, breaker) for inner in value] if isinstance(value, (list, tuple)) else value
+
     def _controls_in(self, text: str) -> list[str]:
         return self._control.findall(text) if self.controls else []
 
@@ -194,7 +206,7 @@ class Tokenizer:
     def _control(self) -> re.Pattern[str]:
         return re.compile("(" + "|".join(map(re.escape, self.controls)) + ")")
 
-    def _obeyed(self, text: str) -> list[int]:
+    def _obeyed(self, text: str, breaker: str) -> list[int]:
         """The text cut at its control tokens, which become ids; what lies between is encoded as the library would."""
         ids: list[int] = []
         cut = self._control.split(text)
@@ -206,17 +218,16 @@ class Tokenizer:
                 said = said.lstrip()
             if n + 1 < len(cut) and self.controls[cut[n + 1]].lstrip:
                 said = said.rstrip()
-            ids += self._ids(said, self._middle if n > 0 else self.engine)
+            first, *rest = said.split(breaker) if breaker else [said]
+            ids += self._ids(first, self._middle if n > 0 else self.engine)
+            ids += [n for part in rest for n in self._ids(part, self._bare)]
         return ids
 
     def _defused(self, text: str) -> list[int]:
         """The text cut inside each control token, so that no model, whatever its vocabulary, can join it again."""
-        cut = self._control.split(text)
-        parts = [cut[0]]
-        for token, said in zip(cut[1::2], cut[2::2], strict=True):
-            parts[-1] += token[:1]
-            parts.append(token[1:] + said)
-        return self._ids(parts[0], self.engine) + [n for part in parts[1:] for n in self._ids(part, self._bare)]
+        breaker = unused(text)
+        first, *rest = self.broken(text, breaker).split(breaker)
+        return self._ids(first, self.engine) + [n for part in rest for n in self._ids(part, self._bare)]
 
     def _ids(self, text: str, engine: Any) -> list[int]:
         return (
@@ -252,6 +263,12 @@ class Tokenizer:
         bare, full = (list(self._encode("a", special).ids) for special in (False, True))
         at = next(n for n in range(len(full) + 1) if full[n : n + len(bare)] == bare)
         return full[:at], full[at + len(bare) :]
+
+
+def unused(text: str) -> str:
+    """A character that is not in the text: one of the 65,534 for private use at the end of Unicode."""
+    used = set(text)
+    return next(chr(code) for code in range(0x100000, 0x10FFFE) if chr(code) not in used)
 
 
 def _changed(component: Any, scheme: Mapping[str, str], drop: tuple[str, ...]) -> Any:

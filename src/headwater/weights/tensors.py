@@ -89,7 +89,7 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str
 def pieces(
     path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> Iterator[bytes | memoryview]:
-    """The bytes of a file, one tensor at a time. The largest items come first, so each tensor lies where its dtype wants it."""
+    """The bytes of a file, a tensor at a time. The largest items come first: each lies where its dtype wants it."""
     names = sorted(tensors, key=lambda name: (-outline(tensors, name).dtype.itemsize, name))
     header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     end = 0

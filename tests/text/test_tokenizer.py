@@ -1,0 +1,177 @@
+"""The one tokenizer interface: typed control tokens stay words, pieces can be read, streams join to the whole."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headwater.errors import BadInput
+from headwater.text import sentencepiece as spm
+from headwater.text.batch import pad
+from headwater.text.from_sentencepiece import llama, plain, t5
+from headwater.text.load import load
+from headwater.text.stream import Stream
+from headwater.text.tokenizer import Tokenizer, unused
+
+
+@pytest.fixture(scope="module")
+def tokenizers(byte_bpe, wordpieces, train_spm, tmp_path_factory):
+    path = tmp_path_factory.mktemp("all")
+    vocab, merges = byte_bpe
+    made = {}
+    for name, files in {
+        "gpt2": {"vocab.json": json.dumps(vocab), "merges.txt": merges},
+        "bert": {"vocab.txt": "\n".join(wordpieces)},
+    }.items():
+        (path / name).mkdir()
+        for file, content in files.items():
+            (path / name / file).write_text(content)
+        made[name] = load(path / name)
+    raw, _ = train_spm("unigram", vocab_size=200, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    made["t5"] = Tokenizer(*t5(spm.parse(raw), {}))
+    raw, _ = train_spm(
+        "bpe", vocab_size=600, byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False
+    )
+    made["llama"] = Tokenizer(*llama(spm.parse(raw), {}))
+    raw, _ = train_spm("unigram", vocab_size=400, byte_fallback=True, pad_id=3)
+    made["unigram"] = Tokenizer(*plain(spm.parse(raw), {}))
+    return made
+
+
+NAMES = ["gpt2", "bert", "t5", "llama", "unigram"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_control_tokens_typed_as_text_are_words(tokenizers, name):
+    ours = tokenizers[name]
+    unknown = None if name == "gpt2" else ours.special("unk")  # GPT-2 has no unknown pieces, and names its end so
+    controls = {ours.id_of(token) for token in ours.controls} - {unknown}
+    assert controls
+    for token in ours.controls:
+        for text in (token, f"ka {token} ri", token * 3, token[0] + token + token[1:], f"{token}{unused('')}{token}\0"):
+            assert not controls & set(ours.encode(text, special=False)), (token, text)
+        if ours.id_of(token) != unknown:
+            assert ours.id_of(token) in ours.encode(f"ka {token} ri", control=True, special=False)
+
+
+def test_without_defusing_a_unigram_model_would_obey(tokenizers):
+    """The planted fault: the library's own switch does not help where the model itself knows the token."""
+    ours = tokenizers["t5"]
+    assert ours.eos in ours.engine.encode("ka</s>ri", add_special_tokens=False).ids
+    assert ours.eos not in ours.encode("ka</s>ri", special=False)
+    with pytest.raises(BadInput, match="would obey '</s>'"):
+        ours.align("ka </s>")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_goes_around_a_text_is_the_same_with_and_without_control(tokenizers, name):
+    ours = tokenizers[name]
+    assert ours.encode("ka ri", control=True) == ours.encode("ka ri")
+    inside = ours.encode("ka ri", special=False)
+    whole = ours.encode("ka ri")
+    assert any(whole[n : n + len(inside)] == inside for n in range(len(whole)))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(max_size=30))
+def test_bytes_survive(tokenizers, name, text):
+    ours = tokenizers[name]
+    ids = ours.encode(text, special=False)
+    said = ours.decode_bytes(ids)
+    if name == "llama":  # a space is put in front, and ▁ is a space
+        said, text = said.removeprefix(b" "), text.replace("▁", " ")
+    assert said == text.encode()
+    assert "".join(piece for piece, _ in ours.pieces(ids)).encode()[-len(text.encode()) :] == text.encode() or not text
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(max_size=30), more=st.lists(st.integers(0, 150), max_size=8))
+def test_a_stream_says_what_the_whole_says(tokenizers, name, text, more):
+    ours = tokenizers[name]
+    ids = ours.encode(text) + (more if name in ("gpt2", "t5") else [])  # bytes that are no text are mended in hindsight
+    stream = Stream(ours)
+    said = [stream.put(n) for n in ids] + [stream.end()]
+    if name == "bert":  # its decoder tidies spaces before punctuation after the fact
+        assert "".join(said).replace(" ", "") == ours.decode(ids).replace(" ", "")
+    else:
+        assert "".join(said) == ours.decode(ids)
+
+
+def test_a_stream_never_says_half_a_character(tokenizers):
+    ours = tokenizers["llama"]
+    stream = Stream(ours)
+    ids = ours.encode("😀 ok", special=False)
+    said = [stream.put(n) for n in ids]
+    assert all("�" not in part for part in said)
+    assert "".join([*said, stream.end()]) == "😀 ok"
+    assert said[1] == ""
+
+
+def test_pieces_are_readable(tokenizers):
+    gpt2 = tokenizers["gpt2"]
+    ids = gpt2.encode("the 😀")
+    assert ("😀", 4) in gpt2.pieces(ids)
+    assert gpt2.piece(ids[-1]) == "\\x80"
+    assert gpt2.piece_bytes(gpt2.eos) == b"<|endoftext|>"
+    bert = tokenizers["bert"]
+    assert next(text for text, _ in bert.pieces(bert.encode("kari", special=False))).startswith(" ")
+    assert tokenizers["llama"].piece(tokenizers["llama"].id_of("<0x0A>")) == "\n"
+
+
+def test_batches_are_padded_on_either_side(tokenizers):
+    ours = tokenizers["bert"]
+    texts = ["ka", "the river flows", "ri to"]
+    rows = [ours.encode(t) for t in texts]
+    for side in ("left", "right"):
+        ids, keep = ours.batch(texts, side=side)
+        assert [row[mask].tolist() for row, mask in zip(ids, keep, strict=True)] == rows
+        assert (ids[~keep] == ours.pad).all()
+        assert keep[1].all()
+    assert pad([], 0).ids.shape == (0, 0)
+    assert pad([[], [1]], 7, "left").ids.tolist() == [[7], [1]]
+    assert pad([[1]], 0).ids.dtype == torch.long
+    with pytest.raises(BadInput, match="left or the right"):
+        pad([[1]], 0, "middle")
+
+
+def test_alignment_points_back_at_the_text(tokenizers):
+    ours = tokenizers["bert"]
+    text = "The river ka"
+    aligned = ours.align(text)
+    assert [text[a:b].lower() for a, b in aligned.spans if b > a] == [
+        ours.engine.id_to_token(n).removeprefix("##")
+        for n, (a, b) in zip(aligned.ids, aligned.spans, strict=True)
+        if b > a
+    ]
+    words = ours.align(["kari", "the", "prader"])
+    assert [w for w in dict.fromkeys(words.words) if w is not None] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("bad", [[-1], [10**9], [True], ["a"], [1.0]])
+def test_ids_out_of_range_are_told(tokenizers, bad):
+    with pytest.raises(BadInput, match="token ids must be whole numbers from 0"):
+        tokenizers["gpt2"].decode(bad)
+
+
+def test_lone_surrogates_in_a_text_are_told(tokenizers):
+    for name in NAMES:
+        with pytest.raises(BadInput):
+            tokenizers[name].encode("\ud800")
+
+
+def test_hash_knows_what_matters(tokenizers):
+    ours = tokenizers["bert"]
+    spec = ours.spec
+    same = Tokenizer(spec, ours.specials)
+    assert same.hash == ours.hash
+    spec["normalizer"]["lowercase"] = False
+    assert Tokenizer(spec, ours.specials).hash != ours.hash
+    assert Tokenizer(ours.spec, {}).hash != ours.hash
+    assert len(ours) == max(ours.engine.get_vocab().values()) + 1
+    assert "pieces" in repr(ours)
