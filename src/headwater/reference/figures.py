@@ -45,10 +45,10 @@ def heat_maps(path: Path, seen: Mapping[str, Array], role: str, rows: list[str],
         for head, (axis, weights) in enumerate(zip(axes[layer], maps, strict=True)):
             image = axis.imshow(weights, cmap="Blues", vmin=0, vmax=1)
             axis.set_title(f"layer {layer}  head {head}", fontsize=9, color=INK)
-            axis.set_xticks(range(len(columns)), columns, fontsize=8)
-            axis.set_yticks(range(len(rows)), rows, fontsize=8)
-            axis.tick_params(length=0)
+            axis.tick_params(length=0, labelsize=9)
             axis.spines[:].set_color(PALE)
+    axes[0][0].set_xticks(range(len(columns)), columns)
+    axes[0][0].set_yticks(range(len(rows)), rows)
     figure.colorbar(image, ax=axes, shrink=0.7, pad=0.02).outline.set_edgecolor(PALE)
     figure.suptitle(f"{stack} {kind}: a row is a token that looks, a column one that is seen", fontsize=11, color=INK)
     _save(figure, path)

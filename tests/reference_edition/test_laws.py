@@ -1,0 +1,267 @@
+"""Laws of masks, positions and decoding: what must not change an answer, and that a broken rule would show."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from headwater.errors import BadFile, BadInput, BadSetting, TooLong
+from headwater.reference import masks, model
+from headwater.reference.attention import attend
+from headwater.reference.config import Config, initial, shapes
+from headwater.reference.decode import greedy
+from headwater.reference.model import Transformer
+from headwater.reference.ops import Dropout, no_dropout, softmax
+from headwater.reference.positions import POSITIONS, alibi_slopes, bucket
+
+SMALL = {"d_model": 8, "heads": 2, "layers": 2, "d_ff": 12, "longest": 16}
+IDS = np.random.default_rng(0).integers(0, 11, (2, 6))
+
+
+def build(shape: str = "decoder", **changes) -> Transformer:
+    c = Config(11, shape, **(SMALL | changes))
+    return Transformer(c, initial(c, seed=3, dtype=np.float64))
+
+
+def close(a: np.ndarray, b: np.ndarray) -> bool:
+    return bool(np.allclose(a, b, rtol=1e-10, atol=1e-10))
+
+
+def test_nothing_here_imports_torch() -> None:
+    code = "import sys, headwater.reference.__main__; assert not {'torch', 'matplotlib'} & set(sys.modules), 'loaded'"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ------------------------------------------------------------------------------------------------------------- masks
+
+
+def test_a_row_that_sees_nothing_gives_zeros_and_zero_gradients() -> None:
+    q, k, v = (np.random.default_rng(i).normal(size=(1, 1, 3, 4)) for i in range(3))
+    allowed = np.array([[True, True, False], [False] * 3, [True, True, False]])
+    y, weights, back = attend(q, k, v, allowed, np.zeros(()), no_dropout)
+    assert not y[0, 0, 1].any() and not weights[0, 0, 1].any()
+    dq, dk, dv, _ = back(np.ones_like(y))
+    assert not dq[0, 0, 1].any(), "the query that saw nothing"
+    assert not dk[0, 0, 2].any() and not dv[0, 0, 2].any(), "the key that nobody saw"
+    assert all(np.isfinite(d).all() for d in (dq, dk, dv))
+
+
+@pytest.mark.parametrize("shape", ["decoder", "encoder", "encoder_decoder"])
+def test_a_row_of_nothing_but_padding_is_finite_forwards_and_backwards(shape: str) -> None:
+    m, keep = build(shape), np.array([[False] * 6, [True] * 6])
+    extra = {"source": IDS, "source_keep": keep} if shape == "encoder_decoder" else {}
+    logits, back = m(IDS, keep=keep, **extra)
+    gradients = back(np.ones_like(logits))
+    assert np.isfinite(logits).all() and all(np.isfinite(g).all() for g in gradients.values())
+
+
+def future_changes(m: Transformer) -> bool:
+    """Whether the first four answers notice that the tokens after them have changed."""
+    other = IDS.copy()
+    other[:, 4:] = (other[:, 4:] + 1) % 11
+    return not np.array_equal(m(IDS)[0][:, :4], m(other)[0][:, :4])
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_a_decoder_does_not_see_the_future(position: str) -> None:
+    assert not future_changes(build(position=position))
+    assert future_changes(build("encoder", position=position))  # the question can be answered with yes
+
+
+@pytest.mark.parametrize(
+    "fault", [lambda q, k: k[:, None] >= q[:, :, None], lambda q, k: k[:, None] <= q[:, :, None] + 1]
+)
+def test_the_leak_shows_when_the_mask_is_inverted_or_off_by_one(fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks, "past", fault)
+    assert future_changes(build())
+
+
+def pad(ids: np.ndarray, side: str, count: int = 3) -> tuple[np.ndarray, np.ndarray, slice]:
+    room = (count, 0) if side == "left" else (0, count)
+    padded = np.pad(ids, ((0, 0), room), constant_values=7)
+    keep = np.pad(np.ones(ids.shape, bool), ((0, 0), room))
+    return padded, keep, slice(count, None) if side == "left" else slice(None, -count)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("shape", ["decoder", "encoder"])
+@pytest.mark.parametrize("position", POSITIONS)
+def test_padding_changes_nothing(position: str, shape: str, side: str) -> None:
+    m, (ids, keep, real) = build(shape, position=position), pad(IDS, side)
+    alone, alone_back = m(IDS)
+    padded, padded_back = m(ids, keep=keep)
+    assert close(padded[:, real], alone)
+    d = np.zeros_like(padded)
+    d[:, real] = 1
+    want, got = alone_back(np.ones_like(alone)), padded_back(d)
+    assert all(close(got[path], want[path]) for path in want)
+    assert not close(m(ids)[0][:, real], alone) or (shape, side) == ("decoder", "right")  # without the mask it shows
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_of_the_source_changes_nothing(side: str) -> None:
+    m, (source, keep, _) = build("encoder_decoder"), pad(IDS, side)
+    alone = m(IDS, source=IDS)[0]
+    assert close(m(IDS, source=source, source_keep=keep)[0], alone)
+    assert not close(m(IDS, source=source)[0], alone)
+
+
+@pytest.mark.parametrize("shape", ["decoder", "encoder"])
+@pytest.mark.parametrize("position", POSITIONS)
+def test_packed_documents_are_read_as_if_alone(position: str, shape: str) -> None:
+    m, packed = build(shape, position=position), np.concatenate([IDS[:1], IDS[1:, :4]], axis=1)
+    documents = np.array([[1] * 6 + [2] * 4])
+    logits = m(packed, documents=documents)[0]
+    assert close(logits[:, :6], m(IDS[:1])[0]) and close(logits[:, 6:], m(IDS[1:, :4])[0])
+    assert not close(m(packed)[0][:, 6:], m(IDS[1:, :4])[0])
+
+
+def test_packed_pairs_are_translated_as_if_alone() -> None:
+    m, documents = build("encoder_decoder"), np.array([[1, 1, 1, 2, 2, 2]])
+    packed = m(IDS[:1], source=IDS[1:], documents=documents, source_documents=documents)[0]
+    for half in (slice(0, 3), slice(3, 6)):
+        assert close(packed[:, half], m(IDS[:1, half], source=IDS[1:, half])[0])
+    with pytest.raises(BadInput, match="number both alike"):
+        m(IDS[:1], source=IDS[1:], documents=documents)
+
+
+def test_a_window_sees_the_last_tokens_only() -> None:
+    m = build(window=2, layers=1)
+    seen: dict[str, np.ndarray] = {}
+    m(IDS, seen=seen)
+    i, j = np.indices((6, 6))
+    weights = seen["decoder.layers.0.self_attn.kernel.weights"]
+    assert ((weights > 0) == ((i - j >= 0) & (i - j < 2))).all()
+    assert np.allclose(weights.sum(-1), 1)
+
+
+def test_a_batch_is_its_rows() -> None:
+    m = build("encoder_decoder")
+    assert close(m(IDS, source=IDS)[0], np.concatenate([m(r[None], source=r[None])[0] for r in IDS]))
+
+
+# ---------------------------------------------------------------------------------------------- softmax and positions
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_softmax_is_stable_and_keeps_its_dtype(dtype: type) -> None:
+    scores = np.array([[3e4, 3e4, -3e4], [-3e4, -3e4, -3e4]], dtype)
+    p, back = softmax(scores, np.ones((2, 3), bool))
+    assert p.dtype == dtype and np.allclose(p, [[0.5, 0.5, 0], [1 / 3] * 3], atol=1e-3)
+    assert back(np.ones_like(p)).dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("position", POSITIONS)
+def test_a_model_computes_in_the_dtype_it_is_given(dtype: type, position: str) -> None:
+    c = Config(11, "encoder_decoder", position=position, placement="sandwich", gated=True, activation="gelu", **SMALL)
+    logits, back = Transformer(c, initial(c, dtype=dtype))(IDS, source=IDS)
+    gradients = back(np.ones_like(logits))
+    assert {a.dtype for a in (logits, *gradients.values())} == {np.dtype(dtype)}
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_only_absolute_positions_mind_where_the_text_begins(position: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    m = build(position=position)
+    before = m(IDS)[0]
+
+    def later(*given):
+        tokens = masks.lay_out(*given)
+        return dataclasses.replace(tokens, places=tokens.places + 5)
+
+    monkeypatch.setattr(model, "lay_out", later)
+    assert close(m(IDS)[0], before) == (position not in ("sinusoidal", "learned"))
+
+
+def test_alibi_slopes_and_t5_buckets_are_the_published_ones() -> None:
+    assert alibi_slopes(8) == [2**-h for h in range(1, 9)]
+    assert alibi_slopes(3) == [2**-4, 2**-8, 2**-2]
+    assert bucket(np.array([0, -1, -7, 1, 7, -8, -128, -999, 128]), two_way=True).tolist() == [
+        0,
+        1,
+        7,
+        17,
+        23,
+        8,
+        15,
+        15,
+        31,
+    ]
+    assert bucket(np.array([0, 3, -15, -16, -127, -999]), two_way=False).tolist() == [0, 0, 15, 16, 31, 31]
+
+
+def test_dropout_keeps_the_mean_and_the_given_share() -> None:
+    y, _ = Dropout(0.25, np.random.default_rng(0))(np.ones((400, 400)))
+    assert abs(y.mean() - 1) < 0.01 and abs((y == 0).mean() - 0.25) < 0.01
+
+
+# ------------------------------------------------------------------------------------------------- decoding and faults
+
+
+def test_greedy_rows_stop_by_themselves_and_equal_those_decoded_alone() -> None:
+    m = build("decoder", tied=False)
+    prompts = [[3], [4, 5, 6], [7, 8], [9], [1, 2, 3, 4]]
+    whole = greedy(m, prompts, stop=-1, most=6)
+    stop = next(t for row in whole for t in row[1:5])
+    together = greedy(m, prompts, stop, most=6)
+    assert together == [greedy(m, [p], stop, most=6)[0] for p in prompts]
+    assert together == [row[: row.index(stop)] if stop in row else row for row in whole]
+    assert len({len(row) for row in together}) > 1, "some row must have stopped early for this to say anything"
+
+
+def test_greedy_reads_its_own_source() -> None:
+    m = build("encoder_decoder", tied=False)
+    source, keep = np.array([[3, 4, 5], [6, 7, 0]]), np.array([[True] * 3, [True, True, False]])
+    together = greedy(m, [[1], [1]], -1, 4, source, keep)
+    assert together == [greedy(m, [[1]], -1, 4, s)[0] for s in (source[:1], source[1:, :2])]
+
+
+FAULTS = [
+    (lambda: Config(9, position="rotory"), BadSetting, "did you mean 'rotary'"),
+    (lambda: Config(9, d_model=10, heads=4), BadSetting, "heads must divide d_model 10, got 4"),
+    (lambda: Config(9, d_model=8, heads=4, kv_heads=3), BadSetting, "kv_heads must divide heads 4, got 3"),
+    (lambda: Config(9, d_model=6, heads=2, position="rotary"), BadSetting, "head_dim must be even, got 3"),
+    (lambda: Config(9, source_vocab=8, shared=True), BadSetting, "source_vocab to be vocab 9, got 8"),
+    (lambda: Config(9, layers=0), BadSetting, "layers must be at least 1, got 0"),
+    (lambda: Config(9, dropout=1.0), BadSetting, "dropout must be from 0 up to 1, got 1.0"),
+    (lambda: build()(IDS + 9), BadInput, "ids must be from 0 to 10, got"),
+    (lambda: build()(IDS[0]), BadInput, r"whole numbers \[batch, length\], got int64 \[6\]"),
+    (
+        lambda: build()(IDS, keep=np.ones((2, 5), bool)),
+        BadInput,
+        r"keep must have the shape of ids \(2, 6\), got \(2, 5\)",
+    ),
+    (lambda: build()(IDS, source=IDS), BadInput, "must be given no source, got one"),
+    (lambda: build("encoder_decoder")(IDS), BadInput, "must be given a source, got none"),
+    (lambda: build(position="learned", longest=5)(IDS), TooLong, "at most 5 places are learned, got 6"),
+    (lambda: greedy(build("encoder"), [[1]], 2, 3), BadSetting, "needs a decoder, got a model of shape 'encoder'"),
+    (lambda: greedy(build(), [[1], []], 2, 3), BadInput, "at least one token, got an empty one"),
+    (lambda: Transformer(Config(11, "decoder", **SMALL), {}), BadFile, "must hold decoder.embed.tokens.weight"),
+    (lambda: Transformer(build().config, build(tied=False).values), BadFile, "no place for head.out.weight"),
+    (lambda: Transformer(build(d_ff=5).config, build().values), BadFile, r"must have shape \(5, 8\), got \(12, 8\)"),
+]
+
+
+@pytest.mark.parametrize(("call", "fault", "words"), FAULTS)
+def test_mistakes_are_named_with_what_came(call, fault, words: str) -> None:
+    with pytest.raises(fault, match=words) as caught:
+        call()
+    assert "\n" not in str(caught.value) and ";" in str(caught.value)
+
+
+def test_the_first_weights_are_xavier() -> None:
+    c = Config(50, d_model=64, heads=4, layers=1)
+    values = initial(c)
+    assert values.keys() == shapes(c).keys() and all(v.shape == shapes(c)[p] for p, v in values.items())
+    up = values["encoder.layers.0.ffn.up.weight"]
+    limit = (6 / (64 + 256)) ** 0.5
+    assert 0.95 * limit < np.abs(up).max() <= limit and abs(up.std() - limit / 3**0.5) < 0.01
+    assert abs(values["decoder.embed.tokens.weight"].std() * 8 - 1) < 0.05
+    assert (
+        not values["encoder.layers.0.ffn.up.bias"].any()
+        and (values["encoder.layers.0.ffn_post_norm.weight"] == 1).all()
+    )

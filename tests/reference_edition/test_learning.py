@@ -1,0 +1,121 @@
+"""Loss and optimiser against torch; the copy task is learned; the command, as a user meets it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from headwater.reference import copy_task as task
+from headwater.reference.__main__ import least_loss, main
+from headwater.reference.figures import patterns
+from headwater.reference.loss import cross_entropy
+from headwater.reference.model import Transformer
+from headwater.reference.optimiser import Adam, clip
+from headwater.reference.weights import read
+
+CHANCE = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy_is_torchs(smoothing: float) -> None:
+    logits, targets = CHANCE.normal(size=(2, 5, 7)), CHANCE.integers(0, 7, (2, 5))
+    targets[0, 0] = 0
+    x = torch.tensor(logits, requires_grad=True)
+    wanted = torch.nn.functional.cross_entropy(
+        x.flatten(0, 1), torch.tensor(targets).flatten(), ignore_index=0, label_smoothing=smoothing
+    )
+    wanted.backward()
+    loss, back = cross_entropy(logits, targets, padding=0, smoothing=smoothing)
+    assert math.isclose(loss, wanted.item(), rel_tol=1e-12)
+    np.testing.assert_allclose(back(), x.grad.numpy(), atol=1e-14)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_adam_is_torchs(decay: float) -> None:
+    values = {"w": CHANCE.normal(size=(3, 4)), "b": CHANCE.normal(size=4)}
+    theirs = {name: torch.tensor(v, requires_grad=True) for name, v in values.items()}
+    ours = {name: v.copy() for name, v in values.items()}
+    optimiser, adam = torch.optim.AdamW(theirs.values(), 1e-2, (0.9, 0.98), 1e-9, decay), Adam(decay=decay)
+    for _ in range(20):
+        gradients = {name: CHANCE.normal(size=v.shape) for name, v in values.items()}
+        for name, g in gradients.items():
+            theirs[name].grad = torch.tensor(g)
+        optimiser.step()
+        adam.step(ours, gradients, 1e-2)
+    for name in values:
+        np.testing.assert_allclose(ours[name], theirs[name].detach().numpy(), atol=1e-13)
+
+
+def test_clipping_shortens_the_whole_and_keeps_its_direction() -> None:
+    gradients = {"a": np.array([3.0, 0.0]), "b": np.array([4.0])}
+    assert clip(gradients, 10) == 5 and gradients["b"] == [4.0]
+    assert clip(gradients, 1) == 5
+    assert np.allclose(gradients["a"], [0.6, 0]) and np.allclose(gradients["b"], [0.8])
+
+
+def test_a_batch_is_what_it_says() -> None:
+    b = task.batch(np.random.default_rng(1), 50)
+    for source, entry, goal in zip(b.source, b.entry, b.goal, strict=True):
+        words = source[source != task.PADDING].tolist()
+        assert task.SHORTEST <= len(words) <= task.LONGEST and min(words) > task.STOP
+        assert entry[entry != task.PADDING].tolist() == [task.START, *words]
+        assert goal[goal != task.PADDING].tolist() == [*words, task.STOP]
+
+
+def test_the_copy_task_is_learned() -> None:
+    report = task.train(task.SIZES["Small"], steps=300)
+    assert report.exact >= 0.99
+    assert report.losses[-1] < least_loss() + 0.05 < report.losses[0] - 2
+
+
+def test_what_was_not_trained_copies_nothing() -> None:
+    assert task.exactness(Transformer(task.SIZES["Mini"]), task.batch(np.random.default_rng(0), 50)) == 0
+
+
+def test_no_model_loses_less_than_the_entropy_of_the_goal() -> None:
+    knows = np.log(np.full(task.VOCAB, 0.1 / task.VOCAB) + 0.9 * np.eye(task.VOCAB)[3])
+    loss, back = cross_entropy(knows[None], np.array([3]), padding=0, smoothing=0.1)
+    assert math.isclose(loss, least_loss()) and np.abs(back()).max() < 1e-12
+
+
+def test_patterns_are_the_diagonal_and_its_neighbours() -> None:
+    own, beside = patterns(np.stack([np.eye(4), np.eye(4, k=1), np.full((4, 4), 0.25)])[None])
+    assert np.allclose(own, [1, 0, 0.25]) and np.allclose(beside, [0, 0.5, 0.25])
+
+
+def test_the_command_prints_a_table_and_writes_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--quick", "--seed", "3", "--out", str(tmp_path / "new" / "out")]) == 0
+    said = capsys.readouterr().out
+    assert all(word in said for word in ("Mini", "Small", "21,920", "234,560", "exact", "read", "said"))
+    names = {"encoder-self-attention", "decoder-self-attention", "decoder-cross-attention", "attention-patterns"}
+    pictures = {p.stem: p for p in (tmp_path / "new" / "out").glob("*.png")}
+    assert pictures.keys() == names | {"learning-curves"}
+    assert all(p.read_bytes().startswith(b"\x89PNG") and p.stat().st_size > 10_000 for p in pictures.values())
+    Transformer(task.SIZES["Small"], read(tmp_path / "new" / "out" / "small.safetensors"))
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["--out", str(tmp_path / "file" / "below")]) == 5
+    said = capsys.readouterr()
+    assert (
+        not said.out
+        and said.err.startswith("error: --out must be a folder that can be written")
+        and said.err.count("\n") == 1
+    )
+
+
+@pytest.mark.slow
+def test_all_sizes_are_compared_within_a_minute(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--out", str(tmp_path)]) == 0
+    rows = [
+        line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(("Mini", "Small", "Medium"))
+    ]
+    assert len(rows) == 3 and sum(float(row[5]) for row in rows) < 60
+    assert all(float(row[7].rstrip("%")) >= 97 for row in rows) and float(rows[1][7].rstrip("%")) >= 99
