@@ -1,0 +1,79 @@
+"""A model reads tokens after what its cache holds, and says what may follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwater.generation.slots import Slots
+
+
+def read(model: Any, slots: Slots, texts: Sequence[Sequence[int]]) -> Tensor:
+    """Read new tokens, at least one a row; scores [B, V] for the token after each row's last.
+
+    Rows may differ in length; a shorter one is filled up with its own last token, which nobody sees, and cropped again.
+    """
+    ids = rectangle(texts, slots.device)
+    before = slots.lengths
+    states = _states(model, slots, ids)
+    slots.crop(length + len(text) for length, text in zip(before, texts, strict=True))
+    ends = torch.tensor([len(text) - 1 for text in texts], device=slots.device)
+    return _head(model, states[torch.arange(len(texts), device=slots.device), ends][:, None])[:, 0]
+
+
+def read_all(model: Any, slots: Slots, text: Sequence[int], last: int) -> Tensor:
+    """Read new tokens of a single row; scores [last, V] after each of the last ones."""
+    return _head(model, _states(model, slots, rectangle([text], slots.device))[:, -last:])[0]
+
+
+@torch.inference_mode()
+def listen(model: Any, slots: Slots, sources: Sequence[Sequence[int]]) -> None:
+    """Encode the sources; the decoder's keys and values for them are worked out when it first reads."""
+    ids = rectangle(sources, slots.device)
+    sizes = torch.tensor([len(source) for source in sources], device=slots.device)
+    keep = torch.arange(ids.shape[1], device=slots.device)[None] < sizes[:, None]
+    with at_rest(model):
+        slots.hear(model.encode(ids, keep=None if bool(keep.all()) else keep))
+
+
+@torch.inference_mode()
+def _states(model: Any, slots: Slots, ids: Tensor) -> Tensor:
+    """The states of new tokens. Whatever interrupts the model, the cache is as it was before."""
+    held = slots.held
+    try:
+        with at_rest(model):
+            states = model.states(model.rows(ids, None, None, None, None), memory=slots.memory, cache=slots)
+            slots.told = None
+            return states
+    except BaseException:
+        slots.held = held
+        raise
+
+
+@torch.inference_mode()
+def _head(model: Any, states: Tensor) -> Tensor:
+    with at_rest(model):
+        return model.head(states, None)
+
+
+@contextmanager
+def at_rest(model: torch.nn.Module) -> Iterator[None]:
+    """No dropout, and afterwards every module as it was."""
+    busy = [module for module in model.modules() if module.training] if model.training else []
+    try:
+        for module in busy:
+            module.training = False
+        yield
+    finally:
+        for module in busy:
+            module.training = True
+
+
+def rectangle(texts: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """[B, Q] ids; a shorter row is filled up with its own last token."""
+    width = max(map(len, texts))
+    return torch.tensor([[*text, *[text[-1]] * (width - len(text))] for text in texts], device=device)
