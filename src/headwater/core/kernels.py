@@ -95,7 +95,8 @@ class Kernel(nn.Module):
         """
         groups = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        scores = self.shaped(self.scale * (q @ k.mT)).float()
+        scores = self.shaped(self.scale * (q @ k.mT))
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         if mask is None:
             weights = scores.softmax(-1)
         else:

@@ -1,0 +1,187 @@
+"""Every combination of parts the laws run on: each two choices of two axes meet in at least one small model."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+
+import torch
+from tests.laws.pairs import all_pairs
+
+from headwater import core as hw
+
+VOCAB, D_MODEL, HEADS, LAYERS = 23, 16, 4, 2
+
+AT_EMBEDDING = {
+    "sinusoidal": hw.Sinusoidal(),
+    "sinusoidal halves": hw.SinusoidalHalves(),
+    "learned": hw.Learned(20),
+    "learned from 2": hw.Learned(22, first=2),
+}
+IN_ATTENTION = {
+    "rotary": hw.Rotary(),
+    "rotary linear": hw.Rotary(scaling=hw.LinearScaling(2)),
+    "rotary dynamic": hw.Rotary(scaling=hw.DynamicScaling(2, trained=64)),
+    "rotary llama3": hw.Rotary(100.0, scaling=hw.Llama3Scaling(8, 1, 4, trained=8)),
+    "rotary yarn": hw.Rotary(100.0, scaling=hw.YarnScaling(4, trained=8)),
+    "rotary half": hw.Rotary(share=0.5),
+    "alibi": hw.Alibi(),
+    "relative": hw.RelativeBias(8, 6),
+    "xl": hw.RelativeXL(),
+}
+NORMS = {
+    "layer": hw.LayerNorm(),
+    "layer unbiased": hw.LayerNorm(bias=False),
+    "rms": hw.RMSNorm(),
+    "offset rms": hw.OffsetRMSNorm(),
+}
+PLACEMENTS = {"pre": hw.pre, "post": hw.post, "sandwich": hw.sandwich, "parallel": hw.pre}
+ATTENTIONS = {
+    "heads": {},
+    "grouped": {"kv_heads": 2},
+    "one key": {"kv_heads": 1},
+    "wide heads": {"head_dim": 8},
+    "wide values": {"v_head_dim": 5},
+    "normed": {"qk_norm": hw.RMSNorm()},
+    "biased": {"bias": "qkvo"},
+    "half biased": {"bias": "qv", "kv_heads": 2, "v_head_dim": 3},
+    "scaled": {"scale": 0.8},
+}
+CAUSAL = {
+    "all": (hw.Past(),),
+    "near": (hw.Window(3),),
+    "both": (hw.Both(hw.Past(), hw.Around(2)),),
+    "mixed": (hw.Past(), hw.Window(3)),
+    "itself": (hw.Past(), hw.Window(1)),
+}
+OPEN = {
+    "all": (hw.Everyone(),),
+    "near": (hw.Around(2),),
+    "both": (hw.Both(hw.Around(3), hw.Around(2)),),
+    "mixed": (hw.Everyone(), hw.Around(1)),
+    "itself": (hw.Everyone(), hw.Around(0)),
+}
+FEEDS = {"straight": hw.FeedForward, "gated": hw.GatedFeedForward}
+KERNELS = {"fused": hw.Fused(), "plain": hw.Plain(), "soft-capped": hw.SoftCapped(2.0)}
+BRIDGES = {"unpooled": hw.NoBridge(), "pooled": hw.MeanPool(2)}
+
+AXES = {
+    "position": ("none", *AT_EMBEDDING, *IN_ATTENTION),
+    "norm": tuple(NORMS),
+    "placement": tuple(PLACEMENTS),
+    "attention": tuple(ATTENTIONS),
+    "rule": tuple(CAUSAL),
+    "ffn": tuple(FEEDS),
+    "activation": tuple(hw.ACTIVATIONS),
+    "shape": ("decoder", "encoder", "both"),
+    "layers": ("own", "shared"),
+    "table": ("tied", "untied"),
+    "kernel": tuple(KERNELS),
+    "bridge": tuple(BRIDGES),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model to which the laws apply, and what a law may want to know of it."""
+
+    name: str
+    spec: hw.Model
+
+    def model(self) -> hw.Transformer:
+        return built(self.spec)
+
+    @property
+    def both(self) -> bool:
+        return self.spec.encoder is not None and self.spec.decoder is not None
+
+    @property
+    def causal(self) -> bool:
+        return self.spec.decoder is not None
+
+    @property
+    def pooled(self) -> bool:
+        return self.spec.bridge != hw.NoBridge()
+
+    @property
+    def kernels(self) -> set:
+        stacks = [stack for stack in (self.spec.encoder, self.spec.decoder) if stack is not None]
+        branches = [branch for stack in stacks for layer in stack.layers for branch in layer.branches]
+        return {branch.layer.kernel for branch in branches if hasattr(branch.layer, "kernel")}
+
+    def with_kernel(self, kernel: object) -> hw.Model:
+        """The same model with another back end."""
+        from headwater.parts import swap
+
+        spec = self.spec
+        for kind in (hw.Attention, hw.CrossAttention):
+            spec = swap(spec, kind, lambda attention: replace(attention, kernel=kernel))
+        return spec
+
+
+@functools.lru_cache(maxsize=400)
+def built(spec: hw.Model) -> hw.Transformer:
+    """The model in eval mode with weights wide enough that a wrong term shows, norms and biases included.
+
+    In float64, so that a law is kept or broken beyond doubt: rounding is eight orders of magnitude below a wrong term.
+    """
+    model = spec.build(seed=1).double()
+    draw = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for tensor in model.parameters():
+            if tensor.dim() == 1:
+                tensor += 0.3 * torch.randn(tensor.shape, generator=draw, dtype=tensor.dtype)
+    return model.eval()
+
+
+def spec_of(row: dict[str, str]) -> hw.Model:
+    shape, shared = row["shape"], row["layers"] == "shared"
+    both = shape == "both"
+    stacks = {}
+    for side in ("encoder", "decoder"):
+        if shape in (side, "both"):
+            stacks[side] = _stack(row, causal=side == "decoder", reads=both and side == "decoder", shared=shared)
+    last = "decoder" if "decoder" in stacks else "encoder"
+    tied = (("head.out", f"{last}.embed.tokens"),) if row["table"] == "tied" else ()
+    if both and tied:
+        tied = (("decoder.embed.tokens", "encoder.embed.tokens"), *tied)
+    init = (("*", hw.Normal(0.35)),)
+    return hw.Model(hw.LanguageHead(VOCAB, bias=shared), **stacks, bridge=BRIDGES[row["bridge"]], tied=tied, init=init)
+
+
+def _stack(row: dict[str, str], causal: bool, reads: bool, shared: bool) -> hw.Stack:
+    rules = (CAUSAL if causal else OPEN)[row["rule"]]
+    layers = tuple(_block(row, rule, causal, reads) for rule in rules)
+    if len(layers) == 1 and not shared:
+        layers *= LAYERS
+    order = tuple(i % len(layers) for i in range(3)) if shared else ()
+    embed = hw.Tokens(VOCAB, AT_EMBEDDING.get(row["position"], hw.NoPosition()), scale=2.0)
+    final = hw.NoNorm() if row["placement"] == "post" else NORMS[row["norm"]]
+    return hw.Stack(D_MODEL, embed, layers, final, order)
+
+
+def _block(row: dict[str, str], rule: object, causal: bool, reads: bool) -> object:
+    position = IN_ATTENTION.get(row["position"], hw.NoPosition())
+    if position == IN_ATTENTION["relative"]:
+        position = replace(position, two_way=not causal)
+    shape = {"heads": HEADS, "kernel": KERNELS[row["kernel"]], **ATTENTIONS[row["attention"]]}
+    placed, norm = PLACEMENTS[row["placement"]], NORMS[row["norm"]]
+    own = placed(norm, self_attn=hw.Attention(**shape, sees=rule, position=position))
+    other = (placed(norm, cross_attn=hw.CrossAttention(**shape)),) if reads else ()
+    kind = hw.ParallelBlock if row["placement"] == "parallel" else hw.Block
+    return kind((own, *other, placed(norm, ffn=FEEDS[row["ffn"]](24, row["activation"]))))
+
+
+def fits(row: dict[str, str]) -> bool:
+    """Only a model with two stacks has a bridge."""
+    bridged = row.get("bridge") == "pooled" and row.get("shape") in ("decoder", "encoder")
+    return not bridged
+
+
+ROWS = all_pairs(AXES, fits)
+CASES = [Case(", ".join(row[axis] for axis in AXES), spec_of(row)) for row in ROWS]
+
+
+def some(**wanted: str) -> list[Case]:
+    """The cases with these choices."""
+    return [case for case, row in zip(CASES, ROWS, strict=True) if wanted.items() <= row.items()]
