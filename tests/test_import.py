@@ -23,8 +23,8 @@ def test_importing_is_light():
 
 
 def test_importing_is_quick():
-    """Measured inside the process: 0.01 s on a quiet machine; the bound leaves room for a busy one."""
-    code = "import time; t = time.perf_counter(); import headwater; print(time.perf_counter() - t)"
+    """Seconds of processor time, which a busy machine does not stretch: 0.02 measured."""
+    code = "import time; t = time.process_time(); import headwater; print(time.process_time() - t)"
     assert min(float(run(code)) for _ in range(3)) < 0.1
 
 

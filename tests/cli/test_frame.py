@@ -7,7 +7,6 @@ import ast
 import os
 import subprocess
 import sys
-import time
 import types
 from pathlib import Path
 
@@ -71,13 +70,14 @@ def test_every_verb_explains_itself_without_torch(verb, lang):
 
 @pytest.mark.parametrize("words", [["--help"], *([verb, "--help"] for verb in VERBS)], ids=" ".join)
 def test_help_is_quick(words):
-    """Measured 0.06 s on a quiet machine, and 0.3 s is the promise; the bound leaves room for a busy one."""
+    """Seconds of processor time, start of Python included, which a busy machine does not stretch: 0.05 measured."""
     times = []
     for _ in range(3):
-        start = time.perf_counter()
+        before = os.times()
         assert command(*words).returncode == 0
-        times.append(time.perf_counter() - start)
-    assert min(times) < 1.0
+        after = os.times()
+        times.append(after.children_user - before.children_user + after.children_system - before.children_system)
+    assert min(times) < 0.3
 
 
 def test_alone_it_lists_every_verb(capsys):
