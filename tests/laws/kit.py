@@ -63,22 +63,18 @@ def padded(rows: list[Tensor], side: str, extra: int = 1) -> tuple[Tensor, Tenso
 def same(got: Tensor, want: Tensor, what: str = "", limit: float = 1e-9) -> None:
     """Equal to 1e-9 of the larger of one and the size of the numbers; NaN equals nothing."""
     assert got.shape == want.shape, f"{what}: shape {tuple(got.shape)}, expected {tuple(want.shape)}"
-    worst = (got - want).abs().max().item() if got.numel() else 0.0
-    assert worst <= limit * max(1.0, want.abs().max().item() if want.numel() else 0.0), (
-        f"{what}: differs by {worst:.1e}"
-    )
+    worst, size = ((got - want).abs().max().item(), want.abs().max().item()) if got.numel() else (0.0, 0.0)
+    assert worst <= limit * max(1.0, size), f"{what}: differs by {worst:.1e}"
 
 
 def sources(case: Case) -> list[Tensor | None]:
     return list(texts(SOURCES, seed=50)) if case.both else [None] * len(SOURCES)
 
 
-def alone(case: Case, **kwargs: Tensor) -> list[Tensor]:
+def alone(case: Case) -> list[Tensor]:
     """What each text gives by itself, [1, Q, vocab]."""
     with torch.no_grad():
-        return [
-            case.model()(text, source=source, **kwargs) for text, source in zip(texts(), sources(case), strict=True)
-        ]
+        return [case.model()(text, source=source) for text, source in zip(texts(), sources(case), strict=True)]
 
 
 def batch_of_sources(case: Case, side: str) -> dict[str, Tensor]:
@@ -152,14 +148,10 @@ def packed_is_alone(case: Case) -> None:
 
 
 def _packed(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
-    gap = ids(1, seed=77)
-    pieces, numbers = [gap], [torch.zeros(1, 1, dtype=torch.long)]
-    for n, row in enumerate(rows):
-        pieces += [row] if n else [row, gap]
-        numbers += (
-            [torch.full_like(row, n + 1)] if n else [torch.full_like(row, 1), torch.zeros(1, 1, dtype=torch.long)]
-        )
-    return torch.cat([*pieces, gap], 1), torch.cat([*numbers, torch.zeros(1, 1, dtype=torch.long)], 1)
+    """Padding, the first text, padding, all other texts side by side, padding; and the number of each token's text."""
+    gap, numbers = ids(1, seed=77), [torch.full_like(row, n + 1) for n, row in enumerate(rows)]
+    zero = torch.zeros_like(gap)
+    return torch.cat([gap, rows[0], gap, *rows[1:], gap], 1), torch.cat([zero, numbers[0], zero, *numbers[1:], zero], 1)
 
 
 # --------------------------------------------------------------------------------------------------- cached, and whole
@@ -195,7 +187,7 @@ def cached_batches_are_alone(case: Case) -> None:
     more = ids(5, rows=len(LENGTHS), seed=31)
     rests = torch.ones_like(more, dtype=torch.bool)
     rests[1, 1] = rests[2, 3] = rests[0, 4] = False
-    for kind, side in [(kind, side) for kind in CACHES for side in SIDES[kind]]:
+    for kind, side in [(name, side) for name, sides in SIDES.items() for side in sides]:
         batch, keep = padded(texts(), side)
         whole = torch.cat((batch, more), 1), torch.cat((keep, rests), 1)
         _decode_as_alone(case, CACHES[kind], *whole, f"{kind}, {side}")
@@ -441,7 +433,7 @@ def hidden_changes_nothing(case: Case) -> None:
 
 @law()
 def blind_rows_are_finite(case: Case) -> None:
-    """A row of padding alone, with a source of padding alone: finite answers and gradients, and no other row changes."""
+    """A row and a source of nothing but padding: answers and gradients are finite, and no other row changes."""
     model, (batch, keep) = case.model(), padded(texts(), "right")
     given = batch_of_sources(case, "right")
     with torch.no_grad():
