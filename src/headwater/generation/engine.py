@@ -43,10 +43,12 @@ class Joining:
         """Read the next piece; True when all is read."""
         if self.rows[0].request.source is not None and self.slots.heard is None:
             listen(self.model, self.slots, [row.request.source or () for row in self.rows])
-        done = self.slots.lengths[0]
-        pieces = [row.request.prompt[done : done + budget if len(self.rows) == 1 else None] for row in self.rows]
+        prompts = [row.request.prompt for row in self.rows]
+        self.slots.crop(len(prompt) - 1 for prompt in prompts)  # takes something back only after an interruption
+        most = budget if len(self.rows) == 1 else None
+        pieces = [prompt[n:][:most] for prompt, n in zip(prompts, self.slots.lengths, strict=True)]
         self.scores = read(self.model, self.slots, pieces)
-        return all(length == len(row.request.prompt) for length, row in zip(self.slots.lengths, self.rows, strict=True))
+        return self.slots.lengths == [len(prompt) for prompt in prompts]
 
 
 class Engine:
