@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from headwater.core import Around, Attention, Everyone, Past, Window, decoder, encoder, transformer
+from headwater.core import Around, Attention, CrossAttention, Everyone, Past, Window, decoder, encoder, transformer
 from headwater.core.positions import BucketTable, RelativeBias
 from headwater.parts import swap
 from headwater.reference import attention, loss, model
@@ -55,6 +55,9 @@ def torch_model(c: Config):
     if c.window:
         sees = {Past(): Window(c.window), Everyone(): Around(c.window - 1)}
         spec = swap(spec, Attention, lambda part: dataclasses.replace(part, sees=sees[part.sees]))
+    if c.v_head_dim != c.head_dim:
+        for kind in (Attention, CrossAttention):
+            spec = swap(spec, kind, lambda part: dataclasses.replace(part, v_head_dim=c.v_head_dim))
     if not c.tied:
         spec = dataclasses.replace(spec, tied=tuple(pair for pair in spec.tied if pair[0] != "head.out"))
     built = spec.build(seed=1).double()
@@ -179,6 +182,11 @@ def test_windows(shape: str, window: int, mask: str) -> None:
 def test_grouped_heads_of_a_width_of_their_own(kv_heads: int) -> None:
     for position in ("rotary", "xl", "alibi", "relative"):
         assert_equal(config("decoder", kv_heads=kv_heads, head_dim=6, position=position), **masks_of("left", "decoder"))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_values_of_a_width_of_their_own(shape: str) -> None:
+    assert_equal(config(shape, kv_heads=2, v_head_dim=7), **masks_of("right", shape))
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -122,7 +122,9 @@ def test_scaled_dot_product_attention_with_other_lengths_and_widths() -> None:
 @pytest.mark.parametrize("position", POSITIONS)
 def test_multi_head_attention_over_a_memory(position: str, kv_heads: int) -> None:
     """Grouped heads, a head_dim of its own, and a memory longer than the queries: dx and dmemory."""
-    c = Config(5, "decoder", d_model=6, heads=4, kv_heads=kv_heads, head_dim=2, layers=1, position=position)
+    c = Config(
+        5, "decoder", d_model=6, heads=4, kv_heads=kv_heads, head_dim=2, v_head_dim=3, layers=1, position=position
+    )
     values = wide(initial(c, dtype=np.float64))
     mine = {p: v for p, v in values.items() if "self_attn." in p or ".positions." in p}
     x, memory = draw(1).normal(size=(2, 3, 6)), draw(2).normal(size=(2, 5, 6))
@@ -131,7 +133,7 @@ def test_multi_head_attention_over_a_memory(position: str, kv_heads: int) -> Non
     def run(w: Parameters):
         at = POSITIONS[position](c, w / "decoder")
         view = attention.View(allowed, q_places, k_places, at, no_dropout, {})
-        return attention.multi_head(x, memory, w / "decoder.layers.0.self_attn", c.head_dim, view)
+        return attention.multi_head(x, memory, w / "decoder.layers.0.self_attn", c.heads, view)
 
     w = Parameters(mine)
     y, back = run(w)

@@ -220,7 +220,16 @@ def test_greedy_reads_its_own_source() -> None:
     assert together == [greedy(m, [[1]], -1, 4, s)[0] for s in (source[:1], source[1:, :2])]
 
 
+@pytest.mark.parametrize("shape", ["decoder", "encoder_decoder"])
+def test_the_way_back_may_be_gone_twice(shape: str) -> None:
+    logits, back = build(shape)(IDS, **({"source": IDS} if shape == "encoder_decoder" else {}))
+    first, second = back(np.ones_like(logits)), back(np.ones_like(logits))
+    assert first.keys() == second.keys() and all(np.array_equal(first[path], second[path]) for path in first)
+
+
 FAULTS = [
+    (lambda: Config(9, d_ff=-4), BadSetting, "d_ff must not be negative, got -4"),
+    (lambda: greedy(build("encoder_decoder"), [[1]], 2, 3), BadInput, "must be given a source, got none"),
     (lambda: Config(9, position="rotory"), BadSetting, "did you mean 'rotary'"),
     (lambda: Config(9, d_model=10, heads=4), BadSetting, "heads must divide d_model 10, got 4"),
     (lambda: Config(9, d_model=8, heads=4, kv_heads=3), BadSetting, "kv_heads must divide heads 4, got 3"),

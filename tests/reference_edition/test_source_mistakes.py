@@ -45,7 +45,7 @@ def test_keys_keep_their_own_length() -> None:
     w = Parameters(initial(c)) / "decoder.layers.0.self_attn"
     x, memory = CHANCE.normal(size=(1, 3, 8)), CHANCE.normal(size=(1, 5, 8))
     view = View(np.ones((1, 3, 5), bool), np.zeros((1, 3)), np.zeros((1, 5)), NoPosition(c, w), no_dropout, {})
-    assert multi_head(x, memory, w, 4, view)[0].shape == (1, 3, 8)
+    assert multi_head(x, memory, w, 2, view)[0].shape == (1, 3, 8)
     with pytest.raises(ValueError, match="reshape"):
         memory.reshape(1, x.shape[1], 2, 4)
 

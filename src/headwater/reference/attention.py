@@ -50,7 +50,7 @@ class View:
 
 
 def multi_head(
-    x: Array, memory: Array, w: Parameters, head_dim: int, view: View
+    x: Array, memory: Array, w: Parameters, heads: int, view: View
 ) -> tuple[Array, Callable[[Array], tuple[Array, Array]]]:
     """H small attentions side by side, joined by one last map: y = W_out [head_1 … head_H].
 
@@ -60,7 +60,9 @@ def multi_head(
     q, q_back = linear(x, w / "q")
     k, k_back = linear(memory, w / "k")
     v, v_back = linear(memory, w / "v")
-    q, k, v = (split(t, head_dim) for t in (q, k, v))
+    q = split(q, heads)
+    k = split(k, k.shape[-1] // q.shape[-1])  # as wide as those of q, perhaps fewer
+    v = split(v, k.shape[1])  # as many as those of k, perhaps of another width
     q, turn_q_back = view.position.turn(q, view.q_places)
     k, turn_k_back = view.position.turn(k, view.k_places)
     groups = q.shape[1] // k.shape[1]
@@ -71,7 +73,7 @@ def multi_head(
     y, out_back = linear(join(mixed), w / "out")
 
     def back(dy: Array) -> tuple[Array, Array]:
-        dq, dk, dv, dbias = attend_back(split(out_back(dy), head_dim))
+        dq, dk, dv, dbias = attend_back(split(out_back(dy), heads))
         dq_bias, dk_bias = bias_back(dbias)
         dk, dv = gather(dk + dk_bias, groups), gather(dv, groups)
         dx = q_back(join(turn_q_back(dq + dq_bias)))
@@ -80,9 +82,9 @@ def multi_head(
     return y, back
 
 
-def split(x: Array, head_dim: int) -> Array:
+def split(x: Array, heads: int) -> Array:
     """[B, Q, H·K] → [B, H, Q, K]; the length is x's own, so keys may be longer or shorter than queries."""
-    return x.reshape(*x.shape[:2], -1, head_dim).transpose(0, 2, 1, 3)
+    return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
 
 
 def join(x: Array) -> Array:

@@ -33,6 +33,7 @@ class Config:
     heads: int = 8
     kv_heads: int = 0  # heads
     head_dim: int = 0  # d_model / heads
+    v_head_dim: int = 0  # head_dim
     layers: int = 6
     d_ff: int = 0  # 4 · d_model
     activation: str = "relu"
@@ -60,6 +61,7 @@ class Config:
             "source_vocab": self.vocab,
             "kv_heads": self.heads,
             "head_dim": self.d_model // self.heads,
+            "v_head_dim": self.head_dim or self.d_model // self.heads,
             "d_ff": 4 * self.d_model,
             "eps": 1e-5 if self.norm == "layer" else 1e-6,
         }
@@ -68,7 +70,9 @@ class Config:
         self._check_together()
 
     def _check_together(self) -> None:
-        divides = self.kv_heads >= 1 and self.heads % self.kv_heads == 0
+        for name in ("source_vocab", "kv_heads", "head_dim", "v_head_dim", "d_ff", "eps", "window"):
+            _must(getattr(self, name) >= 0, f"{name} must not be negative", getattr(self, name), "0 is the usual one")
+        divides = self.heads % self.kv_heads == 0
         _must(divides, f"kv_heads must divide heads {self.heads}", self.kv_heads, "change one of them")
         pairs = self.position != "rotary" or self.head_dim % 2 == 0
         _must(pairs, "rotary positions turn pairs: head_dim must be even", self.head_dim, "change it")
@@ -141,8 +145,12 @@ def _block(c: Config, stack: str) -> Shapes:
 
 
 def _attention(role: str, c: Config) -> Shapes:
-    asks, answers = c.heads * c.head_dim, c.kv_heads * c.head_dim
-    maps = {"q": (asks, c.d_model), "k": (answers, c.d_model), "v": (answers, c.d_model), "out": (c.d_model, asks)}
+    maps = {
+        "q": (c.heads * c.head_dim, c.d_model),
+        "k": (c.kv_heads * c.head_dim, c.d_model),
+        "v": (c.kv_heads * c.v_head_dim, c.d_model),
+        "out": (c.d_model, c.heads * c.v_head_dim),
+    }
     return _linears(role, maps, c.bias)
 
 

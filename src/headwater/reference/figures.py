@@ -38,9 +38,8 @@ def heat_maps(path: Path, seen: Mapping[str, Array], role: str, rows: list[str],
     stack, kind = role.split(".")
     layers = [w[0] for tap, w in seen.items() if tap.startswith(stack + ".") and f".{kind}." in tap]
     heads = layers[0].shape[0]
-    figure, axes = _plot().subplots(
-        len(layers), heads, figsize=(2.5 * heads + 1, 2.6 * len(layers) + 0.6), squeeze=False
-    )
+    size = (2.4 * heads + 1, 2.6 * len(layers) + 0.5)
+    figure, axes = _plot().subplots(len(layers), heads, figsize=size, sharex=True, sharey=True, squeeze=False)
     for layer, maps in enumerate(layers):
         for head, (axis, weights) in enumerate(zip(axes[layer], maps, strict=True)):
             image = axis.imshow(weights, cmap="Blues", vmin=0, vmax=1)

@@ -66,15 +66,15 @@ def block(
     x: Array, w: Parameters, run: Run, own: View, other: View | None, memory: Memory | None
 ) -> tuple[Array, Back]:
     """Tokens read one another, then what the encoder wrote if there is one, then each thinks alone."""
-    head_dim = run.config.head_dim
+    heads = run.config.heads
 
     def self_attn(x: Array) -> tuple[Array, Back]:
-        y, attention_back = multi_head(x, x, w / "self_attn", head_dim, own)
+        y, attention_back = multi_head(x, x, w / "self_attn", heads, own)
         return y, lambda dy: sum(attention_back(dy))  # x asked, and x answered
 
     def cross_attn(x: Array) -> tuple[Array, Back]:
         assert memory is not None and other is not None
-        y, attention_back = multi_head(x, memory.value, w / "cross_attn", head_dim, other)
+        y, attention_back = multi_head(x, memory.value, w / "cross_attn", heads, other)
 
         def back(dy: Array) -> Array:
             dx, dmemory = attention_back(dy)
@@ -146,11 +146,8 @@ class Transformer:
         seen: dict[str, Array] | None = None,
     ) -> tuple[Array, Callable[[Array], dict[str, Array]]]:
         """keep: True = a real token. seen, if given, is filled with the attention weights [B, H, Q, S] by path."""
-        both = self.config.shape == "encoder_decoder"
-        if both == (source is None):
-            wanted, came = ("a source", "none") if both else ("no source", "one")
-            raise BadInput(f"a model of shape {self.config.shape} must be given {wanted}, got {came}; mend the call")
-        if both and (documents is None) != (source_documents is None):
+        self._check_source(given=source is not None)
+        if source is not None and (documents is None) != (source_documents is None):
             raise BadInput("documents must be given for ids and source, got one of them; number both alike")
         run = Run(self.config, Parameters(self.values), drop, {} if seen is None else seen)
         memory: Memory | None = None
@@ -160,10 +157,13 @@ class Transformer:
         logits, decoder_back = self._decode(ids, keep, documents, memory, run)
 
         def back(dlogits: Array) -> dict[str, Array]:
+            run.w.gradients.clear()  # asked a second time, it begins anew
+            if memory is not None:
+                memory.gradient = np.zeros_like(memory.value)
             decoder_back(dlogits)
             if memory is not None:
                 encoder_back(memory.gradient)
-            return run.w.gradients
+            return dict(run.w.gradients)
 
         return logits, back
 
@@ -173,7 +173,13 @@ class Transformer:
 
     def decode(self, ids: Array, keep: Array | None = None, memory: Memory | None = None) -> Array:
         """The logits alone."""
+        self._check_source(given=memory is not None)
         return self._decode(ids, keep, None, memory, Run(self.config, Parameters(self.values), no_dropout, {}))[0]
+
+    def _check_source(self, given: bool) -> None:
+        if given != (self.config.shape == "encoder_decoder"):
+            wanted, came = ("no source", "one") if given else ("a source", "none")
+            raise BadInput(f"a model of shape {self.config.shape} must be given {wanted}, got {came}; mend the call")
 
     def _encode(self, source: Array, keep: Array | None, documents: Array | None, run: Run) -> tuple[Memory, Back]:
         check_ids(source, "source", self.config.source_vocab)
