@@ -26,19 +26,24 @@ if TYPE_CHECKING:
     from headwater.core.shapes import decoder, encoder, transformer
     from headwater.families.embedding import embed
     from headwater.families.loading import load, save
+    from headwater.generation.ask import generate, stream
+    from headwater.inspection.check import check
     from headwater.inspection.costs import count
 
 __version__ = "0.1.0"
 
 # Every public name that is fetched when asked for, and the module it lives in.
 HOMES = {
+    "check": "headwater.inspection.check",
     "count": "headwater.inspection.costs",
     "decoder": "headwater.core.shapes",
     "embed": "headwater.families.embedding",
     "encoder": "headwater.core.shapes",
+    "generate": "headwater.generation.ask",
     "load": "headwater.families.loading",
     "preset": "headwater.core.presets",
     "save": "headwater.families.loading",
+    "stream": "headwater.generation.ask",
     "transformer": "headwater.core.shapes",
 }
 
@@ -52,13 +57,16 @@ __all__ = [
     "TooLong",
     "Unavailable",
     "__version__",
+    "check",
     "count",
     "decoder",
     "embed",
     "encoder",
+    "generate",
     "load",
     "preset",
     "save",
+    "stream",
     "transformer",
 ]
 

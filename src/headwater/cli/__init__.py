@@ -26,6 +26,10 @@ VERBS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "draw a model with shapes, parameters and costs, before anything is allocated",
             "画出模型:形状、参数量、开销,不占内存",
         ),
+        "check": (
+            "prove that a model sees neither the future nor the padding, and find where it does",
+            "查证模型看不到未来和填充;看到了就指出在哪里",
+        ),
     },
     ("Using models", "使用模型"): {
         "embed": ("texts as vectors, and how near they are to one another", "把文本变成向量,并比较它们有多接近"),

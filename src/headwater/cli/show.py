@@ -1,4 +1,4 @@
-"""headwater show: a model drawn as a tree with shapes, parameters and formulas, and what it costs. Nothing is allocated."""
+"""headwater show: a model as a tree with shapes, parameters and formulas, and what it costs. Nothing is allocated."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", nargs="?",
-                        help=say("a preset (none: they are listed) or a file with a spec", "预设名(不写则列出全部)或模型描述文件"))  # fmt: skip
-    parser.add_argument("--vocab", type=int, metavar="N", help=say("another vocabulary", "改用别的词表大小"))
-    parser.add_argument("--batch", type=int, default=1, metavar="B", help=say("rows at a time (1)", "批大小(1)"))
-    parser.add_argument("--length", type=int, metavar="L", help=say("tokens a row (1024, or fewer if it has no room)", "每行长度(1024,放不下则更短)"))  # fmt: skip
-    parser.add_argument("--dtype", default="fp32", metavar="fp32|bf16|fp16", help=say("numbers (fp32)", "数值类型(fp32)"))
-    parser.add_argument("--depth", type=int, metavar="N", help=say("levels of the tree (all)", "树的层数(全部)"))
-    parser.add_argument("--json", action="store_true", help=say("the same as JSON", "以 JSON 输出"))
+    add = parser.add_argument
+    model = say("a preset (none: they are listed) or a file with a spec", "预设名(不写则列出全部)或模型描述文件")
+    length = say("tokens a row (1024, or as many as it has places)", "每行长度(1024,或位置表的上限)")
+    add("model", metavar="MODEL", nargs="?", help=model)
+    add("--vocab", type=int, metavar="N", help=say("another vocabulary", "改用别的词表大小"))
+    add("--batch", type=int, default=1, metavar="B", help=say("rows at a time (1)", "批大小(1)"))
+    add("--length", type=int, metavar="L", help=length)
+    add("--dtype", default="fp32", metavar="fp32|bf16|fp16", help=say("numbers (fp32)", "数值类型(fp32)"))
+    add("--depth", type=int, metavar="N", help=say("levels of the tree (all)", "树的层数(全部)"))
+    add("--json", action="store_true", help=say("the same as JSON", "以 JSON 输出"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,7 +61,7 @@ def listing(as_json: bool) -> int:
     return 0
 
 
-# --------------------------------------------------------------------------------------------------------- in a terminal
+# -------------------------------------------------------------------------------------------------------- in a terminal
 
 
 def show(name: str, counted: Count, depth: int | None) -> None:
@@ -79,7 +81,9 @@ def show(name: str, counted: Count, depth: int | None) -> None:
     sums(console, counted)
 
 
-def branches(node: Node, depth: int | None, lead: str = "", mark: str = "", level: int = 0) -> Iterator[tuple[str, Node]]:
+def branches(
+    node: Node, depth: int | None, lead: str = "", mark: str = "", level: int = 0
+) -> Iterator[tuple[str, Node]]:
     """Each node with the lines that lead to it."""
     yield lead + mark, node
     if depth is not None and level >= depth:
@@ -131,11 +135,16 @@ def sums(console: Console, counted: Count) -> None:
     grid.add_row(f"[bold]{say('parameters', '参数量')}[/bold]", f"[bold]{total:,}[/bold]", "")
     for name, number in counted.groups.items():
         grid.add_row("  " + say(*GROUPS[name]), f"{number:,}", f"{number / max(total, 1):.1%}")
-    where = say(f"batch {at['batch']}, length {at['length']}, {at['dtype']}", f"批 {at['batch']},长 {at['length']},{at['dtype']}")
+    where = say(
+        f"batch {at['batch']}, length {at['length']}, {at['dtype']}",
+        f"批 {at['batch']},长 {at['length']},{at['dtype']}",
+    )
     grid.add_row(f"[bold]{say('memory', '内存')}[/bold]", "", where)
     for name, number in counted.bytes.items():
         grid.add_row("  " + say(*MEMORY[name]), size(number), "")
-    grid.add_row(f"[bold]{say('operations', '运算量')}[/bold]", "", say("floating point, per token", "每个词元的浮点运算"))
+    grid.add_row(
+        f"[bold]{say('operations', '运算量')}[/bold]", "", say("floating point, per token", "每个词元的浮点运算")
+    )
     for name, words in {"forward": ("forward", "前向"), "training": ("training", "训练")}.items():
         grid.add_row("  " + say(*words), size(counted.flops[name], "FLOP"), "")
     console.print(grid)

@@ -7,7 +7,7 @@ did for English-German. Two texts call different models `large`: the one with 6 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from headwater.core.attention import Attention, CrossAttention
 from headwater.core.embed import Tokens
@@ -38,7 +38,9 @@ def gpt(vocab: int, d_model: int, heads: int, layers: int, longest: int) -> Mode
     return Model(decoder=stack, head=LanguageHead(vocab), tied=tied, init=scaled_normal(layers))
 
 
-def llama(vocab: int, d_model: int, heads: int, kv_heads: int, d_ff: int, layers: int, eps: float, theta: float) -> Model:
+def llama(
+    vocab: int, d_model: int, heads: int, kv_heads: int, d_ff: int, layers: int, eps: float, theta: float
+) -> Model:
     attn, norm = Attention(heads, kv_heads, sees=Past(), position=Rotary(theta)), RMSNorm(eps)
     block = Block((pre(norm, self_attn=attn), pre(norm, ffn=GatedFeedForward(d_ff))))
     stack = Stack(d_model, Tokens(vocab), (block,) * layers, norm)
@@ -54,7 +56,7 @@ def bert(vocab: int, d_model: int, heads: int, layers: int) -> Model:
 
 
 def t5(vocab: int, d_model: int, heads: int, head_dim: int, d_ff: int, layers: int) -> Model:
-    norm, shape = RMSNorm(), {"heads": heads, "head_dim": head_dim, "scale": 1.0, "dropout": 0.1}
+    norm, shape = RMSNorm(), cast(dict[str, Any], {"heads": heads, "head_dim": head_dim, "scale": 1.0, "dropout": 0.1})
 
     def stack(sees: Any, two_way: bool, *reads: Any) -> Stack:
         attn = Attention(**shape, sees=sees, position=RelativeBias(two_way=two_way))

@@ -5,7 +5,7 @@ gradients     parameters · width
 optimiser     AdamW: two fp32 moments a parameter, and an fp32 copy of the weights where they are kept in 16 bits
 activations   an estimate of what training keeps for the way back (see `kept`)
 KV cache      exact: batch · length · width · Σ over attention layers of kv_heads · (head_dim + v_head_dim)
-operations    exact for matrix products: 2 a weight a token, and attention 2 · heads · (head_dim + v_head_dim) a query and key
+operations    exact for matrix products: 2 a weight; attention 2 · heads · (head_dim + v_head_dim) a query and key
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def count(model: Model | Transformer, batch: int = 1, length: int | None = None,
         raise BadSetting(f"batch and length must be at least 1, got {batch} and {length}; correct them")
     built: Any = skeleton(model) if isinstance(model, Model) else model
     if not isinstance(built, Transformer):
-        raise BadSetting(f"count takes a model or spec of ours, got {type(model).__name__}; counts.tree takes any module")
+        raise BadSetting(
+            f"count takes a model or spec of ours, got {type(model).__name__}; counts.tree takes any module"
+        )
     length = _fitting(built.spec, length)
     return Count(
         tree=tree(built),
@@ -76,7 +78,7 @@ def _fitting(spec: Model, length: int | None) -> int:
 def longest(spec: Model) -> int | None:
     """The number of places, where a learned table sets a limit."""
     stacks = [stack for stack in (spec.encoder, spec.decoder) if stack is not None]
-    positions = [getattr(stack.embed, "position", None) for stack in stacks]
+    positions: list[Any] = [getattr(stack.embed, "position", None) for stack in stacks]
     rooms = [p.size - p.first for p in positions if hasattr(p, "size") and hasattr(p, "first")]
     return min(rooms, default=None)
 
@@ -98,9 +100,9 @@ def memory(model: Transformer, batch: int, length: int, width: int) -> dict[str,
 def kept(model: Transformer) -> int:
     """Numbers that training keeps for one token, in each stack it passes.
 
-    A linear layer and a norm keep their input; q, k and v share one. Fused attention keeps q, k, v and its result, which
-    is what `out` keeps. An activation keeps its input, a product both factors, a dropout its mask. Attention that is
-    not fused (some back ends do not fuse dropout) keeps heads · length numbers a layer more.
+    A linear layer and a norm keep their input; q, k and v share one. Fused attention keeps q, k, v and its result,
+    which is what `out` keeps. An activation keeps its input, a product both factors, a dropout its mask. Attention
+    that is not fused (some back ends do not fuse dropout) keeps heads · length numbers a layer more.
     """
     return sum(_kept_here(module) for part in _run(model) for module in part.modules())
 
@@ -117,7 +119,9 @@ def _kept_here(module: nn.Module) -> int:
             return (0 if quiet else module.up.out_features) + _masked(module.dropout, module.up)
         case BlockLayer():
             branches = [getattr(module, role) for role, *_ in module.names]
-            return sum(_masked(module.dropout, getattr(branch, "out", getattr(branch, "down", None))) for branch in branches)
+            return sum(
+                _masked(module.dropout, getattr(branch, "out", getattr(branch, "down", None))) for branch in branches
+            )
         case nn.Linear():
             return module.in_features
         case nn.LayerNorm() | nn.RMSNorm():
@@ -136,7 +140,7 @@ def _answers(model: Transformer) -> int:
 
 
 def cached(model: Transformer, length: int) -> int:
-    """Numbers a growing cache holds for one row: keys and values of every self-attention, and of what cross-attention reads."""
+    """Numbers a growing cache holds for a row: keys and values of self-attention and of what cross-attention reads."""
     if model.decoder is None:
         return 0
     own = sum(g * (k + v) for lane in range(len(model.decoder.lanes)) for g, k, v in model.decoder.slots(lane).values())
@@ -152,7 +156,7 @@ def _memory_length(model: Transformer, length: int) -> int:
 
 
 def operations(model: Transformer, length: int) -> dict[str, int]:
-    """Per token of text: one target token, and for two stacks one source token with it. Training is three times forward.
+    """Per token of text: a target token, and for two stacks a source token with it. Training is forward three times.
 
     Attention is counted over all keys the rule lets a place see at this length, none skipped for causality: a fused
     kernel may do half of it.

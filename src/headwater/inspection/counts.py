@@ -98,7 +98,7 @@ def _node(module: nn.Module, name: str, path: str, sizes: Sizes, seen: dict[int,
 
 
 def _named(name: str, path: str) -> str:
-    """The name formulas know a module by: the head's output is as wide as its table, a stack's positions are buckets."""
+    """The name formulas know a module by: a head's output is as wide as its table, a stack's positions are buckets."""
     return "tokens" if path == "head.out" else "buckets" if ".positions." in path else name
 
 
@@ -121,7 +121,7 @@ def _one(node: Node) -> Node:
 
 
 def groups(model: nn.Module) -> dict[str, int]:
-    """Parameters by place: embeddings (with their positions), encoder, decoder, output; other for what is none of them."""
+    """Parameters by place: embeddings (with their positions), encoder, decoder, output; other for the rest."""
     found = dict.fromkeys(GROUPS, 0)
     for path, tensor in model.named_parameters():  # a shared tensor comes once, under its home
         first, _, rest = path.partition(".")

@@ -27,18 +27,24 @@ ORDER = ("vocab", "places", "kinds", "buckets", "d_model", "d_ff", "heads", "kv_
 POWERS = {1: "", 2: "²", 3: "³"}
 
 
-def sizes_of(module: nn.Module, sizes: Sizes) -> Sizes:
+def sizes_of(module: Any, sizes: Sizes) -> Sizes:
     """What is known inside this module: the sizes handed down to it, and its own."""
     own: dict[str, int] = {}
     spec: Any = getattr(module, "spec", None)
+    writer: Any = getattr(module, "writer", None)
     if isinstance(module, AttentionLayer):
         h, g, k, v = module.heads, module.kv_heads, module.head_dim, module.v_head_dim
-        own = {"heads·head_dim": h * k, "kv_heads·head_dim": g * k, "heads·v_head_dim": h * v, "kv_heads·v_head_dim": g * v}
+        own = {
+            "heads·head_dim": h * k,
+            "kv_heads·head_dim": g * k,
+            "heads·v_head_dim": h * v,
+            "kv_heads·v_head_dim": g * v,
+        }
         own |= {"head_dim": k}
     elif hasattr(spec, "d_model"):
         return {"d_model": spec.d_model}
-    elif hasattr(module, "writer"):
-        own = {"d_model": module.writer.spec.d_model}
+    elif writer is not None:
+        own = {"d_model": writer.spec.d_model}
     return {**sizes, **{name: size for name, size in own.items() if name not in sizes}}
 
 
@@ -73,7 +79,9 @@ def _powers(factors: Term) -> list[str]:
 
 def letters(model: nn.Module) -> dict[str, list[int]]:
     """What the names in the formulas stand for in this model; more than one number where its parts differ."""
-    found: dict[str, set[int]] = {name: set() for name in ("d_model", "d_ff", "heads", "kv_heads", "head_dim", "v_head_dim")}
+    found: dict[str, set[int]] = {
+        name: set() for name in ("d_model", "d_ff", "heads", "kv_heads", "head_dim", "v_head_dim")
+    }
     found |= {name: set() for name in ("vocab", "places", "kinds", "buckets", "layers")}
     for path, module in model.named_modules():
         name = "buckets" if ".positions." in path else path.rpartition(".")[2]

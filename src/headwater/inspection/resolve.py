@@ -1,4 +1,4 @@
-"""From what a user types to a spec: the name of a preset, or a file that holds a spec. The one place that decides it."""
+"""From what a user types to a spec: the name of a preset, or a file that holds a spec. The one place that decides."""
 
 from __future__ import annotations
 
@@ -31,8 +31,12 @@ def read_spec(path: Path) -> Model:
     if not path.is_file():
         raise BadFile(f"{path}: a file with a spec must be given, this is a folder; name the file in it")
     if path.stat().st_size > LARGEST_SPEC:
-        raise BadFile(f"{path}: a spec has at most {LARGEST_SPEC:,} bytes, this has {path.stat().st_size:,}; is it weights?")
+        raise BadFile(
+            f"{path}: a spec has at most {LARGEST_SPEC:,} bytes, this has {path.stat().st_size:,}; is it weights?"
+        )
     spec = from_plain(strict_json.parse_object(path.read_bytes(), path))
     if not isinstance(spec, Model):
-        raise BadFile(f"{path}: must hold a Model, it holds a {type(spec).__name__}; write it with parts.to_plain(model.spec)")
+        raise BadFile(
+            f"{path}: must hold a Model, it holds a {type(spec).__name__}; write it with parts.to_plain(model.spec)"
+        )
     return spec
