@@ -113,6 +113,14 @@ def test_a_stream_never_says_half_a_character(tokenizers):
     assert said[1] == ""
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_many_at_once_are_as_one_by_one(tokenizers, texts, name):
+    ours = tokenizers[name]
+    hard = [*texts, *ours.controls, *(f"ka{token}ri" for token in ours.controls)]
+    for special in (True, False):
+        assert ours.encode_many(hard, special=special) == [ours.encode(t, special=special) for t in hard]
+
+
 def test_pieces_are_readable(tokenizers):
     gpt2 = tokenizers["gpt2"]
     ids = gpt2.encode("the 😀")

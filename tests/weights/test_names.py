@@ -1,4 +1,4 @@
-"""Name tables: read and write are each other's inverse, every tensor is accounted for, and nothing is copied before asked."""
+"""Name tables: read and write are inverses, every tensor is accounted for, and nothing is copied before asked."""
 
 from __future__ import annotations
 

@@ -6,17 +6,14 @@ Padding and truncation are ours to do and are dropped: a file could ask for padd
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Callable
 from typing import Any
 
 from headwater.errors import BadFile, nearest
-from headwater.text.patterns import check_pattern
+from headwater.text import allowed
+from headwater.text.allowed import MOST_TOKENS, Check
 from headwater.weights.files import shown
 
-MOST_TOKENS, MOST_ADDED, MOST_CHARACTERS, DEEPEST = 2_000_000, 100_000, 2_000, 6
-
-Check = Callable[[Any, object], bool]
+MOST_ADDED, DEEPEST = 100_000, 6
 
 
 def checked(spec: dict[str, Any], where: object) -> dict[str, Any]:
@@ -44,118 +41,34 @@ def _typed(model: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _text(value: Any, where: object) -> bool:
-    return isinstance(value, str) and len(value) <= MOST_CHARACTERS
-
-
-def _flag(value: Any, where: object) -> bool:
-    return type(value) is bool
-
-
-def _null(value: Any, where: object) -> bool:
-    return value is None
-
-
-def _whole(most: int) -> Check:
-    return lambda value, where: type(value) is int and 0 <= value <= most
-
-
-def _one_of(*words: str) -> Check:
-    return lambda value, where: value in words and isinstance(value, str)
-
-
-def _maybe(check: Check) -> Check:
-    return lambda value, where: value is None or check(value, where)
-
-
-def _charsmap(value: Any, where: object) -> bool:
-    """sentencepiece's character map: the size of a table of 4-byte units, the table, then texts ended by NUL."""
-    if not isinstance(value, str) or len(value) > 8_000_000:
-        return False
-    try:
-        raw = base64.b64decode(value, validate=True)
-        size = int.from_bytes(raw[:4], "little")
-        raw[4 + size :].decode()
-    except ValueError:  # not base64, or not UTF-8
-        return False
-    return len(raw) >= 4 and size % 4 == 0 and 0 < size <= len(raw) - 4
-
-
-def _anything(value: Any, where: object) -> bool:
-    return True  # checked as a whole in _check_model
-
-
-def _pattern(value: Any, where: object) -> bool:
-    if not isinstance(value, dict) or len(value) != 1:
-        return False
-    ((kind, text),) = value.items()
-    if kind == "Regex" and _text(text, where):
-        check_pattern(text, where)
-    return kind in ("Regex", "String") and _text(text, where) and text != ""
-
-
-def _special(value: Any, where: object) -> bool:
-    return (
-        isinstance(value, list) and len(value) == 2 and _text(value[0], where) and _whole(MOST_TOKENS)(value[1], where)
-    )
-
-
-def _template(value: Any, where: object) -> bool:
-    return isinstance(value, list) and len(value) <= 64 and all(_template_item(item, where) for item in value)
-
-
-def _template_item(item: Any, where: object) -> bool:
-    if not isinstance(item, dict) or len(item) != 1:
-        return False
-    ((kind, said),) = item.items()
-    known = isinstance(said, dict) and said.keys() == {"id", "type_id"} and _whole(15)(said["type_id"], where)
-    return known and (
-        said["id"] in ("A", "B") if kind == "Sequence" else kind == "SpecialToken" and _text(said["id"], where)
-    )
-
-
-def _template_tokens(value: Any, where: object) -> bool:
-    return (
-        isinstance(value, dict)
-        and len(value) <= 64
-        and all(
-            isinstance(t, dict)
-            and t.keys() == {"id", "ids", "tokens"}
-            and t["id"] == name
-            and isinstance(t["ids"], list)
-            and isinstance(t["tokens"], list)
-            and 0 < len(t["ids"]) == len(t["tokens"]) <= 64
-            and all(_whole(MOST_TOKENS)(n, where) for n in t["ids"])
-            and all(_text(s, where) for s in t["tokens"])
-            for name, t in value.items()
-        )
-    )
-
-
-_BEHAVIOR = _one_of("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
-_REPLACE: dict[str, Check] = {"pattern": _pattern, "content": _text}
-_BYTE_LEVEL: dict[str, Check] = {"add_prefix_space": _flag, "trim_offsets": _flag, "use_regex": _flag}
+_BEHAVIOR = allowed.one_of("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
+_REPLACE: dict[str, Check] = {"pattern": allowed.pattern, "content": allowed.text}
+_BYTE_LEVEL: dict[str, Check] = {
+    "add_prefix_space": allowed.flag,
+    "trim_offsets": allowed.flag,
+    "use_regex": allowed.flag,
+}
 _METASPACE: dict[str, Check] = {
     "replacement": lambda v, where: isinstance(v, str) and len(v) == 1,
-    "str_rep": _text,
-    "add_prefix_space": _flag,
-    "prepend_scheme": _one_of("first", "never", "always"),
-    "split": _flag,
+    "str_rep": allowed.text,
+    "add_prefix_space": allowed.flag,
+    "prepend_scheme": allowed.one_of("first", "never", "always"),
+    "split": allowed.flag,
 }
 
 # slot -> type -> key -> check; a list under INNER holds components of the same slot.
 SLOTS: dict[str, dict[str, dict[str, Check]]] = {
     "normalizer": {
         "BertNormalizer": {
-            "clean_text": _flag,
-            "handle_chinese_chars": _flag,
-            "strip_accents": _maybe(_flag),
-            "lowercase": _flag,
+            "clean_text": allowed.flag,
+            "handle_chinese_chars": allowed.flag,
+            "strip_accents": allowed.maybe(allowed.flag),
+            "lowercase": allowed.flag,
         },
-        "Strip": {"strip_left": _flag, "strip_right": _flag},
-        "Prepend": {"prepend": _text},
+        "Strip": {"strip_left": allowed.flag, "strip_right": allowed.flag},
+        "Prepend": {"prepend": allowed.text},
         "Replace": _REPLACE,
-        "Precompiled": {"precompiled_charsmap": _maybe(_charsmap)},
+        "Precompiled": {"precompiled_charsmap": allowed.maybe(allowed.charsmap)},
         "Sequence": {},
         "ByteLevel": {},
         **{name: {} for name in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Nmt")},
@@ -163,40 +76,53 @@ SLOTS: dict[str, dict[str, dict[str, Check]]] = {
     "pre_tokenizer": {
         "ByteLevel": _BYTE_LEVEL,
         "Metaspace": _METASPACE,
-        "Digits": {"individual_digits": _flag},
+        "Digits": {"individual_digits": allowed.flag},
         "Punctuation": {"behavior": _BEHAVIOR},
-        "Split": {"pattern": _pattern, "behavior": _BEHAVIOR, "invert": _flag},
+        "Split": {"pattern": allowed.pattern, "behavior": _BEHAVIOR, "invert": allowed.flag},
         "CharDelimiterSplit": {"delimiter": _METASPACE["replacement"]},
         "Sequence": {},
         **{name: {} for name in ("BertPreTokenizer", "Whitespace", "WhitespaceSplit", "UnicodeScripts")},
     },
     "model": {
         "BPE": {
-            "vocab": _anything,
-            "merges": _anything,
-            "dropout": _null,
-            "unk_token": _maybe(_text),
-            "fuse_unk": _flag,
-            "continuing_subword_prefix": _maybe(_text),
-            "end_of_word_suffix": _maybe(_text),
-            "byte_fallback": _flag,
-            "ignore_merges": _flag,
+            "vocab": allowed.anything,
+            "merges": allowed.anything,
+            "dropout": allowed.null,
+            "unk_token": allowed.maybe(allowed.text),
+            "fuse_unk": allowed.flag,
+            "continuing_subword_prefix": allowed.maybe(allowed.text),
+            "end_of_word_suffix": allowed.maybe(allowed.text),
+            "byte_fallback": allowed.flag,
+            "ignore_merges": allowed.flag,
         },
         "WordPiece": {
-            "vocab": _anything,
-            "unk_token": _text,
-            "continuing_subword_prefix": _text,
-            "max_input_chars_per_word": _whole(1000),
+            "vocab": allowed.anything,
+            "unk_token": allowed.text,
+            "continuing_subword_prefix": allowed.text,
+            "max_input_chars_per_word": allowed.whole(1000),
         },
-        "WordLevel": {"vocab": _anything, "unk_token": _text},
-        "Unigram": {"vocab": _anything, "unk_id": _maybe(_whole(MOST_TOKENS)), "byte_fallback": _flag},
+        "WordLevel": {"vocab": allowed.anything, "unk_token": allowed.text},
+        "Unigram": {
+            "vocab": allowed.anything,
+            "unk_id": allowed.maybe(allowed.whole(MOST_TOKENS)),
+            "byte_fallback": allowed.flag,
+        },
     },
     "post_processor": {
-        "BertProcessing": {"sep": _special, "cls": _special},
-        "RobertaProcessing": {"sep": _special, "cls": _special, "trim_offsets": _flag, "add_prefix_space": _flag},
+        "BertProcessing": {"sep": allowed.special, "cls": allowed.special},
+        "RobertaProcessing": {
+            "sep": allowed.special,
+            "cls": allowed.special,
+            "trim_offsets": allowed.flag,
+            "add_prefix_space": allowed.flag,
+        },
         "ByteLevel": _BYTE_LEVEL,
         "Sequence": {},
-        "TemplateProcessing": {"single": _template, "pair": _template, "special_tokens": _template_tokens},
+        "TemplateProcessing": {
+            "single": allowed.template,
+            "pair": allowed.template,
+            "special_tokens": allowed.template_tokens,
+        },
     },
     "decoder": {
         "ByteLevel": _BYTE_LEVEL,
@@ -204,10 +130,10 @@ SLOTS: dict[str, dict[str, dict[str, Check]]] = {
         "Replace": _REPLACE,
         "ByteFallback": {},
         "Fuse": {},
-        "WordPiece": {"prefix": _text, "cleanup": _flag},
-        "BPEDecoder": {"suffix": _text},
+        "WordPiece": {"prefix": allowed.text, "cleanup": allowed.flag},
+        "BPEDecoder": {"suffix": allowed.text},
         "Sequence": {},
-        "Strip": {"content": _METASPACE["replacement"], "start": _whole(100), "stop": _whole(100)},
+        "Strip": {"content": _METASPACE["replacement"], "start": allowed.whole(100), "stop": allowed.whole(100)},
     },
 }
 INNER = {
@@ -249,10 +175,14 @@ def _check_added(tokens: Any, where: object) -> list[dict[str, Any]]:
         raise BadFile(f"{where}: added_tokens must be a list of at most {MOST_ADDED:,}")
     flags = {"single_word", "lstrip", "rstrip", "normalized", "special"}
     for token in tokens:
-        fits = isinstance(token, dict) and token.keys() == {"id", "content", *flags} and _text(token["content"], where)
+        fits = (
+            isinstance(token, dict)
+            and token.keys() == {"id", "content", *flags}
+            and allowed.text(token["content"], where)
+        )
         if (
             not fits
-            or not _whole(MOST_TOKENS)(token["id"], where)
+            or not allowed.whole(MOST_TOKENS)(token["id"], where)
             or not token["content"]
             or not all(type(token[flag]) is bool for flag in flags)
         ):
@@ -267,7 +197,8 @@ def _check_model(model: dict[str, Any], where: object) -> None:
     if model["type"] == "Unigram":
         pieces = vocab if isinstance(vocab, list) else []
         fits = all(
-            isinstance(p, list) and len(p) == 2 and _text(p[0], where) and type(p[1]) in (int, float) for p in pieces
+            isinstance(p, list) and len(p) == 2 and allowed.text(p[0], where) and type(p[1]) in (int, float)
+            for p in pieces
         )
         count = len(pieces)
         if not isinstance(model.get("unk_id"), (int, type(None))) or (model.get("unk_id") or 0) >= max(count, 1):

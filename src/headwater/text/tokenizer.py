@@ -106,6 +106,17 @@ class Tokenizer:
         before, after = self._around if special else ([], [])
         return [*before, *ids, *after]
 
+    def encode_many(self, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
+        """Ids of many texts, on all cores; the same as `encode` of each."""
+        plain = [n for n, text in enumerate(texts) if not self._controls_in(text)]
+        found = guarded(
+            lambda: self.engine.encode_batch_fast([texts[n] for n in plain], add_special_tokens=special),
+            self.where,
+            BadInput,
+        )
+        rows = dict(zip(plain, (list(row.ids) for row in found), strict=True))
+        return [rows[n] if n in rows else self.encode(text, special=special) for n, text in enumerate(texts)]
+
     def align(self, text: str | Sequence[str], pair: str | None = None, *, special: bool = True) -> Aligned:
         """Ids with their spans: for tagging words (give a list of words), answering (text, pair) and next-sentence."""
         said = " ".join([*([text] if isinstance(text, str) else text), pair or ""])
@@ -119,7 +130,7 @@ class Tokenizer:
         from headwater.text.batch import pad  # torch is only needed here
 
         fill = self.pad if self.pad is not None else self.eos
-        return pad([self.encode(text, special=special) for text in texts], fill or 0, side)
+        return pad(self.encode_many(texts, special=special), fill or 0, side)
 
     # ------------------------------------------------------------------------------------------ ids to text
 

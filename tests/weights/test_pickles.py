@@ -1,0 +1,109 @@
+"""Old pickles: converted at arm's length, and whatever they try does not happen."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import zipfile
+
+import pytest
+import torch
+
+from headwater.errors import BadFile, Fault, NotFound
+from headwater.weights.pickles import convert
+from headwater.weights.shards import open_folder
+
+
+def test_weights_come_out_as_they_were(tmp_path):
+    table = torch.randn(7, 5)
+    given = {
+        "a.weight": table,
+        "a.bias": torch.randn(5).half(),
+        "tied.weight": table,
+        "turned": torch.randn(3, 4).t(),
+        "count": torch.tensor(3),
+        "view": torch.arange(10)[2:5],
+    }
+    torch.save({**given, "step": 3, "args": argparse.Namespace(lr=1.0)}, tmp_path / "pytorch_model.bin")
+    paths = convert(tmp_path / "pytorch_model.bin", tmp_path / "out")
+    assert [p.name for p in paths] == ["model.safetensors"]
+    assert os.listdir(tmp_path / "out") == ["model.safetensors"]
+    read = open_folder(tmp_path / "out")
+    assert set(read) == set(given)
+    assert all(torch.equal(read[name], tensor) and read[name].dtype == tensor.dtype for name, tensor in given.items())
+
+
+def test_training_states_legacy_files_and_parameters(tmp_path):
+    weights = {"w": torch.nn.Parameter(torch.randn(4))}
+    torch.save({"model": weights, "optimizer": {"lr": 1}}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
+    convert(tmp_path / "a.pt", tmp_path / "out")
+    assert torch.equal(open_folder(tmp_path / "out")["w"], weights["w"].data)
+
+
+def test_sharded_pickles_become_one_model(tmp_path):
+    for n in (1, 2):
+        torch.save({f"w{n}": torch.full((3,), float(n))}, tmp_path / f"pytorch_model-0000{n}-of-00002.bin")
+    names = {f"w{n}": f"pytorch_model-0000{n}-of-00002.bin" for n in (1, 2)}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": names}))
+    convert(tmp_path, tmp_path / "out")
+    assert {name: t[0].item() for name, t in open_folder(tmp_path / "out").items()} == {"w1": 1, "w2": 2}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"a": "../x.bin"}}))
+    with pytest.raises(BadFile, match="must name files in this folder"):
+        convert(tmp_path, tmp_path / "out")
+
+
+class Runs:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+def test_a_pickle_that_runs_code_does_not(tmp_path):
+    mark = tmp_path / "mark"
+    torch.save({"w": torch.ones(2), "x": Runs(mark)}, tmp_path / "a.bin")
+    (tmp_path / "b.bin").write_bytes(pickle.dumps(Runs(mark)))
+    for name in ("a.bin", "b.bin"):
+        with pytest.raises(BadFile) as caught:
+            convert(tmp_path / name, tmp_path / "out")
+        assert "not converted" in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert not mark.exists()
+        assert os.listdir(tmp_path / "out") == []
+
+
+def test_what_is_not_a_dense_tensor_is_refused(tmp_path):
+    strange = {
+        "sparse": ({"w": torch.eye(3).to_sparse()}, "plain dense tensor"),
+        "list": ([torch.ones(2)], "table of named tensors"),
+        "numbers": ({"a": 1}, "they claim 0 bytes"),
+        "expanded": ({"w": torch.ones(1).expand(10**9)}, "they claim 4,000,000,000 bytes"),
+        "name": ({"../w": torch.ones(2)}, "no name of a tensor"),
+    }
+    for name, (value, words) in strange.items():
+        torch.save(value, tmp_path / f"{name}.bin")
+        with pytest.raises(BadFile) as caught:
+            convert(tmp_path / f"{name}.bin", tmp_path / "out")
+        assert words in str(caught.value), name
+
+
+def test_damaged_and_missing_files_are_told(tmp_path):
+    torch.save({"w": torch.ones(100)}, tmp_path / "a.bin")
+    good = (tmp_path / "a.bin").read_bytes()
+    (tmp_path / "cut.bin").write_bytes(good[: len(good) // 2])
+    (tmp_path / "text.bin").write_bytes(b"hello, this is no pickle")
+    with zipfile.ZipFile(tmp_path / "zip.bin", "w") as archive:
+        archive.writestr("../escape", "x")
+    for name in ("cut.bin", "text.bin", "zip.bin"):
+        with pytest.raises(BadFile, match="not converted"):
+            convert(tmp_path / name, tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    for source in (tmp_path / "absent.bin", tmp_path / "empty"):
+        with pytest.raises(NotFound):
+            convert(source, tmp_path / "out")
+    (tmp_path / "link.bin").symlink_to(tmp_path / "a.bin")
+    with pytest.raises(Fault, match="link"):
+        convert(tmp_path / "link.bin", tmp_path / "out")
