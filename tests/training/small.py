@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
 
 from headwater.core import transformer
 from headwater.data.batches import Batches, micro
+from headwater.data.objectives.lesson import Marks
+from headwater.data.objectives.texts import seq2seq
+from headwater.data.ragged import Ragged
 from headwater.training import objectives
 from headwater.training.loop import Scored, Trainer
 from headwater.training.schedules import Cosine
@@ -22,8 +26,13 @@ class Copies:
     def __init__(self, size=64, tokens=120, seed=0):
         draw = np.random.default_rng(7)
         self.rows = [draw.integers(3, VOCAB, draw.integers(2, 9)) for _ in range(size)]
-        lengths = np.array([[len(r), len(r) + 1] for r in self.rows])
-        self.batches, self.lengths, self.size, self.tokens = Batches(lengths, tokens, seed, window=24), lengths, size, tokens
+        lengths = np.array([[len(r) + 2, len(r) + 1] for r in self.rows])
+        self.batches, self.lengths, self.size, self.tokens = (
+            Batches(lengths, tokens, seed, window=24),
+            lengths,
+            size,
+            tokens,
+        )
 
     def after(self, position):
         return self.batches.after(position)
@@ -31,17 +40,10 @@ class Copies:
     def pieces(self, examples, tokens):
         return micro(examples, self.lengths, tokens)
 
-    def arrays(self, examples, epoch):
-        rows = [self.rows[i] for i in examples]
-        width = max((len(r) for r in rows), default=1)
-        source = np.zeros((len(rows), width), np.int64)
-        ids = np.zeros((len(rows), width + 1), np.int64)
-        labels = np.full((len(rows), width + 1), -100)
-        for i, r in enumerate(rows):
-            source[i, : len(r)] = r
-            ids[i, 0], ids[i, 1 : len(r) + 1] = 1, r
-            labels[i, : len(r)], labels[i, len(r)] = r, 2
-        return {"source": source, "source_keep": source > 0, "ids": ids, "labels": labels}
+    def lesson(self, examples, epoch):
+        rows = Ragged.of([self.rows[i] for i in examples])
+        made = seq2seq(rows, rows, Marks(pad=0, bos=1, eos=2))
+        return dataclasses.replace(made, keep=np.ones_like(made.keep))
 
 
 def model(dropout=0.1, seed=0):
@@ -66,11 +68,11 @@ def mean_loss(net):
     import torch
 
     copies = Copies(16)
-    batch = objectives.to_tensors(copies.arrays(np.arange(16), 0))
+    batch = objectives.to_tensors(copies.lesson(np.arange(16), 0))
     torch.rand(7)
     np.random.rand()
     loss = float(objectives.words(net, batch)) / objectives.how_many(batch, objectives.words)
-    return Scored(-loss, {"loss": loss})
+    return Scored((-loss,), {"loss": loss})
 
 
 class Diary:

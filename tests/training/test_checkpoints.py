@@ -1,4 +1,4 @@
-"""A checkpoint is whole or not there: every operation of a save is made the last, or made to fail; every bit may turn."""
+"""A checkpoint is whole or not there: every operation of a save is the last once, or fails once; every bit may turn."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import sys
 import time
 
 import pytest
+from tests.training.shim import BROKEN, FULL, FaultyDisk, PowerCut
 
 from headwater.errors import BadFile, Unavailable
 from headwater.training.checkpoints import Checkpoints
 from headwater.training.lock import Lock
 from headwater.training.storage import Disk
-from tests.training.shim import BROKEN, FULL, FaultyDisk, PowerCut
 
 
 def contents(step):

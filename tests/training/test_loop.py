@@ -1,4 +1,4 @@
-"""The laws of the loop: resumed = never stopped, accumulated = full batch, evaluated = not evaluated; NaN is caught and named."""
+"""The laws of the loop: resumed = never stopped, accumulated = full batch, watched = unwatched; NaN is caught."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import signal
 import numpy as np
 import pytest
 import torch
+from tests.training.shim import FULL, FaultyDisk
+from tests.training.small import Copies, Diary, mean_loss, model, trainer
 
 from headwater.errors import BadFile, BadSetting, CheckFailed
 from headwater.training import objectives
@@ -15,8 +17,6 @@ from headwater.training.checkpoints import Checkpoints
 from headwater.training.events import Evaluated, Kept, Noted, Stepped, Stopped
 from headwater.training.loop import Scored
 from headwater.training.snapshot import keeper, restore
-from tests.training.shim import FULL, FaultyDisk
-from tests.training.small import Copies, Diary, mean_loss, model, trainer
 
 
 def weights(net):
@@ -198,12 +198,16 @@ def test_spoiled_weights_are_named():
         made.model.encoder.layers[0].ffn.down.weight[0, 0] = float("nan")
     with pytest.raises(CheckFailed, match="2 steps in a row gave NaN"):
         made.run()
-    assert "the weights encoder.layers.0.ffn.down.weight hold NaN" in next(e for e in heard if isinstance(e, Noted)).text
+    assert (
+        "the weights encoder.layers.0.ffn.down.weight hold NaN" in next(e for e in heard if isinstance(e, Noted)).text
+    )
 
 
 def test_after_some_bad_steps_in_a_row_it_stops():
     made, heard = poisoned("module", 4, lasting=True, bad_steps=3)
-    with pytest.raises(CheckFailed, match="3 steps in a row gave NaN or inf and were not applied; lower the learning rate"):
+    with pytest.raises(
+        CheckFailed, match="3 steps in a row gave NaN or inf and were not applied; lower the learning rate"
+    ):
         made.run()
     assert made.progress.step == 7 and isinstance(heard[-1], Stopped) and heard[-1].why == "bad steps"
     assert torch.isfinite(weights(made.model)).all()
@@ -219,7 +223,9 @@ def test_a_signal_finishes_the_step_saves_and_says_so(tmp_path):
         heard = []
         made = trainer(50, [heard.append], save_steps=1000)
         made.keep = keeper(Checkpoints(folder, "r"), FACTS)
-        made.listeners.append(lambda e, n=number: os.kill(os.getpid(), n) if isinstance(e, Stepped) and e.step == 7 else None)
+        made.listeners.append(
+            lambda e, n=number: os.kill(os.getpid(), n) if isinstance(e, Stepped) and e.step == 7 else None
+        )
         outcome = made.run()
         assert outcome.why == "signal" and 7 <= outcome.progress.step <= 8
         assert Checkpoints(folder, "r").newest().step == outcome.progress.step
@@ -249,11 +255,11 @@ def test_time_ends_a_run():
 def test_early_stopping_and_the_best():
     scores = iter([1.0, 3.0, 2.0, 2.5, 9.0])
     best, heard = [], []
-    made = trainer(100, [heard.append], evaluate=lambda m: Scored(next(scores), {}), eval_every=4, patience=2)
+    made = trainer(100, [heard.append], evaluate=lambda m: Scored((next(scores),), {}), eval_every=4, patience=2)
     made.keep_best = lambda m: best.append(made.progress.step)
     outcome = made.run()
     assert outcome.why == "no better" and outcome.progress.step == 16
-    assert best == [4, 8] and outcome.progress.best == 3.0 and outcome.progress.best_step == 8
+    assert best == [4, 8] and outcome.progress.best == (3.0,) and outcome.progress.best_step == 8
     assert [e.better for e in heard if isinstance(e, Evaluated)] == [True, True, False, False]
 
 

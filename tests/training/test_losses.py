@@ -6,15 +6,16 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from headwater.data.objectives.lesson import IGNORE
 from headwater.training import losses
-from headwater.training.losses import IGNORED, counted, cross_entropy, span_loss, vocabulary_loss
+from headwater.training.losses import counted, cross_entropy, span_loss, vocabulary_loss
 
 
 def formula(logits, labels, smoothing):
     """Spelled out from log-probabilities, token by token."""
     total = torch.zeros((), dtype=logits.dtype)
     for row, label in zip(logits.flatten(0, -2), labels.flatten().tolist(), strict=True):
-        if label != IGNORED:
+        if label != IGNORE:
             log_p = row - torch.logsumexp(row, 0)
             total = total - (1 - smoothing) * log_p[label] - smoothing * log_p.mean()
     return total
@@ -26,7 +27,7 @@ def case(seed=0, rows=3, length=7, width=8, vocab=11, dtype=torch.float64):
     w = torch.randn(vocab, width, generator=draw, dtype=dtype, requires_grad=True)
     b = torch.randn(vocab, generator=draw, dtype=dtype, requires_grad=True)
     labels = torch.randint(vocab, (rows, length), generator=draw)
-    labels[torch.rand(rows, length, generator=draw) < 0.3] = IGNORED
+    labels[torch.rand(rows, length, generator=draw) < 0.3] = IGNORE
     return x, w, b, labels
 
 
@@ -34,7 +35,9 @@ def case(seed=0, rows=3, length=7, width=8, vocab=11, dtype=torch.float64):
 def test_cross_entropy_is_the_formula(smoothing):
     x, w, b, labels = case()
     logits = x @ w.T + b
-    torch.testing.assert_close(cross_entropy(logits, labels, smoothing).double(), formula(logits, labels, smoothing), atol=1e-5, rtol=1e-6)
+    torch.testing.assert_close(
+        cross_entropy(logits, labels, smoothing).double(), formula(logits, labels, smoothing), atol=1e-5, rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -56,7 +59,9 @@ def test_the_chunked_loss_is_the_plain_one_with_its_gradients(smoothing, bias, c
 def test_the_check_would_see_raw_scores_in_place_of_log_probabilities():
     x, w, b, labels = case(dtype=torch.float32)
     logits = x @ w.T + b
-    wrong = -0.9 * logits.flatten(0, 1)[torch.arange(21), labels.flatten().clamp(min=0)][labels.flatten() != IGNORED].sum()
+    wrong = (
+        -0.9 * logits.flatten(0, 1)[torch.arange(21), labels.flatten().clamp(min=0)][labels.flatten() != IGNORE].sum()
+    )
     assert abs(float((wrong - formula(logits, labels, 0.1)).detach())) > 1
 
 
@@ -69,7 +74,7 @@ def test_without_gradients_only_the_loss_is_worked_out():
 
 
 def test_a_frozen_table_gets_no_gradient_and_states_do():
-    x, w, b, labels = case(dtype=torch.float32)
+    x, w, _, labels = case(dtype=torch.float32)
     vocabulary_loss(x, w.detach(), None, labels).backward()
     assert x.grad is not None and w.grad is None
 
@@ -84,15 +89,15 @@ def test_a_tied_table_collects_both_gradients():
 
 def test_padding_counts_nowhere():
     x, w, b, labels = case(dtype=torch.float32)
-    longer = F.pad(labels, (0, 4), value=IGNORED)
+    longer = F.pad(labels, (0, 4), value=IGNORE)
     padded = F.pad(x, (0, 0, 0, 4), value=7.0)
     torch.testing.assert_close(vocabulary_loss(padded, w, b, longer, 0.1), vocabulary_loss(x, w, b, labels, 0.1))
-    assert counted(longer) == counted(labels) == (labels != IGNORED).sum()
+    assert counted(longer) == counted(labels) == (labels != IGNORE).sum()
 
 
 def test_nothing_asked_gives_zero_and_zero_gradients():
     x, w, b, labels = case(dtype=torch.float32)
-    loss = vocabulary_loss(x, w, b, torch.full_like(labels, IGNORED))
+    loss = vocabulary_loss(x, w, b, torch.full_like(labels, IGNORE))
     loss.backward()
     assert loss == 0 and not w.grad.any() and not x.grad.any()
 

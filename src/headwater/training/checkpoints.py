@@ -2,8 +2,8 @@
 
     checkpoints/step-00001200/     model.safetensors  optimizer.safetensors  state.json …  manifest.json
 
-A folder is written under another name, each file flushed, the manifest (names, sizes, SHA-256) last; then it is renamed.
-A crash at any instant leaves the checkpoints that were there, and perhaps a heap without a manifest, which is swept away.
+A folder is written under another name, each file flushed, the manifest (names, sizes, SHA-256) last; then it is
+renamed. A crash at any instant leaves the checkpoints that were there, and perhaps a heap, which is swept away.
 Old ones get a name that no reader looks for before their files go, so that a half-deleted one is never taken for whole.
 """
 
@@ -124,7 +124,7 @@ class Checkpoints:
         return [Path(e.path) for e in sorted(found, key=lambda e: int(e.name[5:]))]
 
     def newest(self) -> Saved | None:
-        """The newest valid checkpoint; None where there is none at all. If all are spoiled, that is said, not hidden."""
+        """The newest valid checkpoint; None where there is none at all. If all are spoiled, it is said."""
         refused = []
         for path in reversed(self.paths()):
             if fault := self.fault(path):

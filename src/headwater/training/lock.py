@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import socket
@@ -10,10 +11,7 @@ from typing import Any
 
 from headwater.errors import Unavailable
 
-try:
-    import fcntl
-except ImportError:  # not on this system; the words in the file must do
-    fcntl = None  # type: ignore[assignment]
+fcntl: Any = importlib.import_module("fcntl") if os.name == "posix" else None  # elsewhere the words in the file must do
 
 
 class Lock:
@@ -30,9 +28,10 @@ class Lock:
         holder = _holder(handle)
         if not _locked(handle) or _alive_elsewhere(holder):
             os.close(handle)
+            who = f"process {holder.get('pid', '?')} on {holder.get('host', '?')}"
             raise Unavailable(
-                f"{self.path.parent} must have one trainer, process {holder.get('pid', '?')} on {holder.get('host', '?')} "
-                f"is training there; wait for it or stop it (if that machine is gone, remove {self.path})"
+                f"{self.path.parent} must have one trainer, {who} is training there; wait for it or stop it "
+                f"(if that machine is gone, remove {self.path})"
             )
         _write(handle, {"pid": os.getpid(), "host": socket.gethostname(), "boot": _boot()})
         self.handle = handle

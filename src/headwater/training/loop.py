@@ -18,6 +18,7 @@ from torch import Tensor
 
 from headwater.data.batches import Batch, share
 from headwater.data.chance import bits
+from headwater.data.objectives.lesson import Lesson
 from headwater.errors import CheckFailed
 from headwater.training.averaging import Average
 from headwater.training.culprit import culprit
@@ -33,19 +34,19 @@ CHEAP = 1 / 50  # a checkpoint is put off until it costs less than this share of
 
 
 class Source(Protocol):
-    """Where batches come from: an order of examples, and their arrays."""
+    """Where batches come from: an order of examples, and what is taught with them."""
 
-    size: int
-
+    @property
+    def size(self) -> int: ...
     def after(self, position: int) -> Iterator[Batch]: ...
     def pieces(self, examples: np.ndarray, tokens: int) -> Sequence[np.ndarray]: ...
-    def arrays(self, examples: np.ndarray, epoch: int) -> Mapping[str, Any]: ...
+    def lesson(self, examples: np.ndarray, epoch: int) -> Lesson: ...
 
 
 class Scored(NamedTuple):
-    """What an evaluation found; `score` decides which model is best, larger is better."""
+    """What an evaluation found; `score` decides which model is best: larger is better, later numbers decide a draw."""
 
-    score: float
+    score: tuple[float, ...]
     scores: Mapping[str, float]
     samples: tuple[Mapping[str, Any], ...] = ()
 
@@ -60,7 +61,7 @@ class Progress:
     seconds: float = 0.0
     bad: int = 0  # steps in a row that were not applied
     evaluated: int = 0  # step of the last evaluation
-    best: float | None = None
+    best: tuple[float, ...] | None = None
     best_step: int = 0
     stale: int = 0  # evaluations since the best
 
@@ -71,7 +72,7 @@ class Outcome(NamedTuple):
 
 
 class Trainer:
-    """Keepers: evaluate(model) -> Scored; keep(trainer) writes a checkpoint; keep_best(model) writes the model folder."""
+    """evaluate(model) -> Scored; keep(trainer) writes a checkpoint; keep_best(model) writes the model folder."""
 
     def __init__(
         self,
@@ -181,7 +182,7 @@ class Trainer:
         """My share of a batch, in pieces that fit into memory."""
         mine = share(batch.examples, self.team.rank, self.team.world)
         for rows in self.source.pieces(mine, self.settings.micro_tokens or self.settings.batch_tokens):
-            yield to_tensors(self.source.arrays(rows, batch.epoch), self.device)
+            yield to_tensors(self.source.lesson(rows, batch.epoch), self.device)
 
     def _backward(self, number: int, piece: dict[str, Tensor], count: float) -> float:
         loss = self._loss(number, piece)
@@ -211,9 +212,9 @@ class Trainer:
             return
         self.model.eval()
         with torch.no_grad(), self.average.used_by(self.model):
-            found = self.evaluate_model(self.model) if self.team.rank == 0 else Scored(0.0, {})
-            score = self.team.told(found.score)
-            better = math.isfinite(score) and (p.best is None or score > p.best)
+            found = self.evaluate_model(self.model) if self.team.rank == 0 else Scored((), {})
+            score = tuple(self.team.told(found.score))
+            better = all(map(math.isfinite, score)) and (p.best is None or score > p.best)
             if better and self.keep_best is not None and self.team.rank == 0:
                 self._try(lambda: self.keep_best(self.model))  # type: ignore[misc]
         self.model.train()
@@ -250,7 +251,9 @@ class Trainer:
                 listener(event)
             except OSError:  # a full disk must not end a run because of its diary
                 self.listeners.remove(listener)
-                self.tell(Noted(self.progress.step, f"{getattr(listener, 'name', 'a listener')} failed and is left out"))
+                self.tell(
+                    Noted(self.progress.step, f"{getattr(listener, 'name', 'a listener')} failed and is left out")
+                )
 
     def state(self) -> dict[str, Any]:
         scaler = self.scaler.state_dict()
@@ -258,5 +261,6 @@ class Trainer:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.progress = Progress(**state["progress"])
+        self.progress.best = None if self.progress.best is None else tuple(self.progress.best)
         if state["scaler"]:
             self.scaler.load_state_dict(dict(state["scaler"]))

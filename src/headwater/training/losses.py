@@ -12,30 +12,33 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-IGNORED = -100  # the label of a place that is not asked: padding, a prompt, an unmasked token
+from headwater.data.objectives.lesson import IGNORE
+
 CHUNK = 512  # tokens whose scores over the vocabulary exist at one time
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
     """Σ over counted tokens of (1 - ε)·(-log p[label]) + ε·mean over V of (-log p). logits [..., V], labels [...]."""
     flat = logits.flatten(0, -2).float()
-    return F.cross_entropy(flat, labels.flatten(), ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing)
+    return F.cross_entropy(flat, labels.flatten(), ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing)
 
 
 def counted(labels: Tensor) -> Tensor:
     """How many labels are asked."""
-    return (labels != IGNORED).sum()
+    return (labels != IGNORE).sum()
 
 
-def vocabulary_loss(states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+def vocabulary_loss(
+    states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float = 0.0
+) -> Tensor:
     """cross_entropy(states @ weightᵀ + bias, labels), but never more than CHUNK rows of scores exist.
 
-    The gradient is worked out beside the loss, while a chunk's scores are at hand; places that are not asked cost nothing.
+    The gradient is worked out beside the loss, while a chunk's scores are at hand; what is not asked costs nothing.
     states [..., D], weight [V, D], labels [...].
     """
-    where = (labels.flatten() != IGNORED).nonzero()[:, 0]
+    where = (labels.flatten() != IGNORE).nonzero()[:, 0]
     asked = labels.flatten()[where]
-    return _Chunked.apply(states.flatten(0, -2), weight, bias, where, asked, smoothing, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
+    return _Chunked.apply(states.flatten(0, -2), weight, bias, where, asked, smoothing, torch.is_grad_enabled())
 
 
 class _Chunked(torch.autograd.Function):
@@ -55,7 +58,9 @@ class _Chunked(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=states.device)
         ctx.needed = [learning and need for need in ctx.needs_input_grad[:3]]
         shapes = (states, weight, bias)
-        grads = [torch.zeros_like(t) if need and t is not None else None for need, t in zip(ctx.needed, shapes, strict=True)]
+        grads = [
+            torch.zeros_like(t) if need and t is not None else None for need, t in zip(ctx.needed, shapes, strict=True)
+        ]
         for here, labels in zip(where.split(CHUNK), asked.split(CHUNK), strict=True):
             x = states[here].to(kind)
             scores = F.linear(x, table, None if bias is None else bias.to(kind)).float()
@@ -70,7 +75,7 @@ class _Chunked(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         saved = iter(ctx.saved_tensors)
         grads = [next(saved) * upstream if need else None for need in ctx.needed]
         return (*grads, None, None, None, None)
@@ -111,5 +116,7 @@ def span_loss(scores: Tensor, starts: Tensor, ends: Tensor, keep: Tensor | None 
     scores = scores.float()
     if keep is not None:
         scores = scores.masked_fill(~keep[..., None], torch.finfo(scores.dtype).min)
-    both = [F.cross_entropy(scores[..., i], at, ignore_index=IGNORED, reduction="sum") for i, at in ((0, starts), (1, ends))]
+    both = [
+        F.cross_entropy(scores[..., i], at, ignore_index=IGNORE, reduction="sum") for i, at in ((0, starts), (1, ends))
+    ]
     return (both[0] + both[1]) / 2

@@ -1,17 +1,19 @@
-"""Objectives: what a model must say about a batch, as a sum of losses. Which places count is in the labels.
+"""Objectives: what a model must say about a batch, as a sum of losses. Which places count is in the targets.
 
-A batch is a dict of tensors: ids [B, Q], perhaps source [B, S], keep, source_keep, documents, kinds, and the labels.
+A batch is a dict of tensors: ids [B, Q], perhaps source [B, S], keep, source_keep, documents, kinds, and targets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headwater.core.embed import Rows
+from headwater.data.objectives.lesson import Lesson
 from headwater.training.losses import counted, cross_entropy, span_loss, vocabulary_loss
 
 Batch = Mapping[str, Tensor]
@@ -32,28 +34,28 @@ def words(model: Any, batch: Batch, smoothing: float = 0.0) -> Tensor:
     states, rows = hidden(model, batch)
     head = model.head
     if type(getattr(head, "out", None)) is not nn.Linear:  # a head that is more than a matrix works out its own scores
-        return cross_entropy(head(states, rows), batch["labels"], smoothing)
+        return cross_entropy(head(states, rows), batch["targets"], smoothing)
     states = head.transform(states)
     states = states if head.scale == 1.0 else states * head.scale
-    return vocabulary_loss(states, head.out.weight, head.out.bias, batch["labels"], smoothing)
+    return vocabulary_loss(states, head.out.weight, head.out.bias, batch["targets"], smoothing)
 
 
 def labels(model: Any, batch: Batch, smoothing: float = 0.0) -> Tensor:
     """A class for each row, or a tag for each token: whichever the head says."""
     states, rows = hidden(model, batch)
-    return cross_entropy(model.head(states, rows), batch["labels"], smoothing)
+    return cross_entropy(model.head(states, rows), batch["targets"], smoothing)
 
 
 def spans(model: Any, batch: Batch, smoothing: float = 0.0) -> Tensor:
-    """The first and the last token of an answer: labels [B, 2]. may [B, Q]: the places that may be chosen."""
+    """The first and the last token of an answer, among the real ones: targets [B, 2]."""
     states, rows = hidden(model, batch)
-    starts, ends = batch["labels"].unbind(1)
-    return span_loss(model.head(states, rows), starts, ends, batch.get("may"))
+    starts, ends = batch["targets"].unbind(1)
+    return span_loss(model.head(states, rows), starts, ends, batch.get("keep"))
 
 
 def how_many(batch: Batch, objective: Objective) -> int:
     """The answers of a batch: tokens, rows or spans. The loss of a step is divided by them."""
-    asked = batch["labels"][:, 0] if objective is spans else batch["labels"]
+    asked = batch["targets"][:, 0] if objective is spans else batch["targets"]
     return int(counted(asked))
 
 
@@ -66,8 +68,9 @@ OBJECTIVES: dict[str, Objective] = {
 }
 
 
-def to_tensors(arrays: Mapping[str, Any], device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """Arrays of a batch as tensors. A keep that hides nothing is left out: attention is quicker without a mask."""
-    found = {name: torch.as_tensor(value) for name, value in arrays.items()}
+def to_tensors(lesson: Lesson, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """A lesson's arrays as tensors. A keep that hides nothing is left out: attention is quicker without a mask."""
+    given = {f.name: getattr(lesson, f.name) for f in fields(lesson)}
+    found = {name: torch.from_numpy(value) for name, value in given.items() if value is not None}
     full = [name for name in ("keep", "source_keep") if name in found and bool(found[name].all())]
     return {name: t.to(device, non_blocking=True) for name, t in found.items() if name not in full}

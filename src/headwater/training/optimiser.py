@@ -19,7 +19,11 @@ def decays(model: nn.Module) -> set[str]:
     A table that is also the output matrix (tied) is a table.
     """
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    return {n for n, p in model.named_parameters() if p.dim() >= 2 and id(p) not in tables and not n.endswith("table.weight")}
+    return {
+        n
+        for n, p in model.named_parameters()
+        if p.dim() >= 2 and id(p) not in tables and not n.endswith("table.weight")
+    }
 
 
 def adamw(model: nn.Module, *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> AdamW:
@@ -76,4 +80,6 @@ def load_state(optimiser: AdamW, model: nn.Module, tensors: Mapping[str, Tensor]
             left.pop(f"{name}:{path}")
         optimiser.state[parameter] = state
     if left:
-        raise BadFile(f"optimizer state must belong to this model, {next(iter(left))} does not; use the run's own checkpoint")
+        raise BadFile(
+            f"optimizer state must belong to this model, {next(iter(left))} does not; use the run's own checkpoint"
+        )

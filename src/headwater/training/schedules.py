@@ -13,50 +13,44 @@ from headwater.errors import BadSetting, nearest
 from headwater.parts import must, part
 
 
-def _checked(self: Any) -> None:
-    must(self.warmup >= 0, self, "warmup must be at least 0", self.warmup, "4000 steps are the paper's")
-    for name in ("peak", "factor"):
-        value = getattr(self, name, 1.0)
-        must(value > 0, self, f"{name} must be above 0", value, "3e-4 is a usual peak, 1 the paper's factor")
-    if hasattr(self, "steps"):
-        must(self.steps >= 1, self, "steps must be at least 1", self.steps, "give the length of the run")
+class Checked:
+    def __post_init__(self) -> None:
+        for name in ("peak", "factor"):
+            value = getattr(self, name, 1.0)
+            must(value > 0, self, f"{name} must be above 0", value, "3e-4 is a usual peak, 1 the paper's factor")
+        steps = getattr(self, "steps", 1)
+        must(steps >= 1, self, "steps must be at least 1", steps, "give the length of the run")
 
 
 @part
-class Constant:
+class Constant(Checked):
     """peak, after a straight rise over `warmup` steps."""
 
     peak: float
     warmup: int = 0
-
-    __post_init__ = _checked
 
     def at(self, step: int) -> float:
         return self.peak * rise(step, self.warmup)
 
 
 @part
-class Noam:
+class Noam(Checked):
     """factor · d_model^-½ · min(step^-½, step · warmup^-1½): the 2017 paper's."""
 
     d_model: int
     warmup: int = 4000
     factor: float = 1.0
 
-    __post_init__ = _checked
-
     def at(self, step: int) -> float:
         return self.factor * self.d_model**-0.5 * min(step**-0.5, step * max(self.warmup, 1) ** -1.5)
 
 
 @part
-class InverseRoot:
+class InverseRoot(Checked):
     """Rises to peak, then peak · √(warmup / step)."""
 
     peak: float
     warmup: int = 4000
-
-    __post_init__ = _checked
 
     def at(self, step: int) -> float:
         knee = max(self.warmup, 1)
@@ -64,7 +58,7 @@ class InverseRoot:
 
 
 @part
-class Cosine:
+class Cosine(Checked):
     """Rises to peak, then half a cosine down to peak · floor at the last step."""
 
     peak: float
@@ -72,23 +66,19 @@ class Cosine:
     steps: int
     floor: float = 0.0
 
-    __post_init__ = _checked
-
     def at(self, step: int) -> float:
         share = 0.5 * (1 + math.cos(math.pi * gone(step, self.warmup, self.steps)))
         return self.peak * rise(step, self.warmup) * (self.floor + (1 - self.floor) * share)
 
 
 @part
-class Linear:
+class Linear(Checked):
     """Rises to peak, then a straight line down to peak · floor at the last step."""
 
     peak: float
     warmup: int
     steps: int
     floor: float = 0.0
-
-    __post_init__ = _checked
 
     def at(self, step: int) -> float:
         share = 1 - gone(step, self.warmup, self.steps)

@@ -6,124 +6,132 @@ Zero or "auto" means: chosen when the data has been seen. What was chosen is wri
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import re
+import typing
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, NamedTuple
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from headwater.errors import BadSetting, nearest
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+MOST = 2.0**40
 
 
-def seconds(text: object) -> object:
-    """'90s', '5m', '1.5h' or a number of seconds.
+def seconds(text: str) -> float | None:
+    """'90s', '5m', '1h30m'; None for what is no time.
 
-    >>> seconds("5m"), seconds("1.5h"), seconds(20)
-    (300.0, 5400.0, 20)
+    >>> seconds("5m"), seconds("1.5h"), seconds("soon")
+    (300.0, 5400.0, None)
     """
-    if not isinstance(text, str):
-        return text
-    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", text.strip().lower())
-    if parts and "".join(n + u for n, u in parts) == text.strip().lower():
-        return sum(float(n) * _UNITS[u] for n, u in parts)
-    return text
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", text)
+    whole = bool(parts) and "".join(number + unit for number, unit in parts) == text
+    return sum(float(number) * _UNITS[unit] for number, unit in parts) if whole else None
 
 
-def listed(value: object) -> object:
-    return [value] if isinstance(value, str) else value
+class Time(float):
+    """Seconds, or words for them."""
 
 
-Time = Annotated[float, BeforeValidator(seconds)]
-Paths = Annotated[list[str], BeforeValidator(listed)]
-Share = Annotated[float, Field(ge=0, lt=1)]
-Whole = Annotated[int, Field(ge=0, le=2**40)]
+def leaf(default: Any, words: str, zh: str, low: float = 0.0, high: float = MOST, free: bool = False) -> Any:
+    """One setting. free: it may change when a run is resumed."""
+    about = {"words": (words, zh), "low": low, "high": high, "free": free}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=default.copy, metadata=about)
+    return field(default=default, metadata=about)
 
 
-def leaf(default: Any, words: str, zh: str, **more: Any) -> Any:
-    """free=True: may change when a run is resumed."""
-    extra = {"zh": zh, "free": more.pop("free", False)}
-    return Field(default, description=words, json_schema_extra=extra, **more)
+def share(default: float, words: str, zh: str, **more: Any) -> Any:
+    return leaf(default, words, zh, high=math.nextafter(1.0, 0.0), **more)
 
 
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+section = dataclass(frozen=True, kw_only=True)
 
 
-class Data(Section):
-    paths: Paths = leaf([], "the files to learn from", "训练文件")
-    valid: Paths = leaf([], "files to measure on; else a part is held out", "验证文件;默认从训练集留出")
+@section
+class Data:
+    paths: list[str] = leaf([], "the files to learn from", "训练文件")
+    valid: list[str] = leaf([], "files to measure on; else a part is held out", "验证文件;默认从训练集留出")
     task: str = leaf("auto", "text-to-text, classification, tagging, answers, language-model", "任务")
     columns: dict[str, str] = leaf({}, "which column plays which role: source=en target=de", "列的角色")
     source: str = leaf("", "the column or suffix to read from", "源语言列")
     target: str = leaf("", "the column or suffix to write", "目标语言列")
     encoding: str = leaf("auto", "of the files", "文件编码")
-    held_out: Share = leaf(0.05, "share of the rows kept for validation", "留作验证的比例")
-    longest: Whole = leaf(0, "most tokens of a text; longer rows are left out (0: chosen)", "每条文本的最多词元数")
-    context: Whole = leaf(256, "tokens a language model reads at once", "语言模型的上下文长度")
+    held_out: float = share(0.05, "share of the rows kept for validation", "留作验证的比例")
+    longest: int = leaf(0, "most tokens of a text; longer rows are left out (0: chosen)", "每条文本的最多词元数")
+    context: int = leaf(256, "tokens a language model reads at once", "语言模型的上下文长度")
     objective: str = leaf("auto", "causal, masked, denoise or spans, for running text", "语言模型的训练目标")
     tokenizer: str = leaf("bpe", "bpe, unigram, characters, wordpiece, or a folder", "分词器种类或目录")
-    vocab: Whole = leaf(0, "pieces of a tokenizer that is learned (0: chosen)", "词表大小")
+    vocab: int = leaf(0, "pieces of a tokenizer that is learned (0: chosen)", "词表大小")
 
 
-class Model(Section):
+@section
+class Model:
     start: str = leaf("", "a model folder or run to start from, else from scratch", "从已有模型开始")
     size: str = leaf("auto", "mini, small, medium or base", "模型大小")
-    layers: Whole = leaf(0, "of each stack (0: from the size)", "层数")
-    d_model: Whole = leaf(0, "width of the residual stream (0: from the size)", "模型宽度")
-    heads: Whole = leaf(0, "of attention (0: from the size)", "注意力头数")
-    d_ff: Whole = leaf(0, "width of the feed-forward layers (0: from the size)", "前馈层宽度")
-    dropout: Share = leaf(0.1, "share of values dropped while training", "dropout 比例")
+    layers: int = leaf(0, "of each stack (0: from the size)", "层数")
+    d_model: int = leaf(0, "width of the residual stream (0: from the size)", "模型宽度")
+    heads: int = leaf(0, "of attention (0: from the size)", "注意力头数")
+    d_ff: int = leaf(0, "width of the feed-forward layers (0: from the size)", "前馈层宽度")
+    dropout: float = share(0.1, "share of values dropped while training", "dropout 比例")
     position: str = leaf("auto", "sinusoidal, learned, rotary, alibi, relative or none", "位置编码")
 
 
-class Optimiser(Section):
-    lr: Annotated[float, Field(ge=0)] = leaf(0.0, "peak learning rate; the factor of noam (0: chosen)", "学习率峰值")
+@section
+class Optimiser:
+    lr: float = leaf(0.0, "peak learning rate; the factor of noam (0: chosen)", "学习率峰值")
     schedule: str = leaf("cosine", "noam, inverse-root, cosine, linear or constant", "学习率曲线")
-    warmup: int = leaf(-1, "steps of rising learning rate (-1: chosen)", "预热步数")
-    floor: Share = leaf(0.0, "last learning rate as a share of the peak", "最终学习率占峰值的比例")
-    beta1: Share = leaf(0.9, "of AdamW", "AdamW 的 beta1")
-    beta2: Share = leaf(0.98, "of AdamW", "AdamW 的 beta2")
-    eps: Annotated[float, Field(gt=0)] = leaf(1e-9, "of AdamW", "AdamW 的 eps")
-    weight_decay: Annotated[float, Field(ge=0)] = leaf(0.01, "on matrices, never on biases, norms, tables", "权重衰减")
-    clip: Annotated[float, Field(ge=0)] = leaf(1.0, "most length of a gradient (0: no limit)", "梯度裁剪")
-    smoothing: Share = leaf(0.0, "label smoothing", "标签平滑")
-    average: Share = leaf(0.0, "decay of the running average of the weights (0: none)", "权重滑动平均的衰减率")
+    warmup: int = leaf(-1, "steps of rising learning rate (-1: chosen)", "预热步数", low=-1)
+    floor: float = share(0.0, "last learning rate as a share of the peak", "最终学习率占峰值的比例")
+    beta1: float = share(0.9, "of AdamW", "AdamW 的 beta1")
+    beta2: float = share(0.98, "of AdamW", "AdamW 的 beta2")
+    eps: float = leaf(1e-9, "of AdamW", "AdamW 的 eps", low=1e-300)
+    weight_decay: float = leaf(0.01, "on matrices, never on biases, norms, tables", "权重衰减")
+    clip: float = leaf(1.0, "most length of a gradient (0: no limit)", "梯度裁剪")
+    smoothing: float = share(0.0, "label smoothing", "标签平滑")
+    average: float = share(0.0, "decay of the running average of the weights (0: none)", "权重滑动平均的衰减率")
 
 
-class Loop(Section):
-    batch_tokens: Whole = leaf(0, "tokens of a step, padding included (0: chosen)", "每步词元数")
-    micro_tokens: Whole = leaf(0, "at most so many at once; gradients add up (0: all)", "每个小批的词元数", free=True)
-    max_steps: Whole = leaf(0, "steps in all (0: from epochs or time)", "总步数", free=True)
-    epochs: Annotated[float, Field(ge=0)] = leaf(0.0, "times through the data (0: chosen)", "遍历数据的次数", free=True)
+@section
+class Loop:
+    batch_tokens: int = leaf(0, "tokens of a step, padding included (0: chosen)", "每步词元数")
+    micro_tokens: int = leaf(0, "at most so many at once; gradients add up (0: all)", "每个小批的词元数", free=True)
+    max_steps: int = leaf(0, "steps in all (0: from epochs or time)", "总步数", free=True)
+    epochs: float = leaf(0.0, "times through the data (0: chosen)", "遍历数据的次数", free=True)
     max_time: Time = leaf(0.0, "stop after 90s, 30m, 2h (0: no limit)", "最长训练时间", free=True)
-    seed: Whole = leaf(0, "of first weights, order of data and dropout", "随机种子")
+    seed: int = leaf(0, "of first weights, order of data and dropout", "随机种子")
     dtype: str = leaf("auto", "fp32, bf16 or fp16", "数值精度")
     device: str = leaf("auto", "cpu, cuda, mps …", "设备", free=True)
     compile: bool = leaf(False, "compile the stacks with torch.compile", "使用 torch.compile", free=True)
-    recompute: bool = leaf(False, "less memory for more time: activations again on the way back", "梯度检查点", free=True)
-    bad_steps: Annotated[int, Field(ge=1)] = leaf(3, "stop after so many NaN steps in a row", "连续多少步 NaN 后停止", free=True)
+    recompute: bool = leaf(
+        False, "less memory for more time: activations again on the way back", "梯度检查点", free=True
+    )
+    bad_steps: int = leaf(3, "stop after so many NaN steps in a row", "连续多少步 NaN 后停止", low=1, free=True)
 
 
-class Evaluation(Section):
-    eval_every: Whole = leaf(0, "steps between evaluations (0: chosen)", "每隔多少步评估")
-    eval_rows: Whole = leaf(2000, "most rows of an evaluation", "评估的最多行数")
-    patience: Whole = leaf(0, "stop after so many evaluations without a better one (0: never)", "早停耐心", free=True)
+@section
+class Evaluation:
+    eval_every: int = leaf(0, "steps between evaluations (0: chosen)", "每隔多少步评估")
+    eval_rows: int = leaf(2000, "most rows of an evaluation", "评估的最多行数")
+    patience: int = leaf(0, "stop after so many evaluations without a better one (0: never)", "早停耐心", free=True)
     metric: str = leaf("auto", "what decides which model is best: loss, bleu, chrf, exact …", "选最优模型的指标")
-    samples: Whole = leaf(4, "outputs to show at an evaluation", "展示的样例数", free=True)
+    samples: int = leaf(4, "outputs to show at an evaluation", "展示的样例数", free=True)
 
 
-class Keeping(Section):
+@section
+class Keeping:
     out: str = leaf("", "the folder of the run; else runs/TASK/NAME", "运行目录", free=True)
     save_every: Time = leaf(60.0, "time between checkpoints: 60s, 10m", "保存检查点的时间间隔", free=True)
-    save_steps: Whole = leaf(0, "steps between checkpoints, in place of time", "保存检查点的步数间隔", free=True)
-    keep: Annotated[int, Field(ge=2)] = leaf(2, "checkpoints to keep", "保留的检查点数", free=True)
-    log_every: Annotated[int, Field(ge=1)] = leaf(10, "steps between lines of metrics.jsonl", "记录指标的步数间隔")
+    save_steps: int = leaf(0, "steps between checkpoints, in place of time", "保存检查点的步数间隔", free=True)
+    keep: int = leaf(2, "checkpoints to keep", "保留的检查点数", low=2, free=True)
+    log_every: int = leaf(10, "steps between lines of metrics.jsonl", "记录指标的步数间隔", low=1)
     log_order: bool = leaf(False, "write which examples each step saw to order.jsonl", "记录每步的样本序号")
 
 
-class Settings(Section):
+@section
+class Settings:
     data: Data = Data()
     model: Model = Model()
     optimiser: Optimiser = Optimiser()
@@ -145,7 +153,7 @@ class Settings(Section):
         return {name: getattr(self, name) for name in LEAVES}
 
     def nested(self) -> dict[str, dict[str, Any]]:
-        return self.model_dump()
+        return dataclasses.asdict(self)
 
 
 class Leaf(NamedTuple):
@@ -154,44 +162,97 @@ class Leaf(NamedTuple):
     default: Any
     words: tuple[str, str]  # English, Chinese
     free: bool  # may change when a run is resumed
+    low: float
+    high: float
 
 
 def _leaves() -> Iterator[tuple[str, Leaf]]:
-    for section, part in Settings.model_fields.items():
-        for name, field in part.annotation.model_fields.items():  # type: ignore[union-attr]
-            extra: Any = field.json_schema_extra
-            yield name, Leaf(section, field.annotation, field.default, (field.description or "", extra["zh"]), extra["free"])
+    for name, part in SECTIONS.items():
+        kinds, usual = typing.get_type_hints(part), part()
+        for f in dataclasses.fields(part):
+            about = f.metadata
+            bounds = about["low"], about["high"]
+            yield f.name, Leaf(name, kinds[f.name], getattr(usual, f.name), about["words"], about["free"], *bounds)
 
 
+SECTIONS: dict[str, Any] = {n: k for n, k in typing.get_type_hints(Settings).items() if dataclasses.is_dataclass(k)}
 LEAVES: dict[str, Leaf] = dict(_leaves())
 SAME = {"learning_rate": "lr", "output": "out", "val": "valid", "ema": "average", "label_smoothing": "smoothing"}
 
 
 def read(given: Mapping[str, Any]) -> Settings:
     """Settings from leaves (lr=…), from sections (optimiser={"lr": …}), or both; what is not known is refused."""
-    tree: dict[str, dict[str, Any]] = {section: {} for section in Settings.model_fields}
-    for name, value in given.items():
+    tree: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+    for name, value in _flattened(given):
         name = SAME.get(name, name)
-        if name in tree:
-            if not isinstance(value, Mapping):
-                raise BadSetting(f"{name} must hold settings (name: value), got {value!r}; see config.yaml of any run")
-            tree[name].update(value)
-        elif name in LEAVES:
-            tree[LEAVES[name].section][name] = value
-        else:
+        if name not in LEAVES:
             raise BadSetting(f"there is no setting {name!r}; {nearest(name, [*LEAVES, *SAME])}")
+        tree[LEAVES[name].section][name] = fitting(name, value)
+    return Settings(**{name: SECTIONS[name](**leaves) for name, leaves in tree.items()})
+
+
+def _flattened(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in given.items():
+        if name in SECTIONS and isinstance(value, Mapping):
+            yield from ((str(leaf_name), v) for leaf_name, v in value.items())
+        elif name in SECTIONS and name not in LEAVES:
+            raise BadSetting(f"{name} must hold settings (name: value), got {value!r}; see config.yaml of any run")
+        else:
+            yield str(name), value
+
+
+def fitting(name: str, value: Any) -> Any:
+    """The value as the leaf wants it; words from a command line become numbers. What does not fit is refused."""
+    leaf_ = LEAVES[name]
+    made = MAKERS[leaf_.kind](value)
+    inside = made is not None and (not isinstance(made, (int, float)) or leaf_.low <= made <= leaf_.high)
+    if not inside or (isinstance(made, float) and not math.isfinite(made)):
+        bounds = f" from {leaf_.low:g} to {leaf_.high:g}" if leaf_.kind in (int, float, Time) else ""
+        wanted = f"{WANTED[leaf_.kind]}{bounds if leaf_.high < MOST else bounds.partition(' to ')[0]}"
+        raise BadSetting(f"{name} must be {wanted}, got {str(value)[:60]!r}; it means: {leaf_.words[0]}")
+    return made
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, str) and re.fullmatch(r"-?\d+(_\d+)*", value):
+        return int(value)
+    return value if type(value) is int else None
+
+
+def _number(value: Any) -> float | None:
     try:
-        return Settings(**tree)  # type: ignore[arg-type]
-    except ValidationError as error:
-        raise BadSetting(_in_words(error)) from None
+        return float(value) if type(value) in (str, int, float) else None
+    except ValueError:
+        return None
 
 
-def _in_words(error: ValidationError) -> str:
-    first: Any = error.errors()[0]
-    name = str(first["loc"][min(1, len(first["loc"]) - 1)])
-    if first["type"] == "extra_forbidden":
-        return f"there is no setting {name!r}; {nearest(name, LEAVES)}"
-    return f"{name}: {first['msg'].lower()}, got {str(first['input'])[:60]!r}; {LEAVES[name].words[0]}"
+def _time(value: Any) -> float | None:
+    return seconds(value.strip().lower()) or _number(value) if isinstance(value, str) else _number(value)
+
+
+def _texts(value: Any) -> list[str] | None:
+    if isinstance(value, str):
+        return [value]
+    return [str(v) for v in value] if isinstance(value, (list, tuple)) else None
+
+
+def _pairs(value: Any) -> dict[str, str] | None:
+    """{"source": "en"}, or words such as source=en."""
+    if isinstance(value, str):
+        value = dict(pair.split("=", 1) for pair in value.split(",") if "=" in pair) or None
+    return {str(k): str(v) for k, v in value.items()} if isinstance(value, Mapping) else None
+
+
+def _yes(value: Any) -> bool | None:
+    return {"true": True, "false": False}.get(str(value).lower())
+
+
+MAKERS: dict[Any, Any] = {
+    int: _whole, float: _number, Time: _time, bool: _yes, list[str]: _texts, dict[str, str]: _pairs,
+    str: lambda value: value if isinstance(value, str) else None}  # fmt: skip
+WANTED: dict[Any, str] = {
+    int: "a whole number", float: "a number", Time: "a time such as 90s or 5m", bool: "true or false",
+    list[str]: "a list of words", dict[str, str]: "pairs such as source=en", str: "a word"}  # fmt: skip
 
 
 class Change(NamedTuple):
@@ -205,6 +266,8 @@ def changes(before: Settings, now: Settings) -> list[Change]:
     found = [Change(n, getattr(before, n), getattr(now, n)) for n in LEAVES if getattr(before, n) != getattr(now, n)]
     for change in found:
         if not LEAVES[change.name].free:
-            raise BadSetting(f"{change.name} is fixed in a resumed run: it was {change.before!r}, got {change.now!r}; "
-                             "leave it out, or begin a new run")  # fmt: skip
+            raise BadSetting(
+                f"{change.name} is fixed in a resumed run: it was {change.before!r}, got {change.now!r}; "
+                "leave it out, or begin a new run"
+            )
     return found

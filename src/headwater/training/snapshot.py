@@ -22,7 +22,7 @@ MODEL, OPTIMISER, AVERAGE, STATE = "model.safetensors", "optimizer.safetensors",
 
 
 def files_of(trainer: Trainer, facts: Mapping[str, Any]) -> dict[str, Callable[[], Iterable[Piece]]]:
-    """The files of a checkpoint, each made when it is written. facts: what must not change (data, tokenizer, settings)."""
+    """The files of a checkpoint, each made when it is written. facts: what must not change (data, tokenizer)."""
     tensors: dict[str, Mapping[str, Tensor]] = {
         MODEL: tensors_of(trainer.model),
         OPTIMISER: state_of(trainer.optimiser, trainer.model),
@@ -55,7 +55,7 @@ def _all_tensors(trainer: Trainer) -> Iterator[Tensor]:
 
 
 def restore(trainer: Trainer, saved: Saved, facts: Mapping[str, Any]) -> list[str]:
-    """Put a trainer where the checkpoint was made. Other data or another tokenizer are refused; notes say what else changed."""
+    """Put a trainer where the checkpoint was made. Other data or another tokenizer are refused; notes say the rest."""
     state = saved.state()
     _check(state, facts, saved.path)
     put(trainer.model, TensorFile(saved.path / MODEL), saved.path / MODEL)

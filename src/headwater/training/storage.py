@@ -37,7 +37,9 @@ class Disk:
         return Written(size, digest.hexdigest())
 
     def create(self, path: Path) -> BinaryIO:
-        return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666), "wb")
+        return os.fdopen(
+            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666), "wb"
+        )
 
     def put(self, file: BinaryIO, piece: Piece) -> None:
         file.write(piece)

@@ -19,9 +19,9 @@ class Alone:
     def add_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Every gradient becomes the sum of all processes' gradients."""
 
-    def told(self, number: float) -> float:
+    def told(self, numbers: Sequence[float]) -> Sequence[float]:
         """What the first process knows."""
-        return number
+        return numbers
 
     def wait(self) -> None:
         """Until all are here."""

@@ -1,0 +1,145 @@
+"""Courses: examples as rows of ids, in an endless order, and the lesson a batch of them is. One class a task.
+
+A course is all that the loop knows of data. `after` and `pieces` come from the lengths; `lesson` is each task's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from headwater.data.batches import Batch, Batches, micro
+from headwater.data.objectives.answers import Window, answered
+from headwater.data.objectives.denoise import denoised
+from headwater.data.objectives.labels import classified, tagged
+from headwater.data.objectives.lesson import Lesson, Marks
+from headwater.data.objectives.masked import masked
+from headwater.data.objectives.spans import corrupted
+from headwater.data.objectives.texts import causal, seq2seq
+from headwater.data.packing import stream_rows, stream_starts
+from headwater.data.ragged import Ragged
+
+
+class Course:
+    """lengths [N, K]: tokens of each example as the model will see them."""
+
+    def __init__(self, lengths: np.ndarray, marks: Marks, tokens: int, seed: int) -> None:
+        self.lengths, self.marks, self.tokens, self.seed = np.atleast_2d(lengths.T).T, marks, tokens, seed
+
+    @property
+    def size(self) -> int:
+        return len(self.lengths)
+
+    @cached_property
+    def batches(self) -> Batches:
+        return Batches(self.lengths, self.tokens, self.seed)
+
+    def after(self, position: int) -> Iterator[Batch]:
+        return self.batches.after(position)
+
+    def pieces(self, examples: np.ndarray, tokens: int) -> Sequence[np.ndarray]:
+        return micro(examples, self.lengths, tokens)
+
+    def lesson(self, examples: np.ndarray, epoch: int) -> Lesson:
+        raise NotImplementedError
+
+    def in_order(self, most: int, tokens: int = 4096) -> Iterator[np.ndarray]:
+        """The first examples, like lengths together: for measuring, where order does not matter."""
+        some = np.arange(min(most, self.size))
+        yield from self.pieces(some[np.argsort(self.lengths[some].sum(1), kind="stable")], tokens)
+
+
+class TextToText(Course):
+    def __init__(self, sources: Ragged, targets: Ragged, marks: Marks, tokens: int, seed: int) -> None:
+        super().__init__(np.stack([sources.lengths + 2, targets.lengths + 1], 1), marks, tokens, seed)
+        self.sources, self.targets = sources, targets
+
+    def lesson(self, examples: np.ndarray, epoch: int) -> Lesson:
+        return unpadded(seq2seq(self.sources.take(examples), self.targets.take(examples), self.marks))
+
+
+class RunningText(Course):
+    """Rows of one long stream, cut anew in each epoch."""
+
+    def __init__(self, stream: np.ndarray, context: int, marks: Marks, tokens: int, seed: int) -> None:
+        rows = len(stream_starts(len(stream), context, seed, 0))
+        super().__init__(np.full((rows, 1), context), marks, max(tokens, context), seed)
+        self.stream, self.context = stream, context
+
+    def lesson(self, examples: np.ndarray, epoch: int) -> Lesson:
+        return causal(self.rows(examples, epoch))
+
+    def rows(self, examples: np.ndarray, epoch: int) -> np.ndarray:
+        starts = stream_starts(len(self.stream), self.context, self.seed, epoch)
+        return stream_rows(self.stream, starts[examples], self.context)
+
+
+class Masked(RunningText):
+    """Some tokens of each row are hidden, others in each epoch."""
+
+    def lesson(self, examples: np.ndarray, epoch: int) -> Lesson:
+        return masked(_inner(self.rows(examples, epoch)), self.marks, examples, self.seed, epoch)
+
+
+class SpanCorruption(RunningText):
+    """T5: what stood under the sentinels."""
+
+    def lesson(self, examples: np.ndarray, epoch: int) -> Lesson:
+        return unpadded(corrupted(_inner(self.rows(examples, epoch)), self.marks, examples, self.seed, epoch))
+
+
+class Denoising(RunningText):
+    """BART: the text as it was. ends: tokens that end a sentence."""
+
+    ends: np.ndarray = np.zeros(0, np.int64)
+
+    def lesson(self, examples: np.ndarray, epoch: int) -> Lesson:
+        return unpadded(denoised(_inner(self.rows(examples, epoch)), self.marks, self.ends, examples, self.seed, epoch))
+
+
+class Classification(Course):
+    def __init__(
+        self, texts: Ragged, labels: np.ndarray, marks: Marks, tokens: int, seed: int, seconds: Ragged | None = None
+    ) -> None:
+        more = 0 if seconds is None else seconds.lengths + 1
+        super().__init__(texts.lengths + 2 + more, marks, tokens, seed)
+        self.texts, self.labels, self.seconds = texts, labels, seconds
+
+    def lesson(self, examples: np.ndarray, epoch: int) -> Lesson:
+        seconds = None if self.seconds is None else self.seconds.take(examples)
+        return classified(self.texts.take(examples), self.labels[examples], self.marks, seconds)
+
+
+class Tagging(Course):
+    def __init__(self, ids: Ragged, labels: Ragged, marks: Marks, tokens: int, seed: int) -> None:
+        super().__init__(ids.lengths + 2, marks, tokens, seed)
+        self.ids, self.labels = ids, labels
+
+    def lesson(self, examples: np.ndarray, epoch: int) -> Lesson:
+        return tagged(self.ids.take(examples), self.labels.take(examples), self.marks)
+
+
+class Answers(Course):
+    """Windows of texts. views: those of each question; owner [N]: the question of each window."""
+
+    def __init__(self, views: Sequence[Sequence[Window]], marks: Marks, tokens: int, seed: int) -> None:
+        self.windows = [window for some in views for window in some]
+        self.owner = np.repeat(np.arange(len(views)), [len(some) for some in views])
+        super().__init__(np.array([len(w.ids) for w in self.windows]), marks, tokens, seed)
+
+    def lesson(self, examples: np.ndarray, epoch: int) -> Lesson:
+        return answered([self.windows[i] for i in examples], self.marks)
+
+
+def unpadded(lesson: Lesson) -> Lesson:
+    """Padding on the right is in nobody's past, so a decoder need not be told of it."""
+    return replace(lesson, keep=np.ones_like(lesson.keep))
+
+
+def _inner(rows: np.ndarray) -> Ragged:
+    """[B, C + 1] of a stream as rows that leave room for two marks."""
+    inner = rows[:, : rows.shape[1] - 3]
+    return Ragged(inner.ravel(), np.arange(len(inner) + 1) * inner.shape[1])

@@ -1,0 +1,186 @@
+"""Exams: how good a model is at its task, in the task's own measures, with samples to look at.
+
+All of them give the loss; `metric` says which measure decides what is best ("auto": the task's usual one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headwater.data.metrics.answers import answer_f1, exact_match
+from headwater.data.metrics.labels import accuracy, class_f1, entity_f1, perplexity
+from headwater.data.metrics.rouge import rouge
+from headwater.data.metrics.translation import bleu, chrf
+from headwater.data.objectives.answers import said
+from headwater.data.objectives.labels import tags_said
+from headwater.errors import BadSetting, nearest
+from headwater.training.courses import Answers, TextToText
+from headwater.training.decode import greedy
+from headwater.training.loop import Scored
+from headwater.training.material import Material
+from headwater.training.objectives import OBJECTIVES, how_many, to_tensors
+
+SMALLER_IS_BETTER = ("loss", "perplexity")
+USUAL = {
+    "text-to-text": "bleu",
+    "language-model": "loss",
+    "classification": "accuracy",
+    "tagging": "f1",
+    "answers": "f1",
+}
+LONGEST_ANSWER = 30  # tokens of an answer that is a span
+Said = tuple[list[Any], list[Any]]  # outputs and references
+
+
+@dataclass
+class Exam:
+    """Called with a model in eval mode. rows: how many are measured; samples: how many are shown."""
+
+    material: Material
+    metric: str = "auto"
+    rows: int = 2000
+    samples: int = 4
+
+    def __call__(self, model: Any) -> Scored:
+        scores = {"loss": self.loss(model)}
+        shown: tuple[Mapping[str, Any], ...] = ()
+        if self.material.task == "language-model":
+            scores["perplexity"] = perplexity(scores["loss"], 1)
+        else:
+            outputs, wanted = ANSWERS[self.material.task](self, model)
+            scores |= MEASURES[self.material.task](outputs, wanted, self.material)
+            shown = tuple(self._samples(outputs, wanted))
+        return Scored(self._score(scores), scores, shown)
+
+    def loss(self, model: Any) -> float:
+        """The mean loss of an answer, without smoothing."""
+        objective, total, count = OBJECTIVES[self.material.task], 0.0, 0
+        for batch in self.batches(model):
+            total += float(objective(model, batch[1], 0.0))
+            count += how_many(batch[1], objective)
+        return total / max(count, 1)
+
+    def batches(self, model: Any) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
+        device, course = next(model.parameters()).device, self.material.valid
+        for rows in course.in_order(self.rows):
+            yield rows, to_tensors(course.lesson(rows, 0), device)
+
+    def _score(self, scores: Mapping[str, float]) -> tuple[float, ...]:
+        """The measure that decides, and the loss where that is a draw."""
+        name = USUAL[self.material.task] if self.metric == "auto" else self.metric
+        if name not in scores:
+            raise BadSetting(f"metric: {self.material.task} has no {name!r}; {nearest(name, scores)}")
+        return -scores[name] if name in SMALLER_IS_BETTER else scores[name], -scores["loss"]
+
+    def _samples(self, outputs: list[Any], wanted: list[Any]) -> Iterator[Mapping[str, Any]]:
+        for example, output, right in list(zip(self.material.examples, outputs, wanted, strict=False))[: self.samples]:
+            yield {"input": _input(example), "output": _text(output), "expected": _text(right)}
+
+
+def _input(example: Any) -> str:
+    return " ".join(example[0]) if isinstance(example[0], tuple) else str(example[0])
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return " ".join(value) if isinstance(value, tuple) else (str(value[0]) if value else "")
+
+
+# ------------------------------------------------------------------------------------------- what the model answers
+
+
+def written(exam: Exam, model: Any) -> Said:
+    """Texts, by greedy decoding."""
+    m, course = exam.material, exam.material.valid
+    assert isinstance(course, TextToText)
+    outputs: dict[int, str] = {}
+    for rows, batch in exam.batches(model):
+        most = 2 * int(course.lengths[rows, 1].max()) + 10
+        ids = greedy(model, batch["source"], batch.get("source_keep"), course.marks.bos, course.marks.eos, most)
+        outputs |= {int(row): m.tokenizer.decode(said) for row, said in zip(rows, ids, strict=True)}
+    return [outputs[i] for i in sorted(outputs)], [m.examples[i][1] for i in sorted(outputs)]
+
+
+def classes(exam: Exam, model: Any) -> Said:
+    found: dict[int, str] = {}
+    for rows, batch in exam.batches(model):
+        chosen = scores(model, batch).argmax(-1).tolist()
+        found |= {int(row): exam.material.labels[n] for row, n in zip(rows, chosen, strict=True)}
+    examples: Any = exam.material.examples
+    return [found[i] for i in sorted(found)], [examples[i].label for i in sorted(found)]
+
+
+def tags(exam: Exam, model: Any) -> Said:
+    found: dict[int, Any] = {}
+    for rows, batch in exam.batches(model):
+        chosen = scores(model, batch).argmax(-1).cpu().numpy()
+        row_tags = tags_said(chosen, batch["targets"].cpu().numpy(), exam.material.labels)
+        found |= {int(row): said for row, said in zip(rows, row_tags, strict=True)}
+    examples: Any = exam.material.examples
+    return [found[i] for i in sorted(found)], [examples[i].tags for i in sorted(found)]
+
+
+def spans(exam: Exam, model: Any) -> Said:
+    """For each question the best span over all its windows."""
+    course = exam.material.valid
+    assert isinstance(course, Answers)
+    best: dict[int, tuple[float, str]] = {}
+    examples: Any = exam.material.examples
+    for rows, batch in exam.batches(model):
+        starts, ends = scores(model, batch).float().unbind(-1)
+        for row, start, end in zip(rows, starts, ends, strict=True):
+            window = course.windows[row]
+            score, first, last = best_span(start, end, window.start, window.start + len(window.spans))
+            number = int(course.owner[row])
+            if number not in best or score > best[number][0]:
+                best[number] = score, said(examples[number].context, window, first, last)
+    order = sorted(best)
+    return [best[i][1] for i in order], [examples[i].answers for i in order]
+
+
+def best_span(start: Tensor, end: Tensor, low: int, high: int) -> tuple[float, int, int]:
+    """The most probable first and last place within [low, high), not too far apart."""
+    both = start[low:high, None] + end[None, low:high]
+    width = high - low
+    place = torch.arange(width, device=start.device)
+    far = (place[None] < place[:, None]) | (place[None] - place[:, None] >= LONGEST_ANSWER)
+    both = both.masked_fill(far, -torch.inf)
+    at = int(both.argmax())
+    return float(both.flatten()[at]), low + at // width, low + at % width
+
+
+def scores(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    given = {k: v for k, v in batch.items() if k in ("keep", "kinds", "documents")}
+    answer: Tensor = model(batch["ids"], **given)
+    return answer
+
+
+ANSWERS: dict[str, Callable[[Exam, Any], Said]] = {
+    "text-to-text": written, "classification": classes, "tagging": tags, "answers": spans}  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ how good they are
+
+
+def _of_texts(outputs: list[str], wanted: list[str], m: Material) -> dict[str, float]:
+    language = m.languages[1] if len(m.languages) == 2 else ""
+    found = {"bleu": bleu(outputs, wanted, language), "chrf": chrf(outputs, wanted)}
+    return {**found, "rougeL": rouge(outputs, wanted)["rougeL"], "exact": accuracy(outputs, wanted)}
+
+
+MEASURES: dict[str, Callable[[list[Any], list[Any], Material], dict[str, float]]] = {
+    "text-to-text": _of_texts,
+    "classification": lambda said, wanted, m: {
+        "accuracy": accuracy(said, wanted),
+        "macro_f1": class_f1(said, wanted)["macro"],
+    },
+    "tagging": lambda said, wanted, m: entity_f1(said, wanted),
+    "answers": lambda said, wanted, m: {"f1": answer_f1(said, wanted), "exact": exact_match(said, wanted)},
+}

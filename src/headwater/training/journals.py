@@ -1,0 +1,70 @@
+"""Listeners that write: metrics.jsonl, samples.jsonl, order.jsonl. A line is whole once its newline is there."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from headwater.training.events import Evaluated, Event, Noted, Stepped, Stopped
+
+
+class Journal:
+    """Lines are appended and handed to the system at once, so that a killed run has said what it did."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, path.name
+
+    def write(self, **line: Any) -> None:
+        text = json.dumps({k: _plain(v) for k, v in line.items()}, ensure_ascii=False) + "\n"
+        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            os.write(handle, text.encode("utf-8", "backslashreplace"))
+        finally:
+            os.close(handle)
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Metrics(Journal):
+    def __init__(self, path: Path, every: int) -> None:
+        super().__init__(path)
+        self.every, self.tokens, self.seconds = every, 0, 0.0
+
+    def __call__(self, event: Event) -> None:
+        now = round(time.time(), 3)
+        if isinstance(event, Stepped):
+            self.tokens, self.seconds = self.tokens + event.tokens, self.seconds + event.seconds
+            if event.step % self.every == 0 or event.step == event.steps or not event.applied:
+                rate = round(self.tokens / max(self.seconds, 1e-9))
+                self.write(step=event.step, split="train", epoch=round(event.epoch, 4), loss=event.loss, lr=event.lr,
+                           grad_norm=event.norm, tokens_per_second=rate, applied=event.applied, time=now)  # fmt: skip
+                self.tokens, self.seconds = 0, 0.0
+        elif isinstance(event, Evaluated):
+            scores = {name: _plain(value) for name, value in event.scores.items()}
+            self.write(step=event.step, split="valid", **scores, best=event.better, time=now)
+        elif isinstance(event, Noted):
+            self.write(step=event.step, note=event.text, time=now)
+        elif isinstance(event, Stopped):
+            self.write(step=event.step, stopped=event.why, seconds=round(event.seconds, 1), time=now)
+
+
+class Samples(Journal):
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Evaluated):
+            for sample in event.samples:
+                self.write(step=event.step, **sample)
+
+
+class Order(Journal):
+    """Which examples each step saw, in their order."""
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Stepped):
+            self.write(step=event.step, examples=event.examples.tolist())

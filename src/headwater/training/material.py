@@ -1,0 +1,261 @@
+"""From settings to what is taught: files are read, split and tokenized; each task makes its own kind of course."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headwater.data.encode import encode_rows
+from headwater.data.examples import Example
+from headwater.data.learn import KINDS, learn
+from headwater.data.look import Look, look
+from headwater.data.objectives.answers import windows
+from headwater.data.objectives.denoise import sentence_ends
+from headwater.data.objectives.labels import label_names, numbers_of, tag_columns
+from headwater.data.objectives.lesson import Marks
+from headwater.data.reading.lines import USUAL, Reading
+from headwater.data.reading.problems import Problems
+from headwater.data.split import held_out, tail
+from headwater.errors import BadInput, BadSetting, NotFound, nearest
+from headwater.text.load import load as load_tokenizer
+from headwater.text.tokenizer import Tokenizer
+from headwater.training.courses import (
+    Answers,
+    Classification,
+    Course,
+    Denoising,
+    Masked,
+    RunningText,
+    SpanCorruption,
+    Tagging,
+    TextToText,
+)
+from headwater.training.settings import Settings
+
+STREAMS: dict[str, type[RunningText]] = {
+    "causal": RunningText, "masked": Masked, "spans": SpanCorruption, "denoise": Denoising}  # fmt: skip
+LONGEST, SENTINELS = 512, 100
+WINDOW, STRIDE = 256, 96  # of the texts that answers are found in
+
+
+@dataclass
+class Material:
+    """What is taught and what is measured. examples: the validation rows, in the order of the validation course."""
+
+    task: str
+    tokenizer: Tokenizer
+    train: Course
+    valid: Course
+    examples: Sequence[Example] = ()
+    labels: tuple[str, ...] = ()
+    objective: str = ""
+    languages: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    tokens: int = 0  # of the training rows
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a model folder says of its model."""
+        return {
+            "task": self.task,
+            "objective": self.objective,
+            "labels": list(self.labels),
+            "languages": list(self.languages),
+        }
+
+
+def seen(settings: Settings) -> Look:
+    """The files looked at, as the settings say."""
+    s = settings
+    task = None if s.task == "auto" else s.task
+    reading = USUAL if s.encoding == "auto" else Reading(s.encoding)
+    return look(s.paths, s.valid, task, s.columns, s.source or None, s.target or None, reading, s.held_out, s.seed)
+
+
+def fingerprints(found: Look | None) -> dict[str, str]:
+    """SHA-256 of every file that is read: a resumed run must find them unchanged."""
+    paths = dict.fromkeys(path for part in (found.recipe.parts if found else ()) for path in part.paths)
+    return {path.name: _digest(path) for path in paths}
+
+
+def gathered(settings: Settings, found: Look, tokenizer: Tokenizer | None = None) -> Material:
+    """Everything the files hold, as courses. A tokenizer that is not given is learned, or read from a folder."""
+    train, valid = divided(settings, found)
+    return taught(settings, found.task, train, valid, tokenizer, found.recipe.languages)
+
+
+def divided(settings: Settings, found: Look) -> tuple[list[Example], list[Example]]:
+    """The rows to learn from and those to measure on, each from its own set or by a hash of the text."""
+    rows = {split: list(found.recipe.examples(split, Problems())) for split in found.recipe.splits}
+    train = rows["train"]
+    if "valid" in rows or found.task == "language-model":
+        return train, rows.get("valid", [])
+    kept = [held_out(row, settings.held_out, settings.seed) for row in train]
+    if not any(kept):
+        kept[-1] = len(train) > 1
+    split = ([row for row, k in zip(train, kept, strict=True) if bool(k) is wanted] for wanted in (False, True))
+    return next(split), next(split)
+
+
+def taught(
+    settings: Settings, task: str, train: list[Example], valid: list[Example],
+    tokenizer: Tokenizer | None = None, languages: tuple[str, ...] = (),
+) -> Material:  # fmt: skip
+    """Material from examples."""
+    if not train:
+        raise BadInput("there must be at least one row to learn from, there is none; check the data")
+    tokenizer = tokenizer or tokenizer_for(settings, train)
+    made = MAKERS[task](settings, tokenizer, train, valid)
+    made.languages = languages
+    return made
+
+
+def tokenizer_for(settings: Settings, examples: Iterable[Example]) -> Tokenizer:
+    wanted = settings.tokenizer
+    if wanted not in KINDS:
+        if not Path(wanted).is_dir():
+            raise NotFound(f"tokenizer must be a kind or a folder, {wanted!r} is neither; {nearest(wanted, KINDS)}")
+        return load_tokenizer(wanted)
+    sentinels = SENTINELS if settings.objective == "spans" else 0
+    return learn(texts_of(examples), wanted, settings.vocab, sentinels)
+
+
+def texts_of(examples: Iterable[Any]) -> Iterable[str]:
+    """Every text of the examples; labels and tags are not text."""
+    for example in examples:
+        kind = type(example).__name__
+        if kind == "Tagged":
+            yield " ".join(example.words)
+        elif kind in ("Pair", "Question"):
+            yield from example[:2]
+        elif kind == "Labelled":
+            yield from filter(None, (example.text, example.second))
+        else:
+            yield example.text
+
+
+# ---------------------------------------------------------------------------------------------- one maker a task
+
+
+def _pairs(s: Settings, tokenizer: Tokenizer, train: Sequence[Any], valid: Sequence[Any]) -> Material:
+    marks, notes = Marks.of(tokenizer), list[str]()
+    courses, kept = [], valid
+    for name, rows in (("train", train), ("valid", valid)):
+        sides = [encode_rows(tokenizer, (row[i] for row in rows)) for i in (0, 1)]
+        short = _short(s, np.maximum(*(side.lengths for side in sides)), name, notes)
+        courses.append(TextToText(sides[0].take(short), sides[1].take(short), marks, s.batch_tokens, s.seed))
+        kept = [rows[i] for i in short]
+    total = int(courses[0].lengths.sum())
+    return Material("text-to-text", tokenizer, courses[0], courses[1], kept, notes=notes, tokens=total)
+
+
+def _running(s: Settings, tokenizer: Tokenizer, train: Sequence[Any], valid: Sequence[Any]) -> Material:
+    name = "causal" if s.objective == "auto" else s.objective
+    if name not in STREAMS:
+        raise BadSetting(f"no objective is called {name!r}; {nearest(name, STREAMS)}")
+    marks = Marks.of(tokenizer)
+    stream = _stream(tokenizer, train, marks)
+    if valid:
+        after = _stream(tokenizer, valid, marks)
+    else:
+        cut = tail(len(stream), s.held_out or 0.05, least=2)
+        stream, after = stream[:cut], stream[cut:]
+    context = min(s.context, len(stream) - 1, len(after) - 1)
+    courses = [STREAMS[name](ids, context, marks, s.batch_tokens, s.seed) for ids in (stream, after)]
+    for course in courses:
+        if isinstance(course, Denoising):
+            course.ends = sentence_ends(tokenizer)
+    notes = [] if context == s.context else [f"the text is short: the context is {context} tokens"]
+    return Material(
+        "language-model", tokenizer, courses[0], courses[1], objective=name, notes=notes, tokens=len(stream)
+    )
+
+
+def _stream(tokenizer: Tokenizer, passages: Iterable[Any], marks: Marks) -> np.ndarray:
+    """All documents end to end, an end mark between two of them."""
+    whole: list[np.ndarray] = []
+    last = None
+    for passage in passages:
+        if last is not None and passage.document != last:
+            whole.append(np.array([marks.eos]))
+        last = passage.document
+        whole.append(encode_rows(tokenizer, [passage.text]).values)
+    return np.concatenate(whole).astype(np.int32) if whole else np.zeros(0, np.int32)
+
+
+def _labelled(s: Settings, tokenizer: Tokenizer, train: Sequence[Any], valid: Sequence[Any]) -> Material:
+    marks, notes = Marks.of(tokenizer), list[str]()
+    names = label_names(row.label for row in train)
+    if len(names) < 2:
+        raise BadInput(f"classification needs at least two labels, all rows have {names[0]!r}; is it the right column?")
+    courses, kept = [], valid
+    for name, rows in (("train", train), ("valid", valid)):
+        texts = encode_rows(tokenizer, (row.text for row in rows))
+        seconds = encode_rows(tokenizer, (row.second for row in rows))
+        short = _short(s, texts.lengths + seconds.lengths, name, notes)
+        labels = numbers_of([rows[i].label for i in short], names)
+        second = seconds.take(short) if len(seconds.values) else None
+        courses.append(Classification(texts.take(short), labels, marks, s.batch_tokens, s.seed, second))
+        kept = [rows[i] for i in short]
+    total = int(courses[0].lengths.sum())
+    return Material("classification", tokenizer, courses[0], courses[1], kept, names, notes=notes, tokens=total)
+
+
+def _tagged(s: Settings, tokenizer: Tokenizer, train: Sequence[Any], valid: Sequence[Any]) -> Material:
+    marks, notes = Marks.of(tokenizer), list[str]()
+    names = label_names(tag for rows in (train, valid) for row in rows for tag in row.tags)
+    courses, kept = [], valid
+    for name, rows in (("train", train), ("valid", valid)):
+        columns = tag_columns(rows, names, tokenizer)
+        short = _short(s, columns["ids"].lengths, name, notes)
+        courses.append(
+            Tagging(columns["ids"].take(short), columns["labels"].take(short), marks, s.batch_tokens, s.seed)
+        )
+        kept = [rows[i] for i in short]
+    total = int(courses[0].lengths.sum())
+    return Material("tagging", tokenizer, courses[0], courses[1], kept, names, notes=notes, tokens=total)
+
+
+def _asked(s: Settings, tokenizer: Tokenizer, train: Sequence[Any], valid: Sequence[Any]) -> Material:
+    marks = Marks.of(tokenizer)
+    width = s.longest or WINDOW
+    views = [
+        [windows(row, tokenizer, marks, width, min(STRIDE, width // 3)) for row in rows] for rows in (train, valid)
+    ]
+    courses = [Answers(each, marks, s.batch_tokens, s.seed) for each in views]
+    total = int(courses[0].lengths.sum())
+    return Material("answers", tokenizer, courses[0], courses[1], valid, tokens=total)
+
+
+MAKERS: dict[str, Callable[..., Material]] = {
+    "text-to-text": _pairs,
+    "language-model": _running,
+    "classification": _labelled,
+    "tagging": _tagged,
+    "answers": _asked,
+}
+
+
+def _short(s: Settings, lengths: np.ndarray, name: str, notes: list[str]) -> np.ndarray:
+    """The rows that are short enough; how many are left out is said."""
+    most = s.longest or LONGEST
+    short = np.flatnonzero(lengths <= most)
+    if len(short) < len(lengths):
+        notes.append(
+            f"{len(lengths) - len(short):,} of {len(lengths):,} {name} rows are longer than {most} tokens and left out"
+        )
+    if not len(short):
+        raise BadInput(
+            f"{name}: no row has at most {most} tokens, the shortest has {int(lengths.min(initial=0))}; raise --longest"
+        )
+    return short
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

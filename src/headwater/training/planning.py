@@ -1,0 +1,169 @@
+"""Planning: what was left open in the settings is chosen when the data has been seen, and said before it begins."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+
+from headwater.core import ClassHead, LanguageHead, Mean, Model, Picked, TokenHead, decoder, encoder, transformer
+from headwater.data.batches import Batch
+from headwater.errors import BadSetting, Unavailable, nearest
+from headwater.training.loop import DTYPES, Trainer
+from headwater.training.material import Material
+from headwater.training.schedules import schedule
+from headwater.training.settings import Settings
+
+
+class Size(NamedTuple):
+    d_model: int
+    heads: int
+    layers: int
+    d_ff: int
+
+
+SIZES = {
+    "mini": Size(32, 2, 1, 64),
+    "small": Size(64, 4, 2, 256),
+    "medium": Size(128, 4, 2, 512),
+    "large": Size(256, 4, 3, 1024),
+    "base": Size(512, 8, 6, 2048),
+}
+# The smallest size whose tokens are not yet reached: a larger model would learn the rows by heart.
+BY_TOKENS = ((100_000, "small"), (600_000, "medium"), (50_000_000, "large"), (math.inf, "base"))
+BATCH_TOKENS, PASSES_OF_SMALL, PASSES = 4096, 30.0, 10.0
+
+
+def early(settings: Settings) -> Settings:
+    """What must be known before the data is cut into batches."""
+    s = settings
+    if s.dtype not in ("auto", *DTYPES):
+        raise BadSetting(f"no dtype is called {s.dtype!r}; {nearest(s.dtype, DTYPES)}")
+    return s.but(device=_device(s.device), batch_tokens=s.batch_tokens or BATCH_TOKENS)
+
+
+def _device(wanted: str) -> str:
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(1, device=wanted)
+    except (RuntimeError, AssertionError) as error:
+        raise Unavailable(
+            f"device {wanted!r} can not be used: {str(error).splitlines()[0][:80]}; --device cpu always can"
+        ) from None
+    return wanted
+
+
+def resolved(settings: Settings, material: Material) -> Settings:
+    """Settings with nothing left open but the number of steps, where that depends on time."""
+    s = settings
+    size = _size(s, material)
+    passes = s.epochs or (
+        0.0 if s.max_steps or s.max_time else PASSES_OF_SMALL if material.tokens < 2_000_000 else PASSES
+    )
+    steps = s.max_steps or math.ceil(passes * steps_an_epoch(material))
+    position = s.position if s.position != "auto" else "sinusoidal" if material.task == "text-to-text" else "rotary"
+    return s.but(
+        task=material.task,
+        size="own" if s.start else s.size,
+        **size._asdict(),
+        position=position,
+        lr=s.lr or (1.0 if s.schedule == "noam" else 0.25 / size.d_model),
+        objective=material.objective or s.objective,
+        max_steps=steps,
+        epochs=passes,
+    )
+
+
+def paced(settings: Settings, step_seconds: float) -> Settings:
+    """The steps that fit into the time, the warm-up and the rhythm of evaluations that suit their number."""
+    s = settings
+    steps = s.max_steps or max(10, int(0.95 * s.max_time / step_seconds))
+    warmup = s.warmup if s.warmup >= 0 else min(4000, max(1, steps // 10))
+    return s.but(max_steps=steps, warmup=warmup, eval_every=s.eval_every or max(1, min(1000, math.ceil(steps / 10))))
+
+
+def steps_an_epoch(material: Material) -> int:
+    """Batches in one pass through the data, from the first window of them."""
+    batches = material.train.batches
+    first = batches.of_window(0, 0)
+    share = sum(len(batch.examples) for batch in first) / batches.size
+    return max(1, round(len(first) / share))
+
+
+def _size(s: Settings, material: Material) -> Size:
+    if s.size not in ("auto", "own", *SIZES):
+        raise BadSetting(f"no size is called {s.size!r}; {nearest(s.size, SIZES)}")
+    name = s.size if s.size in SIZES else next(name for most, name in BY_TOKENS if material.tokens < most)
+    base = SIZES[name]
+    d_model = s.d_model or base.d_model
+    heads = s.heads or (base.heads if d_model == base.d_model else max(1, d_model // 64))
+    d_ff = s.d_ff or (base.d_ff if d_model == base.d_model else 4 * d_model)
+    return Size(d_model, heads, s.layers or base.layers, d_ff)
+
+
+# ----------------------------------------------------------------------------------------------------------- the model
+
+
+def spec_of(settings: Settings, material: Material) -> Model:
+    """The tree of parts for these settings: which stacks and which head, the task says."""
+    s, vocab = settings, len(material.tokenizer)
+    sizes: dict[str, Any] = {
+        "d_model": s.d_model, "heads": s.heads, "layers": s.layers, "d_ff": s.d_ff, "dropout": s.dropout,
+        "position": s.position, "placement": "pre", "longest": max(s.context + 2, s.longest + 2, 514)}  # fmt: skip
+    if material.task == "text-to-text" or material.objective in ("spans", "denoise"):
+        return transformer(vocab, **sizes)
+    if material.task == "language-model":
+        return encoder(vocab, **sizes) if material.objective == "masked" else decoder(vocab, activation="gelu", **sizes)
+    made = encoder(vocab, head_for(material, s.dropout), activation="gelu", **sizes)
+    return replace(made, encoder=replace(made.encoder, embed=replace(made.encoder.embed, kinds=2)))
+
+
+def head_for(material: Material, dropout: float) -> Any:
+    if material.task == "classification":
+        return ClassHead(len(material.labels), Picked(Mean()), dropout=dropout)
+    if material.task == "tagging":
+        return TokenHead(len(material.labels), dropout=dropout)
+    if material.task == "answers":
+        return TokenHead(2)
+    return LanguageHead(len(material.tokenizer))
+
+
+def schedule_of(settings: Settings) -> Any:
+    s = settings
+    return schedule(s.schedule, peak=s.lr, warmup=s.warmup, steps=s.max_steps, d_model=s.d_model, floor=s.floor)
+
+
+def seconds_a_step(trainer: Trainer, tries: int = 3) -> float:
+    """Measured on real batches, without changing a weight."""
+    times = []
+    for batch in islice(_spread(trainer), tries + 1):
+        began = time.perf_counter()
+        pieces = list(trainer._pieces(batch))
+        for number, piece in enumerate(pieces):
+            trainer._backward(number, piece, 1.0)
+        times.append(time.perf_counter() - began)
+        trainer.optimiser.zero_grad(set_to_none=True)
+    return sorted(times[1:])[len(times[1:]) // 2] * 1.05  # the optimiser's share
+
+
+def _spread(trainer: Trainer) -> Any:
+    """Batches of short, middling and long rows alike."""
+    some: list[Batch] = list(islice(trainer.source.after(0), 16))
+    yield from (some[i % len(some)] for i in (0, *range(0, len(some), max(1, len(some) // 3))))
+
+
+def memory(model: Any, settings: Settings, vocab: int) -> int:
+    """Bytes: weights, gradients and two moments in fp32, and about what the activations of one piece take."""
+    weights = sum(p.numel() for p in model.parameters())
+    tokens = settings.micro_tokens or settings.batch_tokens
+    layers = settings.layers * (2 if model.encoder is not None and model.decoder is not None else 1)
+    activations = tokens * layers * (10 * settings.d_model + 2 * settings.d_ff) * 4
+    scores = 2 * min(tokens, 512) * vocab * 4
+    return (
+        16 * weights + 4 * weights * bool(settings.average) + (activations // (6 if settings.recompute else 1)) + scores
+    )

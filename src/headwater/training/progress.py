@@ -1,0 +1,97 @@
+"""What a person sees of a run: a bar where there is a terminal, a plain line now and then where there is none."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from headwater.training.events import Evaluated, Event, Kept, Noted, Stepped, Stopped
+
+EVERY = 10.0  # seconds between plain lines
+SMOOTH = 0.95
+
+
+class Show:
+    """A listener. Speed and loss are smoothed; samples are shown with what was expected."""
+
+    name = "progress"
+
+    def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
+        self.console, self.quiet = console or Console(highlight=False, soft_wrap=True), quiet
+        self.bar: Progress | None = None
+        self.task: Any = None
+        self.loss = self.rate = 0.0
+        self.said = 0.0
+        self.began = time.monotonic()
+        self.first_step = 0
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Stepped):
+            self._step(event)
+        elif isinstance(event, Evaluated):
+            self._evaluated(event)
+        elif isinstance(event, Noted):
+            self.console.print(f"[yellow]note[/yellow] {escape(event.text)}")
+        elif isinstance(event, Kept) and not self.quiet and self.bar is None and event.seconds > EVERY:
+            self.console.print(f"saved {escape(event.path)} ({event.seconds:.1f} s)")
+        elif isinstance(event, Stopped) and self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+    def _step(self, event: Stepped) -> None:
+        rate = event.tokens / max(event.seconds, 1e-9)
+        if not self.first_step:
+            self.loss, self.rate, self.first_step = event.loss, rate, event.step
+        elif event.applied:
+            self.loss = SMOOTH * self.loss + (1 - SMOOTH) * event.loss
+            self.rate = SMOOTH * self.rate + (1 - SMOOTH) * rate
+        numbers = f"loss {self.loss:.3f}  {self.rate:,.0f} tok/s  lr {event.lr:.1e}  norm {event.norm:.2f}"
+        if self.console.is_terminal and not self.quiet:
+            self._bar(event).update(self.task, completed=event.step, total=event.steps, numbers=numbers)
+        elif not self.quiet and (time.monotonic() - self.said > EVERY or event.step == event.steps):
+            self.said = time.monotonic()
+            left = (self.said - self.began) / max(event.step - self.first_step, 1) * (event.steps - event.step)
+            self.console.print(
+                f"step {event.step}/{event.steps}  epoch {event.epoch:.2f}  {numbers}  {in_words(left)} left"
+            )
+
+    def _bar(self, event: Stepped) -> Progress:
+        if self.bar is None:
+            columns = (SpinnerColumn(), BarColumn(bar_width=24), TextColumn("{task.completed}/{task.total}"),
+                       TextColumn("{task.fields[numbers]}"), TimeElapsedColumn(), TextColumn("left"),
+                       TimeRemainingColumn())  # fmt: skip
+            self.bar = Progress(*columns, console=self.console, transient=True)
+            self.task = self.bar.add_task("train", total=event.steps, completed=event.step - 1, numbers="")
+            self.bar.start()
+        return self.bar
+
+    def _evaluated(self, event: Evaluated) -> None:
+        scores = "  ".join(f"{name} {value:.4g}" for name, value in event.scores.items())
+        self.console.print(
+            f"[bold]step {event.step}[/bold]  {scores}{'  [green]best so far[/green]' if event.better else ''}"
+        )
+        for sample in event.samples:
+            given, said, wanted = (_short(sample.get(k, "")) for k in ("input", "output", "expected"))
+            right = "[green]=[/green]" if said == wanted else "[red]≠[/red]" if wanted else " "
+            tail = "" if said == wanted or not wanted else f"  [dim](expected {escape(wanted)})[/dim]"
+            self.console.print(f"   {right} {escape(given)}  →  [bold]{escape(said)}[/bold]{tail}")
+
+
+def _short(text: Any, most: int = 60) -> str:
+    """One printable line: control characters that would steer a terminal are shown, not sent."""
+    line = "".join(c if c.isprintable() else "·" for c in str(text))
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def in_words(seconds: float) -> str:
+    """
+    >>> in_words(42), in_words(200), in_words(9000)
+    ('42 s', '3 min', '2.5 h')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,169 @@
+"""headwater.train: from files to a trained model in a folder, and on from where a run stopped.
+
+trained = headwater.train("pairs.tsv", max_time="5m")
+trained("Guten Morgen")
+headwater.resume("runs/text-to-text/pairs")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headwater.data.examples import Example
+from headwater.data.look import Look
+from headwater.errors import BadSetting
+from headwater.text.load import load as load_tokenizer
+from headwater.text.tokenizer import Tokenizer
+from headwater.training import planning
+from headwater.training.checkpoints import Checkpoints
+from headwater.training.events import Listener, Noted
+from headwater.training.exam import Exam
+from headwater.training.journals import Metrics, Order, Samples
+from headwater.training.loop import Outcome, Trainer
+from headwater.training.material import Material, fingerprints, gathered, seen, taught
+from headwater.training.objectives import OBJECTIVES
+from headwater.training.plots import Plots
+from headwater.training.run import Run, free_name
+from headwater.training.settings import LEAVES, SAME, Settings, changes, read
+from headwater.training.snapshot import keeper, restore
+from headwater.training.starting import begin
+from headwater.training.use import Trained, load_run
+from headwater.weights.native import save_model
+
+
+@dataclass
+class Lesson:
+    """Everything a run is made of, before its first step. `told` lets a caller say it to the user."""
+
+    settings: Settings
+    material: Material
+    model: Any
+    trainer: Trainer
+    found: Look | None = None
+    step_seconds: float = 0.0
+
+
+Say = Callable[[Lesson], None]
+
+
+def silent(lesson: Lesson) -> None: ...
+
+
+def train(
+    *paths: str | Path,
+    examples: Mapping[str, list[Example]] | None = None,
+    listeners: Iterable[Listener] = (),
+    say: Say = silent,
+    config: Mapping[str, Any] | None = None,
+    **given: Any,
+) -> Trained:
+    """Learn from files, or from examples ({"train": […], "valid": […]}). Every setting may be given by its name."""
+    chosen = {**(config or {}), **given, **({"paths": [str(p) for p in paths]} if paths else {})}
+    settings = planning.early(read(chosen))
+    if not settings.paths and not examples:
+        raise BadSetting('train: it needs files or examples to learn from, got none; headwater.train("pairs.tsv")')
+    lesson = prepare(settings, examples=examples)
+    settings = lesson.settings
+    stem = Path(settings.paths[0]).stem if settings.paths else "examples"
+    folder = Path(settings.out) if settings.out else free_name(settings.task, stem)
+    run = Run.new(folder, settings)
+    say(lesson)
+    with run.held():
+        lesson.material.tokenizer.save(run.model)
+        outcome = _go(run, lesson, listeners, facts_of(lesson))
+    return load_run(run.folder, outcome)
+
+
+def resume(folder: str | Path, *, listeners: Iterable[Listener] = (), say: Say = silent, **given: Any) -> Trained:
+    """Go on with a run. Settings may change that do not make it another run: a longer time, another rhythm."""
+    run = Run.open(Path(folder))
+    before = run.settings()
+    chosen = {SAME.get(name, name): value for name, value in given.items()}
+    for name in chosen:
+        if name not in LEAVES:
+            read({name: None})
+    if "epochs" in chosen:
+        chosen = {"max_steps": 0, **chosen}
+    settings = before.but(**chosen)
+    changed = changes(before, settings)
+    if not settings.paths:
+        raise BadSetting(
+            f"{folder} was trained on examples from Python, not on files; call train with out= to begin anew"
+        )
+    with run.held():
+        tokenizer = load_tokenizer(run.model)
+        lesson = prepare(settings, tokenizer=tokenizer)
+        run.write_settings(settings)
+        say(lesson)
+        notes = [f"{c.name} was {c.before!r} and is {c.now!r} now" for c in changed]
+        outcome = _go(run, lesson, listeners, facts_of(lesson), notes, resumed=True)
+    return load_run(run.folder, outcome)
+
+
+def prepare(
+    settings: Settings, tokenizer: Tokenizer | None = None, examples: Mapping[str, list[Example]] | None = None
+) -> Lesson:
+    """Read the data, choose what was left open, make the model and its trainer."""
+    found = None
+    if examples:
+        task = "text-to-text" if settings.task == "auto" else settings.task
+        material = taught(settings, task, examples["train"], examples["valid"], tokenizer)
+    else:
+        found = seen(settings)
+        material = gathered(settings, found, tokenizer)
+    settings = planning.resolved(settings, material)
+    model = begin(settings, material).to(settings.device).train()
+    lesson = Lesson(
+        settings, material, model, _trainer(settings.but(max_steps=settings.max_steps or 1), material, model), found
+    )
+    lesson.step_seconds = planning.seconds_a_step(lesson.trainer)
+    lesson.settings = planning.paced(settings, lesson.step_seconds)
+    lesson.trainer = _trainer(lesson.settings, material, model)
+    return lesson
+
+
+def _trainer(settings: Settings, material: Material, model: Any) -> Trainer:
+    schedule = planning.schedule_of(settings.but(warmup=max(settings.warmup, 0)))
+    exam = Exam(material, settings.metric, settings.eval_rows, settings.samples)
+    return Trainer(model, OBJECTIVES[material.task], material.train, schedule, settings, evaluate=exam)
+
+
+def facts_of(lesson: Lesson) -> dict[str, Any]:
+    """What must be the same when the run is resumed, beside the settings."""
+    return {"data": fingerprints(lesson.found), "tokenizer": lesson.material.tokenizer.hash}
+
+
+def _go(
+    run: Run, lesson: Lesson, listeners: Iterable[Listener], facts: Mapping[str, Any],
+    notes: list[str] | None = None, resumed: bool = False,
+) -> Outcome:  # fmt: skip
+    s, trainer = lesson.settings, lesson.trainer
+    checkpoints = Checkpoints(run.checkpoints, run.id, keep=s.keep)
+    trainer.keep = keeper(checkpoints, facts)
+    trainer.keep_best = lambda model: save_model(run.model, model, lesson.material.about)  # type: ignore[assignment]
+    said = _restore(run, trainer, checkpoints, facts) if resumed else []
+    trainer.listeners = [
+        Metrics(run.folder / "metrics.jsonl", s.log_every),
+        Samples(run.folder / "samples.jsonl"),
+        *([Order(run.folder / "order.jsonl")] if s.log_order else []),
+        Plots(run),
+        *listeners,
+    ]
+    for note in (*(notes or ()), *lesson.material.notes, *said):
+        trainer.tell(Noted(trainer.progress.step, note))
+    outcome = trainer.run()
+    if not (run.model / "config.json").exists():  # stopped before the first evaluation: better this model than none
+        save_model(run.model, lesson.model, lesson.material.about)
+    return outcome
+
+
+def _restore(run: Run, trainer: Trainer, checkpoints: Checkpoints, facts: Mapping[str, Any]) -> list[str]:
+    saved = checkpoints.newest()
+    run.rewind(saved.step if saved else 0)
+    if saved is None:
+        return ["the run was stopped before its first checkpoint; it begins again at step 0"]
+    refused = [f"{what}; the one before it is used" for what in saved.skipped]
+    return [*refused, f"resumed at step {saved.step}", *restore(trainer, saved, facts)]

@@ -1,0 +1,133 @@
+"""A trained model at work: what a run's folder holds, called with a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headwater.data.examples import Question
+from headwater.data.objectives.answers import answered, said, windows
+from headwater.data.objectives.labels import word_pieces
+from headwater.data.objectives.lesson import Marks
+from headwater.errors import BadInput, NotFound
+from headwater.generation.ask import Voice, generate
+from headwater.generation.beam import Beam
+from headwater.text.load import load as load_tokenizer
+from headwater.text.tokenizer import Tokenizer
+from headwater.training.exam import best_span, scores
+from headwater.training.material import STRIDE, WINDOW
+from headwater.training.objectives import to_tensors
+from headwater.weights.native import load_model
+
+TOGETHER = 64
+
+
+@dataclass
+class Trained:
+    """trained(text) answers in the way of its task: a text, a label, (word, tag) pairs. Lists give lists."""
+
+    folder: Path
+    model: Any
+    tokenizer: Tokenizer
+    about: dict[str, Any]
+    outcome: Any = None
+
+    @property
+    def task(self) -> str:
+        return str(self.about["task"])
+
+    def __call__(self, text: Any, **how: Any) -> Any:
+        single = isinstance(text, (str, Question))
+        found = ANSWER[self.task](self, [text] if single else list(text), **how)
+        return found[0] if single else found
+
+    def __repr__(self) -> str:
+        size = sum(p.numel() for p in self.model.parameters())
+        return f"Trained({str(self.folder)!r}, task={self.task!r}, {size:,} weights)"
+
+
+def load_run(folder: str | Path, outcome: Any = None) -> Trained:
+    """The best model of a run, or a model folder of ours."""
+    folder = Path(folder)
+    where = folder / "model" if (folder / "config.yaml").is_file() else folder
+    if not where.is_dir():
+        raise NotFound(f"{folder} is not the folder of a run or of a model; `headwater runs` lists the runs here")
+    native = load_model(where)
+    if "task" not in native.about:
+        raise BadInput(f"{where} does not say what it was trained for; use headwater.load for a model without a task")
+    return Trained(folder, native.model, load_tokenizer(where), native.about, outcome)
+
+
+def write(trained: Trained, texts: Sequence[str], beam: int = 4, **settings: Any) -> list[str]:
+    """Text to text, by beam search."""
+    marks = Marks.of(trained.tokenizer)
+    voice = Voice(trained.model, trained.tokenizer, ends=(marks.eos,), start=marks.bos)
+    prompts = [(marks.bos, *trained.tokenizer.encode(text, special=False), marks.eos) for text in texts]
+    found = []
+    for first in range(0, len(prompts), TOGETHER):
+        some = prompts[first : first + TOGETHER]
+        longest = {"max_tokens": 2 * max(map(len, some)) + 20, **settings}
+        found += generate(voice, some, by=Beam(beam) if beam > 1 else None, **longest)
+    return [answer.text for answer in found]
+
+
+def go_on(trained: Trained, texts: Sequence[str], **settings: Any) -> list[str]:
+    """A language model goes on with a text."""
+    marks = Marks.of(trained.tokenizer)
+    voice = Voice(trained.model, trained.tokenizer, ends=(marks.eos,), start=marks.bos)
+    prompts = [tuple(trained.tokenizer.encode(text, special=False)) or (marks.bos,) for text in texts]
+    return [text + answer.text for text, answer in zip(texts, generate(voice, prompts, **settings), strict=True)]
+
+
+@torch.no_grad()
+def classify(trained: Trained, texts: Sequence[str]) -> list[dict[str, float]]:
+    """For each text its labels with their shares, the most probable first."""
+    found = []
+    for text in texts:
+        ids = torch.tensor([trained.tokenizer.encode(text)])
+        shares = trained.model(ids)[0].softmax(-1)
+        order = shares.argsort(descending=True).tolist()
+        found.append({trained.about["labels"][n]: round(float(shares[n]), 4) for n in order})
+    return found
+
+
+@torch.no_grad()
+def tag(trained: Trained, texts: Sequence[str]) -> list[list[tuple[str, str]]]:
+    """Words, cut at spaces, each with its tag."""
+    marks, found = Marks.of(trained.tokenizer), []
+    for text in texts:
+        words = text.split()
+        pieces = word_pieces(words, trained.tokenizer)
+        ids = torch.tensor([[marks.bos, *(n for word in pieces for n in word), marks.eos]])
+        chosen = trained.model(ids)[0].argmax(-1).tolist()
+        firsts = [1 + sum(map(len, pieces[:n])) for n in range(len(words))]
+        found.append([(word, trained.about["labels"][chosen[at]]) for word, at in zip(words, firsts, strict=True)])
+    return found
+
+
+@torch.no_grad()
+def answer(trained: Trained, questions: Sequence[Question]) -> list[str]:
+    """The stretch of the text that answers each question; '' if none does."""
+    marks, found = Marks.of(trained.tokenizer), []
+    for question in questions:
+        best = (-float("inf"), "")
+        for window in windows(question, trained.tokenizer, marks, WINDOW, STRIDE):
+            batch = to_tensors(answered([window], marks))
+            start, end = scores(trained.model, batch)[0].float().unbind(-1)
+            score, first, last = best_span(start, end, window.start, window.start + len(window.spans))
+            best = max(best, (score, said(question.context, window, first, last)))
+        found.append(best[1])
+    return found
+
+
+ANSWER: dict[str, Any] = {
+    "text-to-text": write,
+    "language-model": go_on,
+    "classification": classify,
+    "tagging": tag,
+    "answers": answer,
+}
