@@ -10,6 +10,7 @@ from headwater.generation.choosers import Greedy
 from headwater.generation.engine import Engine
 from headwater.generation.requests import Request
 
+GREEDY = (Greedy(),)
 SHAPES = {
     "rotary": {"position": "rotary", "kv_heads": 2, "placement": "pre", "norm": "rms"},
     "learned": {"position": "learned", "longest": 64},
@@ -65,7 +66,7 @@ def slowly():
 def answer():
     """One request, alone on a fresh engine."""
 
-    def ask(model, prompt, choosers=(Greedy(),), max_tokens=10, **more):
+    def ask(model, prompt, choosers=GREEDY, max_tokens=10, **more):
         engine = Engine(model)
         row = engine.submit(Request(tuple(prompt), choosers=choosers, max_tokens=max_tokens, **more))
         engine.run()

@@ -55,7 +55,9 @@ def public(model_ours, **settings):
         t.wpe.weight.copy_(o.embed.position.table.weight)
         theirs.lm_head.weight = torch.nn.Parameter(model_ours.head.out.weight.clone())
         for a, b in [(t.ln_f, o.final_norm)] + [
-            pair for h, l in zip(t.h, o.layers, strict=True) for pair in ((h.ln_1, l.self_attn_norm), (h.ln_2, l.ffn_norm))
+            pair
+            for h, l in zip(t.h, o.layers, strict=True)
+            for pair in ((h.ln_1, l.self_attn_norm), (h.ln_2, l.ffn_norm))
         ]:
             a.weight.copy_(b.weight), a.bias.copy_(b.bias)
         for h, l in zip(t.h, o.layers, strict=True):
@@ -83,10 +85,19 @@ def test_equal_to_the_public_one(pair, width, penalty, over, early):
     beam = Beam(width, penalty, answers=min(width, 2), over=over)
     found = search(ours, requests, beam)
     told = theirs.generate(
-        torch.tensor(prompts), attention_mask=torch.ones(4, 3, dtype=torch.long), num_beams=width, length_penalty=penalty,
-        num_return_sequences=beam.answers, max_new_tokens=8, early_stopping=early if width > 1 else False, do_sample=False,
-        pad_token_id=0, eos_token_id=0, return_dict_in_generate=True, output_scores=True,
-    )  # fmt: skip
+        torch.tensor(prompts),
+        attention_mask=torch.ones(4, 3, dtype=torch.long),
+        num_beams=width,
+        length_penalty=penalty,
+        num_return_sequences=beam.answers,
+        max_new_tokens=8,
+        early_stopping=early if width > 1 else False,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=0,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
     texts = iter(told.sequences[:, 3:].tolist())
     for one in found:
         for row, _ in one:
@@ -128,7 +139,7 @@ def test_from_a_source(translator):
 
 
 def groups_slowly(model, prompt, limit, width, groups, diversity):
-    """Diverse beam search as its paper has it, on whole texts: selection is by log p - diversity · uses, scores by log p."""
+    """Diverse beam search as its paper has it, on whole texts: chosen by log p - diversity · uses, scored by log p."""
     beams, done = [[(0.0, [])] for _ in range(groups)], [[] for _ in range(groups)]
     for step in range(limit):
         used = {}
@@ -141,7 +152,9 @@ def groups_slowly(model, prompt, limit, width, groups, diversity):
                     options.append((total + gain - diversity * used.get(token, 0), total + gain, [*tokens, token]))
             options.sort(key=lambda option: -option[0])
             ranked = list(enumerate(options))
-            done[g] += [(t / len(x), x) for r, (_, t, x) in ranked if (x[-1] == 0 or step == limit - 1) and r < width // groups]
+            done[g] += [
+                (t / len(x), x) for r, (_, t, x) in ranked if (x[-1] == 0 or step == limit - 1) and r < width // groups
+            ]
             beams[g] = [(t, x) for _, (_, t, x) in ranked if x[-1] != 0][: width // groups] if step < limit - 1 else []
             for _, tokens in beams[g]:
                 used[tokens[-1]] = used.get(tokens[-1], 0) + 1

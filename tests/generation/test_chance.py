@@ -44,7 +44,9 @@ def test_one_draw_tells_nothing_about_the_next():
 def test_noise_belongs_to_a_token_whoever_else_is_there():
     whole = gumbel(1, 2, np.arange(50))
     assert np.array_equal(whole[[7, 3]], gumbel(1, 2, np.array([7, 3])))
-    assert not np.array_equal(whole, gumbel(1, 3, np.arange(50))) and not np.array_equal(whole, gumbel(2, 2, np.arange(50)))
+    assert not np.array_equal(whole, gumbel(1, 3, np.arange(50))) and not np.array_equal(
+        whole, gumbel(2, 2, np.arange(50))
+    )
     assert np.isfinite(gumbel(0, 0, np.arange(10_000))).all()
 
 

@@ -49,8 +49,16 @@ PAIRS = {
     "forced": (ForcedPrefix((4,)), transformers.ForcedBOSTokenLogitsProcessor(4)),
     "at least": (MinTokens(3, (7,)), transformers.MinNewTokensLengthLogitsProcessor(1, 3, 7, device="cpu")),
 }
-FAULTS = {"temperature": Temperature(0.71), "top_k": TopK(5), "top_p": TopP(0.9), "min_p": MinP(0.4),
-          "repetition": RepetitionPenalty(1.5), "n-gram": NoRepeatNgram(3), "ban": Ban((3,)), "forced": ForcedPrefix((5,))}  # fmt: skip
+FAULTS = {
+    "temperature": Temperature(0.71),
+    "top_k": TopK(5),
+    "top_p": TopP(0.9),
+    "min_p": MinP(0.4),
+    "repetition": RepetitionPenalty(1.5),
+    "n-gram": NoRepeatNgram(3),
+    "ban": Ban((3,)),
+    "forced": ForcedPrefix((5,)),
+}
 
 
 def spread(seed, rows=3):
@@ -79,11 +87,17 @@ def test_equal_to_the_public_ones(name, length):
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_wrong_setting_shows(name):
-    said = [Said([0], [1, 0, 1, 0]), Said([1], [0, 1, 2, 0]), Said([2], [1, 2, 1, 2])] if name == "n-gram" else [Said([0], [])] * 3
+    said = (
+        [Said([0], [1, 0, 1, 0]), Said([1], [0, 1, 2, 0]), Said([2], [1, 2, 1, 2])]
+        if name == "n-gram"
+        else [Said([0], [])] * 3
+    )
     different = False
     for seed in range(5):
         scores = spread(seed)
-        different |= not torch.allclose(shares(FAULTS[name](scores, said)), shares(theirs(PAIRS[name][1], scores, said)))
+        different |= not torch.allclose(
+            shares(FAULTS[name](scores, said)), shares(theirs(PAIRS[name][1], scores, said))
+        )
     assert different
 
 
@@ -98,7 +112,9 @@ def test_rows_are_judged_by_their_own_words():
     said = [Said([0], [1]), Said([0, 0, 0, 0], [2, 2, 2]), Said([], [])]
     together = RepetitionPenalty(2.0)(spread(0), said)
     for row in range(3):
-        assert torch.equal(together[row : row + 1], RepetitionPenalty(2.0)(spread(0)[row : row + 1], said[row : row + 1]))
+        assert torch.equal(
+            together[row : row + 1], RepetitionPenalty(2.0)(spread(0)[row : row + 1], said[row : row + 1])
+        )
 
 
 def test_a_top_p_beyond_the_first_256_is_exact():
@@ -111,7 +127,11 @@ def test_a_top_p_beyond_the_first_256_is_exact():
 
 def test_greedy_takes_the_lowest_of_equals():
     scores = torch.tensor([[0.0, 2.0, 2.0]])
-    assert Greedy()(scores, []).isfinite().tolist() == [[False, True, False]] == Temperature(0)(scores, []).isfinite().tolist()
+    assert (
+        Greedy()(scores, []).isfinite().tolist()
+        == [[False, True, False]]
+        == Temperature(0)(scores, []).isfinite().tolist()
+    )
     assert Temperature(0).certain and Temperature(-0.0).certain and not Temperature(1).certain
 
 
@@ -144,7 +164,7 @@ def test_any_count_is_refused_in_a_line_or_leaves_a_token(row, count):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Temperature(-1), "Temperature: value must be 0 (greedy) or from 0.0001 to 100, got -1.0; 0.7 is usual"),
+        (lambda: Temperature(-1), "Temperature: value must be 0 (greedy) or from 0.0001 to 100, got -1.0; 0.7 is"),
         (lambda: Temperature(float("nan")), "Temperature: value must be a finite number"),
         (lambda: Temperature("hot"), "got 'hot'"),
         (lambda: TopK(0), "TopK: count must be at least 1"),
@@ -155,7 +175,7 @@ def test_any_count_is_refused_in_a_line_or_leaves_a_token(row, count):
         (lambda: Ban((9,)).check(9), "Ban: tokens must be below the vocabulary's size 9, got [9]"),
         (lambda: named(temprature=1), "generation has no setting 'temprature'; did you mean 'temperature'?"),
     ],
-)  # fmt: skip
+)
 def test_what_makes_no_sense_is_refused_by_name(make, words):
     with pytest.raises(BadSetting) as fault:
         make()

@@ -1,4 +1,4 @@
-"""The engine: every answer is the one its request gets alone, in the order they came, within bounds, through any trouble."""
+"""The engine: every answer is the one its request gets alone, in order, within bounds, through any trouble."""
 
 from __future__ import annotations
 
@@ -170,7 +170,9 @@ def test_a_fault_ends_its_own_request(build, slowly, together):
     late = engine.submit(Request((3, 4, 5), max_tokens=20))
     engine.run()
     assert bad.stopped == banned.stopped == "fault" and not bad.events
-    assert isinstance(bad.fault, CheckFailed) and "the model's scores must be numbers, got NaN or inf after token 3" in str(bad.fault)
+    assert isinstance(
+        bad.fault, CheckFailed
+    ) and "the model's scores must be numbers, got NaN or inf after token 3" in str(bad.fault)
     assert isinstance(banned.fault, BadSetting) and "at least one token must be left, got none" in str(banned.fault)
     assert good.new == slowly(model, [1, 2], 20) and late.new == slowly(model, [3, 4, 5], 20)
 

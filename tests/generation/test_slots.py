@@ -7,7 +7,20 @@ import random
 import pytest
 import torch
 
-from headwater.core import Attention, Block, FeedForward, LanguageHead, Model, RMSNorm, Rotary, Stack, Tokens, Window, encoder, pre
+from headwater.core import (
+    Attention,
+    Block,
+    FeedForward,
+    LanguageHead,
+    Model,
+    RMSNorm,
+    Rotary,
+    Stack,
+    Tokens,
+    Window,
+    encoder,
+    pre,
+)
 from headwater.errors import BadInput
 from headwater.generation.reading import listen, read, read_all
 from headwater.generation.slots import Slots
@@ -92,7 +105,12 @@ def test_sources_of_any_length(translator):
 
 
 def windowed(size):
-    block = Block((pre(RMSNorm(), self_attn=Attention(4, sees=Window(size), position=Rotary())), pre(RMSNorm(), ffn=FeedForward(64))))
+    block = Block(
+        (
+            pre(RMSNorm(), self_attn=Attention(4, sees=Window(size), position=Rotary())),
+            pre(RMSNorm(), ffn=FeedForward(64)),
+        )
+    )
     return Model(decoder=Stack(32, Tokens(40), (block,) * 2), head=LanguageHead(40)).build(seed=0).double().eval()
 
 
@@ -144,7 +162,10 @@ def test_an_interrupted_reading_leaves_no_trace(model, when):
         if len(calls) == when + 1:
             raise KeyboardInterrupt
 
-    hooks = [m.register_forward_hook(interrupt) for m in (model.decoder.embed, *model.decoder.layers, model.decoder.final_norm)]
+    hooks = [
+        m.register_forward_hook(interrupt)
+        for m in (model.decoder.embed, *model.decoder.layers, model.decoder.final_norm)
+    ]
     with pytest.raises(KeyboardInterrupt):
         read(model, slots, [[6], [7]])
     for hook in hooks:

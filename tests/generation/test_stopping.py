@@ -47,7 +47,9 @@ def test_any_text_and_any_stop_strings(text, given_marks):
         assert slowly(text, given_marks).startswith(said), "nothing is ever taken back"
         if stream.cut:
             break
-    assert said + stream.rest() == slowly(text, given_marks) == text_after(letters, (), text.encode(), stops(given_marks))
+    assert (
+        said + stream.rest() == slowly(text, given_marks) == text_after(letters, (), text.encode(), stops(given_marks))
+    )
 
 
 @given(st.binary(max_size=24))

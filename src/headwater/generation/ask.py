@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from headwater.errors import BadInput, TooLong
 from headwater.generation.answers import Answer
 from headwater.generation.beam import Beam, search
@@ -91,7 +93,7 @@ def requests(
     *,
     max_tokens: int | None = None,
     stop: Any = (),
-    seed: int = 0,
+    seed: int | Sequence[int] = 0,
     prefix: Prefix | None = None,
     begin: Sequence[int] | None = None,
     alternatives: int = 0,
@@ -107,17 +109,31 @@ def requests(
     must(voice.tokenizer is not None or not texts, "generate", "stop strings need a tokenizer", stop, "give token ids")
     chosen = (*voice.rules, *named(**choosers))
     made = []
-    for given in prompts:
+    for given, own_seed in zip(prompts, _seeds(seed, len(prompts)), strict=True):
         prompt, source = voice.ids(given), None
         if voice.reads_a_source:
             source, prompt = prompt, _beginning(begin, voice)
         stream = NoText() if voice.tokenizer is None else Stream.after(voice.tokenizer.decode, prompt, texts)
-        options = (max_tokens, end, seed, alternatives, trace, seconds, stream, prefix)
+        options = (max_tokens, end, own_seed, alternatives, trace, seconds, stream, prefix)
         request = Request(prompt, source, chosen, *options)
         limit = check(request, voice.model, voice.context)
         _check_trace(request, limit, vocabulary(voice.model))
         made.append(request)
     return made
+
+
+def _seeds(seed: Any, count: int) -> list[int]:
+    seeds = list(seed) if isinstance(seed, (list, tuple)) else [seed] * count
+    must(
+        len(seeds) == count,
+        "generate",
+        f"there must be one seed, or one for each of {count} prompts",
+        len(seeds),
+        "mend it",
+    )
+    for each in seeds:
+        check_seed(each)
+    return seeds
 
 
 def _beginning(begin: Sequence[int] | None, voice: Voice) -> tuple[int, ...]:
@@ -147,7 +163,7 @@ def generate(model: Any, prompt: Any, *, n: int = 1, by: Beam | Drafter | None =
     """
     law = f"n must be from 1 to {MOST_ANSWERS}"
     must(type(n) is int and 1 <= n <= MOST_ANSWERS, "generate", law, n, "1 is usual")
-    check_seed(settings.get("seed", 0))
+    prompt = prompt.tolist() if isinstance(prompt, Tensor) else prompt
     single = isinstance(prompt, str) or _is_ids(prompt)
     asked = requests(model, [prompt] if single else prompt, **settings)
     voice = Voice.of(model)
@@ -187,7 +203,8 @@ def _together(voice: Voice, asked: Sequence[Request]) -> list[Answer]:
 def _engine(voice: Voice, asked: Sequence[Request]) -> Engine:
     needs = [len(request.prompt) + check(request, voice.model, voice.context) for request in asked]
     size = max(1, len(asked))
-    return Engine(voice.model, rows=min(size, MOST_ROWS), columns=max(needs, default=1), queue=size, prefill=2048)
+    bounds = {"rows": min(size, MOST_ROWS), "columns": max(needs, default=1), "queue": size}
+    return Engine(voice.model, **bounds, prefill=2048, context=voice.context)
 
 
 def _speculated(voice: Voice, asked: Sequence[Request], by: Drafter) -> list[Answer]:
@@ -201,5 +218,5 @@ def _speculated(voice: Voice, asked: Sequence[Request], by: Drafter) -> list[Ans
 
 
 def _is_ids(prompt: Any) -> bool:
-    """One row of ids, rather than a list of prompts."""
-    return isinstance(prompt, Sequence) and all(not isinstance(one, (str, Sequence)) for one in prompt)
+    """One row of ids, rather than a list of prompts: its first element tells."""
+    return isinstance(prompt, Sequence) and not (prompt and isinstance(prompt[0], Sequence))

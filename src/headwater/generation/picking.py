@@ -79,7 +79,7 @@ def _best(scores: Tensor, mass: Tensor, row: Row) -> tuple[tuple[int, float], ..
 
 
 def _stages(scores: list[Tensor], choosers: tuple[Chooser, ...]) -> tuple[Stage, ...]:
-    names = ["the model", *map(repr, choosers)]
+    names = ["the model", *(" ".join(repr(chooser).split())[:60] for chooser in choosers)]
     return tuple(Stage(name, s.softmax(-1)) for name, s in zip(names, scores, strict=True))
 
 
@@ -94,6 +94,6 @@ def _fault(scores: Tensor, said: Said, choosers: tuple[Chooser, ...]) -> Fault:
         scores = chooser(scores, [said])
         if not bool((scores > -torch.inf).any()):
             return BadSetting(
-                f"{chooser!r:.100}: at least one token must be left, got none after {len(said.new)}; ban fewer"
+                f"{type(chooser).__name__}: at least one token must be left, got none after {len(said.new)}; ban fewer"
             )
     raise AssertionError("a fault without a culprit")

@@ -137,12 +137,12 @@ def check(request: Request, model: Any, context: int | None = None) -> int:
     USUAL_TOKENS.
     """
     vocab, room = vocabulary(model), min((n for n in (places(model.writer), context) if n is not None), default=None)
-    _check_ids("prompt", request.prompt, model.writer.embed.tokens.num_embeddings)
     _check_settings(request, vocab)
     prompt, wanted = len(request.prompt), request.max_tokens
     if room is not None and prompt + (1 if wanted is None else wanted) > room:
         asked = "" if wanted is None else f" and {wanted} to follow"
         raise TooLong(f"generate: there are {room} places, got a prompt of {prompt} tokens{asked}; shorten one of them")
+    _check_ids("prompt", request.prompt, model.writer.embed.tokens.num_embeddings)
     _check_source(request, model)
     return wanted if wanted is not None else min(USUAL_TOKENS, (room or MOST_TOKENS) - prompt)
 

@@ -1,0 +1,207 @@
+"""headwater generate and headwater chat, as a user sees them, with a model of bytes that has learnt nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+
+import headwater
+from headwater import cli
+from headwater.cli.terminal import harmless
+
+
+class Letters:
+    """A tokenizer whose tokens are bytes."""
+
+    bos, chat_template, specials = 2, "", {}
+
+    def encode(self, text):
+        return list(text.encode())
+
+    def decode(self, ids):
+        return bytes(i for i in ids if i > 3).decode("utf-8", "replace")
+
+    def piece(self, token):
+        return chr(token)
+
+
+class Loaded:
+    def __init__(self):
+        sizes = {"d_model": 32, "heads": 4, "layers": 2, "position": "rotary", "placement": "pre"}
+        self.model = headwater.decoder(256, **sizes).build(seed=0).double().eval()
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.mul_(2)
+        self.tokenizer, self.ends, self.start, self.longest, self.said = Letters(), (3,), None, 300, {}.get
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    one = Loaded()
+    monkeypatch.setattr("headwater.families.loading.load", lambda name: one)
+    return one
+
+
+@pytest.fixture
+def say(monkeypatch, capsys):
+    def run(*words, lines=None):
+        waiting = iter(lines or [])
+
+        def ask(prompt=""):
+            line = next(waiting, None)
+            if line is None:
+                raise EOFError
+            return line
+
+        monkeypatch.setattr("builtins.input", ask)
+        code = cli.main(list(words))
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return run
+
+
+# -------------------------------------------------------------------------------------------------------- generate
+
+
+def test_streamed_and_whole_are_one_text(loaded, say):
+    want = harmless(headwater.generate(loaded, "ab", max_tokens=12, temperature=0.9, seed=2).text)
+    words = ["generate", "any", "ab", "--max-tokens", "12", "--temperature", "0.9", "--seed", "2"]
+    for more in (["--stream"], ["--no-stream"], ["--no-stream", "--look-up"], ["--stream", "--look-up"]):
+        assert say(*words, *more) == (0, want + "\n", "")
+
+
+def test_json_lines(loaded, say):
+    code, out, _ = say("generate", "any", "ab", "--max-tokens", "5", "--json", "--n", "2", "--temperature", "1")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert (
+        code == 0 and len(lines) == 2 and all(len(line["ids"]) == 5 and line["stopped"] == "length" for line in lines)
+    )
+    _, out, _ = say("generate", "any", "ab", "--max-tokens", "5", "--json", "--beam", "3", "--n", "2")
+    scores = [json.loads(line)["score"] for line in out.splitlines()]
+    assert scores == sorted(scores, reverse=True) and len(scores) == 2
+
+
+def test_a_trace_says_why(loaded, say):
+    _, out, _ = say("generate", "any", "ab", "--max-tokens", "2", "--top-k", "3", "--trace")
+    assert out.startswith("step 1: chosen") and "the model" in out and "TopK(count=3)" in out and "3 left" in out
+
+
+def test_a_pipe_is_a_prompt(loaded, say, monkeypatch):
+    import io
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("ab\n"))
+    assert say("generate", "any", "--max-tokens", "5")[1] == say("generate", "any", "ab", "--max-tokens", "5")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "line"),
+    [
+        (["--temperature", "-1"], 2, "error: Temperature: value must be 0 (greedy) or from 0.0001 to 100, got -1.0"),
+        (["--temperature", "nan"], 2, "error: Temperature: value must be a finite number"),
+        (["--max-tokens", "9999"], 4, "error: generate: there are 300 places"),
+        (["--top-k", "x"], 2, "argument --top-k: invalid int value"),
+        (["--beam", "0"], 2, "error: Beam: width must be from 1 to 1024"),
+        (["--beam", "2", "--look-up"], 2, "exclude each other"),
+        (["--stop", ""], 2, "a stop string must have 1 to 1000 characters"),
+        (["--tempreature", "1"], 2, "did you mean '--temperature'?"),
+    ],
+)
+def test_mistakes_are_one_line(loaded, say, words, code, line):
+    got, _, err = say("generate", "any", "ab", *words)
+    assert got == code and line in err and err.count("\n") == 1
+
+
+def test_a_model_cannot_command_the_terminal(loaded, say):
+    escape = ["generate", "any", "ab", "--max-tokens", "1", "--no-stream"]
+    with torch.no_grad():
+        loaded.model.head.out = torch.nn.Linear(32, 256).double()
+        loaded.model.head.out.bias[0x1B] = 1e6
+    assert say(*escape)[1] == "\\x1b\n" and say(*escape, "--raw")[1] == "\x1b\n"
+
+
+def test_what_is_harmless_stays():
+    assert harmless("a\tb\n你好 é 🙂") == "a\tb\n你好 é 🙂"
+    assert harmless("\x1b]0;x\x07\x9b\x7f\u202e\r") == "\\x1b]0;x\\x07\\x9b\\x7f\\u202e\\r"
+
+
+# ------------------------------------------------------------------------------------------------------------ chat
+
+
+@pytest.fixture
+def talk(loaded, monkeypatch):
+    """The conversation as plain lines, one a message."""
+
+    def encode(tokenizer, messages, **_):
+        return tokenizer.encode("".join(f"{m['role'][0]}:{m['content']}\n" for m in messages) + "a:")
+
+    monkeypatch.setattr("headwater.text.chat.encode_chat", encode)
+    return loaded
+
+
+FEW = ["--max-tokens", "6", "--temperature", "1"]
+
+
+def test_a_conversation_is_read_once_and_answered_as_if_anew(talk, say):
+    read = []
+    hook = talk.model.decoder.register_forward_pre_hook(lambda _, args: read.append(args[0].ids.shape[1]))
+    code, out, err = say("chat", "any", *FEW, lines=["hello", "again"])
+    hook.remove()
+    assert code == 0 and err == ""
+    first = headwater.generate(talk, "u:hello\na:", max_tokens=6, temperature=1).text
+    second = headwater.generate(talk, f"u:hello\na:{first}\nu:again\na:", max_tokens=6, temperature=1).text
+    assert out == harmless(first) + "\n" + harmless(second) + "\n"
+    assert max(read[2:]) < len(f"{first}\nu:again\na:".encode()) + 2, "the second turn reads only what is new"
+
+
+def test_commands(talk, say, tmp_path):
+    path = tmp_path / "talk.json"
+    lines = [
+        "/help",
+        "/system be kind",
+        "hello",
+        f"/save {path}",
+        f"/save {path}",
+        "/reset",
+        "/unknown",
+        "/exit",
+        "never",
+    ]
+    code, out, err = say("chat", "any", *FEW, lines=lines)
+    assert code == 0 and out.count("/reset") == 2 and "never" not in out
+    assert "must be a new file" in err and err.count("\n") == 1
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    assert [m["role"] for m in saved] == ["system", "user", "assistant"] and saved[0]["content"] == "be kind"
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(talk, say, monkeypatch):
+    want = say("chat", "any", *FEW, lines=["hello"])[1]
+    calls = []
+
+    def interrupt(*_):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+
+    hook = talk.model.decoder.register_forward_pre_hook(interrupt)
+    code, out, _ = say("chat", "any", *FEW, lines=["hello", "/reset", "hello"])
+    hook.remove()
+    assert code == 0 and "[stopped]" in out and out.endswith(want)
+
+
+def test_a_fault_is_told_and_the_talk_goes_on(talk, say):
+    code, out, err = say("chat", "any", *FEW, lines=["x" * 500, "hello"])
+    assert code == 0 and "there are 300 places" in err and err.count("\n") == 1 and out.count("\n") == 1
+
+
+def test_the_oldest_turns_are_forgotten(talk, say):
+    code, out, err = say("chat", "any", *FEW, lines=["x" * 120] * 4)
+    assert code == 0 and err.count("[the oldest turn is forgotten]") >= 2 and out.count("\n") >= 4
+
+
+def test_a_model_without_a_template_says_so(loaded, say):
+    code, _, err = say("chat", "any", lines=["hello"])
+    assert code == 0 and "has no chat template" in err

@@ -1,0 +1,331 @@
+"""headwater.generate: what a user asks, what he gets, and one line for everything that cannot be answered."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headwater.errors import BadInput, BadSetting, CheckFailed, Fault, TooLong
+from headwater.generation.ask import Voice, generate, requests, stream
+from headwater.generation.beam import Beam
+from headwater.generation.choosers import NAMED
+from headwater.generation.prefix import Prefix
+from headwater.generation.speculative import Draft, LookUp
+
+
+def told(fault):
+    text = str(fault.value)
+    assert "\n" not in text and len(text) < 300
+    return text
+
+
+# --------------------------------------------------------------------------------------------------------- answers
+
+
+def test_an_answer_prints_as_its_text(loaded):
+    answer = generate(loaded, "Hello", max_tokens=9, temperature=1.2, seed=4)
+    assert str(answer) == answer.text == loaded.tokenizer.decode([i for i in answer.ids if i != 3])
+    assert answer.stopped == "length" and len(answer.ids) == len(answer.logprobs) == 9
+    assert answer.prompt == tuple(b"Hello") and all(p <= 0 for p in answer.logprobs)
+
+
+def test_log_probabilities_are_the_model_s_own(loaded):
+    answer = generate(loaded, "Hello", max_tokens=5, temperature=0.3, top_k=4, repetition_penalty=1.5, alternatives=3)
+    ids = torch.tensor([[*b"Hello", *answer.ids]])
+    with torch.no_grad():
+        logprobs = loaded.model(ids)[0, 4:-1].log_softmax(-1)
+    torch.testing.assert_close(
+        torch.tensor(answer.logprobs), logprobs.gather(1, ids[0, 5:, None])[:, 0].float(), atol=1e-5, rtol=0
+    )
+    top, best = logprobs.topk(3)
+    assert [[i for i, _ in step] for step in answer.alternatives] == best.tolist()
+    torch.testing.assert_close(
+        torch.tensor([[p for _, p in step] for step in answer.alternatives]), top.float(), atol=1e-5, rtol=0
+    )
+
+
+def test_the_trace_shows_every_chooser(loaded):
+    answer = generate(loaded, "Hi", max_tokens=3, temperature=0.5, top_k=5, trace=True)
+    for token, stages in zip(answer.ids, answer.trace, strict=True):
+        assert [stage.by for stage in stages] == ["the model", "Temperature(value=0.5)", "TopK(count=5)"]
+        assert all(float(stage.shares.sum()) == pytest.approx(1) for stage in stages)
+        model, warm, few = (stage.shares for stage in stages)
+        torch.testing.assert_close(warm, (model.log() / 0.5).softmax(-1))
+        assert (few > 0).sum() == 5 and few[token] > 0 and stages[2].top(9)[0][0] == int(model.argmax())
+    why = answer.why(loaded.tokenizer)
+    assert why.count("\n") == 11 and "TopK(count=5)" in why and "5 left" in why
+    assert not generate(loaded, "Hi", max_tokens=3).trace
+
+
+def test_streamed_is_whole(loaded):
+    for seed in range(5):
+        settings_ = {"max_tokens": 40, "temperature": 1.3, "seed": seed, "stop": "e"}
+        events = list(stream(loaded, "Héllo", **settings_))
+        answer = generate(loaded, "Héllo", **settings_)
+        assert "".join(event.text for event in events) == answer.text and "e" not in answer.text
+        assert [event.stopped for event in events][-1] == answer.stopped and all(e.stopped is None for e in events[:-1])
+        by = list(stream(loaded, "Héllo", by=LookUp(), **settings_))
+        assert [e.token for e in by] == [e.token for e in events]
+
+
+def test_stop_strings_and_stop_tokens(loaded):
+    whole = generate(loaded, "a", max_tokens=60, temperature=1.5, seed=2)
+    mark = whole.text[10:12]
+    cut = generate(loaded, "a", max_tokens=60, temperature=1.5, seed=2, stop=[mark, "nowhere"])
+    assert cut.text == whole.text[: whole.text.index(mark)] and cut.stopped == "stop"
+    token = whole.ids[5]
+    ended = generate(loaded, "a", max_tokens=60, temperature=1.5, seed=2, stop=token)
+    assert ended.stopped == "end" and ended.ids == whole.ids[: whole.ids.index(token) + 1]
+    assert ended.text == loaded.tokenizer.decode(ended.ids[:-1]), "an end token is not shown"
+
+
+def test_one_many_and_several_of_each(loaded):
+    prompts = ["a", "bcd", "ef"]
+    texts = [str(generate(loaded, prompt, max_tokens=6, temperature=1, seed=3)) for prompt in prompts]
+    assert [str(a) for a in generate(loaded, prompts, max_tokens=6, temperature=1, seed=3)] == texts
+    three = generate(loaded, "bcd", n=3, max_tokens=6, temperature=1, seed=3)
+    assert str(three[0]) == texts[1] and len({a.ids for a in three}) == 3
+    assert [[str(a) for a in one] for one in generate(loaded, prompts, n=2, max_tokens=6, temperature=1, seed=3)][
+        1
+    ] == [str(a) for a in three[:2]]
+    seeded = generate(loaded, ["a"] * 3, max_tokens=6, temperature=1, seed=[3, 4, 3])
+    assert str(seeded[0]) == str(seeded[2]) == texts[0] != str(seeded[1])
+    with pytest.raises(BadSetting, match="one seed, or one for each of 2 prompts, got 3"):
+        generate(loaded, ["a", "b"], seed=[1, 2, 3])
+
+
+def test_by_beam_and_by_guesses(loaded, build):
+    best = generate(loaded, "ab", by=Beam(4, answers=3), max_tokens=5)
+    assert len(best) == 3 and best[0].score >= best[1].score >= best[2].score
+    assert generate(loaded, ["ab"], by=Beam(4), max_tokens=5)[0].ids == best[0].ids
+    plain = generate(loaded, "ab", max_tokens=9, temperature=1)
+    for by in (LookUp(), Draft(build(vocab=256, layers=1, seed=1))):
+        guessed = generate(loaded, "ab", by=by, max_tokens=9, temperature=1)
+        assert guessed.ids == plain.ids and 0 <= guessed.acceptance <= 1
+
+
+def test_a_model_alone_speaks_in_ids(model, translator):
+    answer = generate(model, [1, 2, 3], max_tokens=4)
+    assert (
+        len(answer.ids) == 4 and answer.text == "" and generate(model, [[1, 2, 3]], max_tokens=4)[0].ids == answer.ids
+    )
+    with pytest.raises(BadInput) as fault:
+        generate(model, "text")
+    assert "a model alone reads token ids" in told(fault)
+    with pytest.raises(BadSetting, match="stop strings need a tokenizer"):
+        generate(model, [1], stop="x")
+    assert len(generate(translator, [5, 6], begin=[1], max_tokens=4).ids) == 4
+    with pytest.raises(BadInput, match="a decoder needs a token to begin with"):
+        generate(translator, [5, 6])
+
+
+def test_a_source_is_the_prompt(translator, letters, make_loaded, slowly):
+    class Few(letters):
+        def encode(self, text):
+            return [ord(c) % 30 for c in text]
+
+    both = make_loaded(translator, Few(), ends=(), start=1)
+    assert list(generate(both, "hello", max_tokens=5).ids) == slowly(translator, [1], 5, [ord(c) % 30 for c in "hello"])
+
+
+def test_the_files_own_rules_are_kept(build, letters, make_loaded):
+    model = build(vocab=256)
+    free = generate(make_loaded(model, letters()), "a", max_tokens=4)
+    bad = [[free.ids[0]], [1, 2]]
+    ruled = generate(make_loaded(model, letters(), bad_words_ids=bad, forced_bos_token_id=66), "a", max_tokens=4)
+    assert ruled.ids[0] == 66 and free.ids[0] not in ruled.ids
+    assert Voice.of(make_loaded(model, letters())).rules == ()
+
+
+def test_a_prefix(loaded):
+    prefix = Prefix(loaded.model, list(b"Once upon"))
+    assert generate(loaded, "Once upon a", prefix=prefix, max_tokens=5) == generate(loaded, "Once upon a", max_tokens=5)
+
+
+# ----------------------------------------------------------------------------------- every fault in a line (I1 to I20)
+
+
+@pytest.mark.parametrize("over", [-1, 0, 1, 10**7])
+def test_a_prompt_longer_than_the_context(build, over):
+    """I1: places 64, one of them for the answer."""
+    model, prompt = build("learned"), [1] * (63 + over)
+    if over <= 0:
+        assert generate(model, prompt).stopped == "length"
+        return
+    with pytest.raises(TooLong) as fault:
+        generate(model, prompt)
+    assert f"there are 64 places, got a prompt of {63 + over} tokens" in told(fault)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 54, 55, 10**5])
+def test_prompt_and_answer_longer_than_the_context(build, tokens, loaded):
+    """I2: refused before the first step; where max_tokens is not given, what fits is given."""
+    model, read = build("learned"), []
+    hook = model.decoder.register_forward_pre_hook(lambda *_: read.append(1))
+    if tokens <= 54:
+        assert len(generate(model, [1] * 10, max_tokens=tokens).ids) == tokens
+    else:
+        with pytest.raises(TooLong) as fault:
+            generate(model, [1] * 10, max_tokens=tokens)
+        assert "64 places, got a prompt of 10 tokens and" in told(fault) and not read
+    hook.remove()
+    assert len(generate(model, [1] * 10).ids) == 54
+    with pytest.raises(TooLong, match="there are 200 places"):
+        generate(loaded, "x" * 150, max_tokens=51)
+
+
+def test_an_enormous_prompt_is_refused_before_it_is_read(loaded):
+    with pytest.raises(TooLong, match="a prompt may have 204800 characters, got 1000000"):
+        generate(loaded, "x" * 10**6)
+
+
+def test_a_source_longer_than_its_places():
+    from headwater.core import transformer
+
+    model = transformer(30, 40, d_model=16, heads=2, layers=1, position="learned", longest=8).build(seed=0)
+    with pytest.raises(TooLong, match="there are 8 places for the source, got 9"):
+        generate(model, [1] * 9, begin=[1])
+
+
+def test_an_empty_prompt(loaded, build, letters, make_loaded):
+    """I3: the token that begins a text, or a fault."""
+    assert generate(loaded, "", max_tokens=3).prompt == (2,)
+    for none in (make_loaded(loaded.model, letters()), loaded.model):
+        with pytest.raises(BadInput) as fault:
+            generate(none, "" if none is not loaded.model else [])
+        assert "must have at least one token, got none" in told(fault)
+
+
+@given(st.lists(st.integers(-(2**70), 2**70) | st.floats() | st.booleans() | st.none(), min_size=1, max_size=4))
+@settings(max_examples=60)
+def test_ids_of_any_kind(model, ids):
+    """I5."""
+    if all(type(i) is int and 0 <= i < 40 for i in ids):
+        assert len(generate(model, ids, max_tokens=1).ids) == 1
+        return
+    with pytest.raises(BadInput) as fault:
+        generate(model, ids, max_tokens=1)
+    assert "prompt ids must be from 0 to 39" in told(fault)
+
+
+numbers = st.floats(allow_nan=True) | st.integers(-(2**70), 2**70) | st.booleans() | st.none() | st.just("1")
+
+
+NAMES = [*NAMED, "max_tokens", "seed", "n", "alternatives", "seconds"]
+
+
+@settings(max_examples=80)
+@given(st.dictionaries(st.sampled_from(NAMES), numbers, max_size=3))
+def test_settings_of_any_kind(model, given_):
+    """I7, I8, I11: a defined result or a fault of one line."""
+    given_ = {"max_tokens": 2, **given_}
+    if given_["max_tokens"] is None or (type(given_["max_tokens"]) is int and given_["max_tokens"] > 9):
+        given_["max_tokens"] = 9 if given_["max_tokens"] is None else 10**7
+    try:
+        answers = generate(model, [1, 2], **given_)
+    except Fault as fault:
+        assert "\n" not in str(fault) and len(str(fault)) < 300
+        return
+    for answer in answers if isinstance(answers, list) else [answers]:
+        assert len(answer.ids) <= given_["max_tokens"] and all(map(math.isfinite, answer.logprobs))
+
+
+@pytest.mark.parametrize(
+    ("settings_", "words"),
+    [
+        ({"temperature": float("nan")}, "Temperature: value must be a finite number"),
+        ({"max_tokens": -1}, "max_tokens must be from 0 to 1000000, got -1"),
+        ({"max_tokens": 2**63}, "max_tokens must be from 0 to 1000000"),
+        ({"n": 10**6}, "n must be from 1 to 256, got 1000000"),
+        ({"stop": ["x"] * 10**4}, "stop must be at most 64 strings, got 10000"),
+        ({"stop": "x" * 10**6}, "a stop string must have 1 to 1000 characters, got 1000000"),
+        ({"stop": 256}, "end tokens must be from 0 to 255, got [256]"),
+        ({"ban": list(range(256))}, "at least one token must be left, got none"),
+        ({"allow": [256]}, "Allow: tokens must be below the vocabulary's size 256"),
+        ({"alternatives": 257}, "alternatives must be from 0 to 256"),
+        ({"seconds": 0}, "seconds must be above 0"),
+        ({"tempreature": 1}, "generation has no setting 'tempreature'; did you mean 'temperature'?"),
+        ({"trace": True, "max_tokens": 10**6}, "there are 200 places"),
+    ],
+)
+def test_faults_say_what_to_do(loaded, settings_, words):
+    with pytest.raises(Fault) as fault:
+        generate(loaded, "abc", **settings_)
+    assert words in told(fault)
+
+
+def test_a_trace_too_large_for_memory_is_refused(build):
+    with pytest.raises(BadSetting, match="a trace may take 536870912 bytes"):
+        generate(build(vocab=4000), [1], trace=True, max_tokens=10**5)
+
+
+def test_no_tokens_asked_is_an_empty_answer(loaded):
+    answer = generate(loaded, "abc", max_tokens=0)
+    assert answer.ids == () and answer.text == "" and answer.stopped == "length"
+    assert list(stream(loaded, "abc", max_tokens=0)) == []
+
+
+def test_broken_weights(build, letters, make_loaded):
+    """I9."""
+    model = build(vocab=256)
+    with torch.no_grad():
+        model.decoder.final_norm.weight.fill_(torch.nan)
+    for by in (None, Beam(2), LookUp()):
+        with pytest.raises(CheckFailed, match="its weights are broken"):
+            generate(make_loaded(model, letters()), "abc", by=by)
+    with pytest.raises(CheckFailed):
+        list(stream(make_loaded(model, letters()), "abc"))
+
+
+def test_a_head_that_says_no_words():
+    from headwater.core import ClassHead, decoder
+
+    with pytest.raises(BadInput, match="must have a language head"):
+        generate(decoder(10, head=ClassHead(3), d_model=8, heads=2, layers=1).build(seed=0), [1])
+
+
+def test_json_has_no_nan(loaded):
+    """I16."""
+    with torch.no_grad():
+        answer = generate(loaded, "abc", max_tokens=3, alternatives=256)
+    plain = answer.plain()
+    assert json.loads(json.dumps(plain, allow_nan=False))["ids"] == list(answer.ids)
+    impossible = type(answer)(
+        text="", ids=(1,), logprobs=(-math.inf,), stopped="end", alternatives=(((2, -math.inf),),)
+    )
+    assert json.loads(json.dumps(impossible.plain(), allow_nan=False))["logprobs"] == [None]
+
+
+def test_it_ends_in_time(loaded):
+    """I17."""
+    answer = generate(loaded, "abc", max_tokens=190, seconds=1e-6)
+    assert answer.stopped == "time" and len(answer.ids) == 1
+
+
+def test_the_same_seed_the_same_text(loaded):
+    """I14: 40 prompts, alone and 40 together (and see test_engine)."""
+    prompts = [chr(97 + i % 26) * (1 + i % 7) for i in range(40)]
+    together = generate(loaded, prompts, max_tokens=6, temperature=0.2, seed=11)
+    alone = [generate(loaded, prompt, max_tokens=6, temperature=0.2, seed=11) for prompt in prompts]
+    assert [a.ids for a in together] == [a.ids for a in alone] and len({a.ids for a in alone}) > 20
+
+
+def test_after_ctrl_c_the_next_call_is_a_fresh_one(loaded):
+    """I19."""
+    want = generate(loaded, "abc", max_tokens=8, temperature=1)
+    events = stream(loaded, "abc", max_tokens=8, temperature=1)
+    next(events)
+    with pytest.raises(KeyboardInterrupt):
+        events.throw(KeyboardInterrupt)
+    assert generate(loaded, "abc", max_tokens=8, temperature=1) == want
+    assert not torch.is_inference_mode_enabled() and torch.is_grad_enabled()
+
+
+def test_requests_are_values(loaded):
+    first, second = (requests(loaded, ["ab"], temperature=0.5, stop=["x"])[0] for _ in range(2))
+    assert first == second and first.choosers == second.choosers
