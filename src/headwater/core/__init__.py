@@ -36,7 +36,7 @@ from headwater.core.positions import (
     Sinusoidal,
     SinusoidalHalves,
 )
-from headwater.core.rope import DynamicScaling, LinearScaling, Llama3Scaling, NoScaling, YarnScaling
+from headwater.core.rope import DynamicScaling, LinearScaling, Llama3Scaling, NoScaling, PerFrequency, YarnScaling
 from headwater.core.shapes import decoder, encoder, transformer
 from headwater.core.stack import Block, Branch, ParallelBlock, Stack, post, pre, sandwich
 
@@ -78,6 +78,7 @@ __all__ = [
     "OffsetRMSNorm",
     "ParallelBlock",
     "Past",
+    "PerFrequency",
     "Picked",
     "Plain",
     "Pool",

@@ -79,12 +79,25 @@ class Llama3Scaling(_Scaling):
 
     def __post_init__(self) -> None:
         must(self.factor >= 1, self, "factor must be at least 1", self.factor, "1 changes nothing")
+        must(self.trained >= 1, self, "trained must be at least 1", self.trained, "give the trained length")
         must(0 < self.low < self.high, self, "low must be above 0 and below high", (self.low, self.high), "1 and 4")
 
     def speeds(self, speed: Tensor, theta: float) -> Tensor:
         turns = self.trained * speed / (2 * math.pi)  # how often the wave fits into the trained length
         share = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
         return speed * (share + (1 - share) / self.factor)
+
+
+@part
+class PerFrequency(_Scaling):
+    """Each speed divided by a factor of its own."""
+
+    factors: tuple[float, ...]
+
+    def speeds(self, speed: Tensor, theta: float) -> Tensor:
+        fits = len(self.factors) == speed.numel() and all(factor > 0 for factor in self.factors)
+        must(fits or speed.is_meta, self, f"there must be {speed.numel()} factors above 0", len(self.factors), "mend it")
+        return speed / torch.tensor(self.factors, dtype=speed.dtype, device=speed.device)
 
 
 @part

@@ -171,18 +171,19 @@ def fill(model: Transformer, tensors: Mapping[str, Tensor]) -> None:
     """
     for name, _ in list(model.named_parameters()):
         owner, _, last = name.rpartition(".")
-        if name in tensors:
-            value = tensors[name].to(torch.float32).contiguous()
-            if not bool(value.sum().isfinite()) and not bool(value.isfinite().all()):
-                where = getattr(tensors, "where", "the file")
-                raise BadFile(
-                    f"{where}: {name} holds NaN or infinity; the file is damaged or was saved from a broken run"
-                )
-        else:
-            value = fresh(model, name)
+        value = value_of(tensors, name) if name in tensors else fresh(model, name)
         setattr(model.get_submodule(owner), last, nn.Parameter(value))
     model.tie()
     constants(model)
+
+
+def value_of(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    """One tensor in float32; a weight that is no number is refused."""
+    value = tensors[name].to(torch.float32).contiguous()
+    if not bool(value.sum().isfinite()) and not bool(value.isfinite().all()):
+        where = getattr(tensors, "where", "the file")
+        raise BadFile(f"{where}: {name} holds NaN or infinity; the file is damaged or was saved from a broken run")
+    return value
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:

@@ -11,7 +11,12 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef _OPENMP
 #include <omp.h>
+#else
+static int omp_get_thread_num(void) { return 0; }
+static int omp_get_num_threads(void) { return 1; }
+#endif
 #if defined(__AVX2__) && defined(__F16C__) && defined(__FMA__)
 #include <immintrin.h>
 #define WIDE 1
@@ -31,6 +36,7 @@ typedef struct {
 } Layer;
 typedef struct {
     int32_t layers, d_model, heads, kv_heads, head_dim, turned, d_ff, vocab, length, act;
+    int32_t rounds;                                      /* some matrix is quantised, so activations are rounded */
     float scale, embed_scale, head_scale;
     Matrix table, head;                                  /* tokens, and the output (often the same) */
     const float *places;                                 /* learned places [length][d_model], or none */
@@ -62,7 +68,8 @@ static inline const uint8_t *row_of(const Matrix *m, int r) { return m->data + (
 /* A row of activations rounded to 8 bits: value = q · d; s = d · Σ q, which Q4_1's offset is multiplied by. */
 typedef struct { int8_t *q; float *d, *s; } Rounded;
 
-static void round_row(const float *x, int n, Rounded out) {
+static void round_row(const Model *m, const float *x, int n, Rounded out) {
+    if (!m->rounds) return;
     for (int b = 0; b < n / 32; b++) {
         float most = 0;
         for (int j = 0; j < 32; j++) { float a = fabsf(x[32 * b + j]); most = a > most ? a : most; }
@@ -188,6 +195,14 @@ static void widen_row(const Matrix *m, int r, float *out) {
     }
 }
 
+void threads(int n) {
+#ifdef _OPENMP
+    omp_set_num_threads(n);
+#else
+    (void)n;
+#endif
+}
+
 void widen(const Matrix *m, float *out) {
 #pragma omp parallel for schedule(static)
     for (int r = 0; r < m->rows; r++) widen_row(m, r, out + (size_t)r * m->cols);
@@ -286,7 +301,7 @@ void step(const Model *m, const Row *rows, int n, const float *cos, const float 
             const Layer *l = m->layer + at;
             for (int i = me; i < n; i += all) {
                 normed(&l->attn_norm, s.x + (size_t)i * D, D, s.y + (size_t)i * most);
-                round_row(s.y + (size_t)i * most, D, rounded(&s, i, most));
+                round_row(m, s.y + (size_t)i * most, D, rounded(&s, i, most));
             }
             MEET
             share(&l->q, s.y, &s, n, most, s.qkv, wide, 0);
@@ -312,13 +327,13 @@ void step(const Model *m, const Row *rows, int n, const float *cos, const float 
                 attend(m, l, q, l->keys + here, l->values + here, rows[i].place, s.scores + (size_t)me * m->length, s.mixed + (size_t)i * most + h * K);
             }
             MEET
-            for (int i = me; i < n; i += all) round_row(s.mixed + (size_t)i * most, H * K, rounded(&s, i, most));
+            for (int i = me; i < n; i += all) round_row(m, s.mixed + (size_t)i * most, H * K, rounded(&s, i, most));
             MEET
             share(&l->out, s.mixed, &s, n, most, s.x, D, 1);
             MEET
             for (int i = me; i < n; i += all) {
                 normed(&l->ffn_norm, s.x + (size_t)i * D, D, s.y + (size_t)i * most);
-                round_row(s.y + (size_t)i * most, D, rounded(&s, i, most));
+                round_row(m, s.y + (size_t)i * most, D, rounded(&s, i, most));
             }
             MEET
             if (l->gate.data) share(&l->gate, s.y, &s, n, most, s.hidden, 2 * F, 0);
@@ -330,7 +345,7 @@ void step(const Model *m, const Row *rows, int n, const float *cos, const float 
                 Rounded r = rounded(&s, i, most);
                 act(m->act, h, l->gate.data ? h + F : NULL, from, to);
                 memcpy(s.mixed + (size_t)i * most + from, h + from, 4 * (size_t)(to - from));
-                round_row(h + from, to - from, (Rounded){r.q + from, r.d + from / 32, r.s + from / 32});
+                round_row(m, h + from, to - from, (Rounded){r.q + from, r.d + from / 32, r.s + from / 32});
             }
             MEET
             share(&l->down, s.mixed, &s, n, most, s.x, D, 1);
@@ -340,7 +355,7 @@ void step(const Model *m, const Row *rows, int n, const float *cos, const float 
             for (int i = me; i < n; i += all) {
                 normed(&m->final, s.x + (size_t)i * D, D, s.y + (size_t)i * most);
                 for (int j = 0; j < D; j++) s.y[(size_t)i * most + j] *= m->head_scale;
-                round_row(s.y + (size_t)i * most, D, rounded(&s, i, most));
+                round_row(m, s.y + (size_t)i * most, D, rounded(&s, i, most));
             }
             MEET
             share(&m->head, s.y, &s, n, most, logits, m->vocab, 0);

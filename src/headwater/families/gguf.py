@@ -1,0 +1,176 @@
+"""GGUF files in: settings, weights, tokenizer and chat template from one file. Quantised weights stay as they lie there.
+
+GGUF keeps the rotary rows of LLaMA's queries and keys as neighbouring pairs, ours are two halves: `paired` turns them.
+With the wrong order a model still writes fluent text, only worse; the likelihood of a known text tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from headwater.core import Model, PerFrequency, Rotary, Transformer
+from headwater.core.init import constants
+from headwater.errors import BadFile, nearest
+from headwater.families.family import FAMILIES
+from headwater.families.folder import Loaded, sizes, ties, value_of
+from headwater.fast.packed import PACKED, PackedLinear, PackedTable
+from headwater.parts import swap
+from headwater.text.gguf_text import from_gguf
+from headwater.weights.gguf import GgufFile
+from headwater.weights.names import Names, table
+from headwater.weights.settings import Settings
+
+BODY = """
+    token_embd              decoder.embed.tokens
+    blk.{{i}}.attn_norm     decoder.layers.{{i}}.self_attn_norm
+    blk.{{i}}.attn_q        decoder.layers.{{i}}.self_attn.q       {q}
+    blk.{{i}}.attn_k        decoder.layers.{{i}}.self_attn.k       {k}
+    blk.{{i}}.attn_v        decoder.layers.{{i}}.self_attn.v
+    blk.{{i}}.attn_output   decoder.layers.{{i}}.self_attn.out
+    blk.{{i}}.attn_q_norm   decoder.layers.{{i}}.self_attn.q_norm
+    blk.{{i}}.attn_k_norm   decoder.layers.{{i}}.self_attn.k_norm
+    blk.{{i}}.ffn_norm      decoder.layers.{{i}}.ffn_norm
+    blk.{{i}}.ffn_gate      decoder.layers.{{i}}.ffn.gate
+    blk.{{i}}.ffn_up        decoder.layers.{{i}}.ffn.up
+    blk.{{i}}.ffn_down      decoder.layers.{{i}}.ffn.down
+    output_norm             decoder.final_norm
+    output                  head.out
+    rope_freqs              -
+"""
+PAIRED = table(BODY.format(q=": paired by heads", k=": paired by kv_heads"))
+HALVED = table(BODY.format(q="", k=""))
+
+# GGUF's word for a setting, and config.json's.
+SETTINGS = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "rope.freq_base": "rope_theta",
+}
+SILENT = {"vocab_size", "rope.dimension_count", "attention.value_length", "rope.scaling.type", "rope.scaling.factor",
+          "rope.scaling.original_context_length", "rope.scaling.finetuned"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Layout:
+    model_type: str
+    names: Names
+
+
+LAYOUTS = {"llama": Layout("llama", PAIRED), "qwen2": Layout("qwen2", HALVED), "qwen3": Layout("qwen3", HALVED)}
+
+
+def load_gguf(path: str | Path) -> Loaded:
+    file = GgufFile(path)
+    architecture = str(file.metadata.get("general.architecture"))
+    if architecture not in LAYOUTS:
+        said = nearest(architecture, LAYOUTS)
+        raise BadFile(f"{path}: the architecture {architecture[:60]!r} is not read from GGUF here; {said}")
+    layout = LAYOUTS[architecture]
+    config = config_of(file, architecture, layout.model_type)
+    c = Settings(dict(config), path)
+    spec = FAMILIES[layout.model_type].read(c, "language")
+    c.done()
+    spec = swap(spec, Rotary, lambda rotary: _factors(rotary, file))
+    model = build(spec, layout.names, file)
+    tokenizer = from_gguf(file.metadata, path)
+    return Loaded(model, tokenizer, config, Path(path), "language")
+
+
+def config_of(file: GgufFile, architecture: str, model_type: str) -> dict[str, Any]:
+    """The metadata as a config.json. A setting of the architecture that nobody reads is refused by name."""
+    config: dict[str, Any] = {"model_type": model_type}
+    for key, value in file.metadata.items():
+        head, _, name = key.partition(".")
+        if head != architecture or name in SILENT:
+            continue
+        if name not in SETTINGS:
+            raise BadFile(f"{file.where}: the setting {key[:80]!r} is not known here and may change what it computes")
+        config[SETTINGS[name]] = value
+    _check_scaling(file, architecture)
+    if "token_embd.weight" not in file.stored:
+        raise BadFile(f"{file.where}: it has no token_embd.weight, and so no tokens; is it a whole model?")
+    config["vocab_size"] = file.stored["token_embd.weight"].shape[0]
+    for role, key in (("bos", "bos_token_id"), ("eos", "eos_token_id"), ("padding", "pad_token_id")):
+        if f"tokenizer.ggml.{role}_token_id" in file.metadata:
+            config[key] = file.metadata[f"tokenizer.ggml.{role}_token_id"]
+    if config.get("head_dim") == config.get("hidden_size", 0) // max(1, config.get("num_attention_heads") or 1):
+        del config["head_dim"]
+    return config
+
+
+def _check_scaling(file: GgufFile, architecture: str) -> None:
+    kind = file.metadata.get(f"{architecture}.rope.scaling.type", "none")
+    if kind not in ("none", "linear") or file.metadata.get(f"{architecture}.rope.scaling.factor", 1) not in (0, 1):
+        raise BadFile(f"{file.where}: rope scaling {kind!r} in a GGUF file is not read here; load the public folder")
+    turned = file.metadata.get(f"{architecture}.rope.dimension_count")
+    heads, width = (file.metadata.get(f"{architecture}.{k}") for k in ("attention.head_count", "embedding_length"))
+    whole = file.metadata.get(f"{architecture}.attention.key_length") or (heads and width and width // heads)
+    if turned not in (None, whole):
+        raise BadFile(f"{file.where}: rope.dimension_count must be the head width {whole}, got {turned}")
+
+
+def _factors(rotary: Rotary, file: GgufFile) -> Rotary:
+    """LLaMA 3.1 and later: the scaling of each frequency is in the file as a tensor."""
+    if "rope_freqs.weight" not in file:
+        return rotary
+    return replace(rotary, scaling=PerFrequency(tuple(file["rope_freqs.weight"].tolist())))
+
+
+def build(spec: Model, names: Names, file: GgufFile) -> Transformer:
+    """The model of a spec with the file's tensors; every name and shape is checked before the first is put in place."""
+    present = {ours for theirs in file if (found := names.find_theirs(theirs)) for ours in found.ours()}
+    spec = replace(spec, tied=ties(spec, names, file, present))
+    model = spec.skeleton()
+    wanted, by = dict(model.named_parameters()), sizes(spec)
+    tied = {f"{path}.weight": f"{home}.weight" for path, home in spec.tied}
+    reading = names.read(file, wanted, tied=tied, spare=(), **by)
+    for name in wanted:
+        path, _, last = name.rpartition(".")
+        packed = _packed(model.get_submodule(path), name, names, file, by) if last == "weight" else None
+        if packed is None:
+            setattr(model.get_submodule(path), last, nn.Parameter(value_of(reading, name)))
+        else:
+            _put(model, path, packed)
+    for path, home in spec.tied:
+        source = model.get_submodule(home)
+        if isinstance(source, PackedTable):
+            _put(model, path, PackedLinear(source.blocks, source.kind))
+        else:
+            model.get_submodule(path).weight = source.weight
+    constants(model)
+    return model.eval()
+
+
+def _packed(module: nn.Module, name: str, names: Names, file: GgufFile, by: Mapping[str, int]) -> nn.Module | None:
+    found = names.find_ours(name)
+    assert found is not None
+    kind = file.stored[found.theirs()].kind
+    if kind.name not in PACKED or not isinstance(module, nn.Linear | nn.Embedding):
+        return None
+    rows = found.row.steps.read(file.blocks(found.theirs()), 1, by)
+    assert rows is not None
+    if isinstance(module, nn.Embedding):
+        return PackedTable(rows[0], kind)
+    bias = found.theirs().removesuffix("weight") + "bias"
+    if module.bias is None:
+        return PackedLinear(rows[0], kind)
+    biases = found.row.steps.read(file[bias], 1, by)
+    assert biases is not None
+    return PackedLinear(rows[0], kind, biases[0].float())
+
+
+def _put(model: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, last = path.rpartition(".")
+    setattr(model.get_submodule(parent), last, module)

@@ -1,0 +1,139 @@
+"""Linear layers and tables whose weights stay packed: GGUF's blocks of 32, as they lie in the file.
+
+    Q8_0   8 bits and a scale a block                int8, per group of 32
+    Q4_0   4 bits and a scale                        int4
+    Q4_1   4 bits, a scale and an offset             int4, the better one
+
+A packed layer is the same function as a plain one with the widened weights. `pack` puts them into a built model by path.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fnmatch
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from headwater.errors import BadSetting, nearest
+from headwater.fast.compiled import library
+from headwater.weights.gguf_blocks import KINDS, Kind, pack_q8_0, unpacked
+
+PACKED: dict[str, Kind] = {kind.name: kind for kind in KINDS.values() if kind.name in ("Q8_0", "Q4_0", "Q4_1")}
+CODES = {"F32": 0, "F16": 1, "Q8_0": 2, "Q4_0": 3, "Q4_1": 4}  # as step.c numbers them
+BITS = {"int8": "Q8_0", "int4": "Q4_1"}
+TOGETHER = 1 << 22  # weights widened at a time: 16 MB, whatever the size of the layer
+
+
+class Matrix(ctypes.Structure):
+    """A matrix as step.c sees it."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int32),
+        ("rows", ctypes.c_int32),
+        ("cols", ctypes.c_int32),
+        ("data", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+    )
+
+
+class Packed(nn.Module):
+    """rows × columns of weights in blocks: [rows, bytes of a row]."""
+
+    blocks: Tensor
+
+    def __init__(self, blocks: Tensor, kind: Kind) -> None:
+        super().__init__()
+        self.kind, self.rows, self.columns = kind, blocks.shape[0], blocks.shape[1] // kind.size * kind.weights
+        self.register_buffer("blocks", blocks.contiguous())
+
+    @property
+    def weight(self) -> Tensor:
+        """All of it in float32, made anew: for looking, not for running."""
+        return self.widened(0, self.rows)
+
+    def widened(self, first: int, last: int) -> Tensor:
+        """Rows first to last in float32."""
+        part, lib = self.blocks[first:last], library()
+        if lib is None or part.device.type != "cpu":
+            return unpacked(part, self.kind)
+        out = torch.empty(len(part), self.columns)
+        if len(part):
+            matrix = Matrix(CODES[self.kind.name], len(part), self.columns, part.data_ptr(), None)
+            lib.widen(ctypes.byref(matrix), ctypes.c_void_p(out.data_ptr()))
+        return out
+
+    def extra_repr(self) -> str:
+        return f"{self.rows} × {self.columns}, {self.kind.name}"
+
+
+class PackedLinear(Packed):
+    def __init__(self, blocks: Tensor, kind: Kind, bias: Tensor | None = None) -> None:
+        super().__init__(blocks, kind)
+        self.in_features, self.out_features = self.columns, self.rows
+        self.bias = None if bias is None else nn.Parameter(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x Wᵀ + b, W widened a few rows at a time."""
+        size = max(1, TOGETHER // self.columns)
+        starts = range(0, self.rows, size)
+        parts = [F.linear(x, self.widened(i, min(i + size, self.rows)).to(x.dtype)) for i in starts]
+        y = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        return y if self.bias is None else y + self.bias
+
+
+class PackedTable(Packed):
+    """An embedding: only the rows that are looked up are widened."""
+
+    def __init__(self, blocks: Tensor, kind: Kind) -> None:
+        super().__init__(blocks, kind)
+        self.num_embeddings, self.embedding_dim = self.rows, self.columns
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found = self.blocks[ids.flatten()]
+        return unpacked(found, self.kind).view(*ids.shape, self.columns)
+
+
+def pack(model: nn.Module, bits: str = "int8", where: Sequence[str] = ("*",)) -> list[str]:
+    """Pack every linear layer whose path matches a pattern, in place; gives the paths. Tables that are tied stay plain.
+
+    A layer is left alone where its width is no multiple of 32.
+    """
+    if bits not in BITS:
+        raise BadSetting(f"bits must be int8 or int4, got {bits!r}; {nearest(bits, BITS)}")
+    kind = PACKED[BITS[bits]]
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    linears = {path: m for path, m in model.named_modules() if isinstance(m, nn.Linear)}
+    chosen = [path for path in linears if any(fnmatch.fnmatchcase(path, pattern) for pattern in where)]
+    if not chosen:
+        known = ", ".join(list(linears)[:4])
+        raise BadSetting(f"no linear layer matches {list(where)}; there are {len(linears)}, such as {known}")
+    packed = []
+    for path in chosen:
+        linear = linears[path]
+        if linear.in_features % kind.weights or id(linear.weight) in tables:
+            continue
+        parent, _, name = path.rpartition(".")
+        blocks = PACKERS[kind.name](linear.weight.detach())
+        bias = None if linear.bias is None else linear.bias.detach()
+        setattr(model.get_submodule(parent), name, PackedLinear(blocks, kind, bias))
+        packed.append(path)
+    return packed
+
+
+def pack_q4_1(weights: Tensor) -> Tensor:
+    """[..., n] -> [..., 20 n / 32] bytes: m = least, d = (most - least) / 15, q = (w - m) / d rounded."""
+    blocks = weights.float().reshape(-1, 32)
+    least, most = blocks.amin(1, keepdim=True), blocks.amax(1, keepdim=True)
+    d = ((most - least) / 15).half()
+    m = least.half()
+    inverse = torch.where(d == 0, 0, 1 / d.float())
+    q = ((blocks - m.float()) * inverse).round().clamp(0, 15).to(torch.uint8)
+    nibbles = q[:, :16] | q[:, 16:] << 4
+    packed = torch.cat((d.view(torch.uint8), m.view(torch.uint8), nibbles), 1)
+    return packed.view(*weights.shape[:-1], -1)
+
+
+PACKERS = {"Q8_0": pack_q8_0, "Q4_1": pack_q4_1}
