@@ -53,6 +53,7 @@ class Slots:
         self.sources: dict[Slot, Pair] = {}
         self.heard: Tensor | None = None
         self.told: Rows | None = None
+        self.stepper: Any = None  # reading.py keeps the compiled step here, for as long as the cache lives
 
     @property
     def lengths(self) -> list[int]:
@@ -98,6 +99,12 @@ class Slots:
             return k, v
         first = self._first(lane)
         return room[0][:rows, :, first:last], room[1][:rows, :, first:last]
+
+    def reserve(self, slots: Iterable[Slot], columns: int, heads: int, width: int) -> None:
+        """Make room for so many columns of every row, where it is not there yet."""
+        for slot in slots:
+            like = self.room.get(slot) or (torch.zeros(1, heads, 1, width), torch.zeros(1, heads, 1, width))
+            self.room[slot] = _roomy(self.room.get(slot), like, len(self.held), columns, self._spare(columns))
 
     def _spare(self, columns: int) -> int:
         """How many columns to make when there are too few: half as many again, so that copies stay rare."""
