@@ -1,4 +1,4 @@
-"""GGUF files in: settings, weights, tokenizer and chat template from one file. Quantised weights stay as they lie there.
+"""GGUF files in: settings, weights, tokenizer and chat template from one file. Quantised weights stay as they are.
 
 GGUF keeps the rotary rows of LLaMA's queries and keys as neighbouring pairs, ours are two halves: `paired` turns them.
 With the wrong order a model still writes fluent text, only worse; the likelihood of a known text tells.
@@ -153,21 +153,19 @@ def build(spec: Model, names: Names, file: GgufFile) -> Transformer:
     return model.eval()
 
 
-def _packed(module: nn.Module, name: str, names: Names, file: GgufFile, by: Mapping[str, int]) -> nn.Module | None:
+def _packed(module: Any, name: str, names: Names, file: GgufFile, by: Mapping[str, int]) -> nn.Module | None:
     found = names.find_ours(name)
     assert found is not None
     kind = file.stored[found.theirs()].kind
     if kind.name not in PACKED or not isinstance(module, nn.Linear | nn.Embedding):
         return None
-    rows = found.row.steps.read(file.blocks(found.theirs()), 1, by)
-    assert rows is not None
+    rows = found.row.steps.read(file.blocks(found.theirs()), 1, by) or []
     if isinstance(module, nn.Embedding):
         return PackedTable(rows[0], kind)
     bias = found.theirs().removesuffix("weight") + "bias"
     if module.bias is None:
         return PackedLinear(rows[0], kind)
-    biases = found.row.steps.read(file[bias], 1, by)
-    assert biases is not None
+    biases = found.row.steps.read(file[bias], 1, by) or []
     return PackedLinear(rows[0], kind, biases[0].float())
 
 

@@ -50,7 +50,12 @@ def compiler() -> str | None:
 
 
 def _opened(path: Path) -> ctypes.CDLL:
+    """Threads wait a moment for each other before they sleep: long waits starve a busy machine, sleeps cost time."""
+    before = os.environ.get("GOMP_SPINCOUNT")
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # OpenMP reads it once, when it is loaded
     made = ctypes.CDLL(str(path))
+    if before is None:
+        del os.environ["GOMP_SPINCOUNT"]
     for name in ("step", "widen", "threads"):
         getattr(made, name).restype = None
     made.threads(torch.get_num_threads())

@@ -4,7 +4,7 @@
     Q4_0   4 bits and a scale                        int4
     Q4_1   4 bits, a scale and an offset             int4, the better one
 
-A packed layer is the same function as a plain one with the widened weights. `pack` puts them into a built model by path.
+A packed layer is the same function as a plain one with the widened weights. `pack` puts them into a model by path.
 """
 
 from __future__ import annotations

@@ -29,6 +29,9 @@ from headwater.generation.slots import Slots
 FEW = 8  # tokens a call; beyond it, matrix products of the modules are the better way
 ACTS = [ACTIVATIONS[name] for name in ("silu", "gelu", "gelu_tanh", "relu", "quick_gelu")]  # as step.c numbers them
 
+SIZES = ("layers", "d_model", "heads", "kv_heads", "head_dim", "turned", "d_ff", "vocab", "length", "act", "rounds")
+ROOMS = ("x", "y", "qkv", "mixed", "hidden", "scores", "q8", "d8", "s8")
+
 
 class Norm(ctypes.Structure):
     _fields_ = (("kind", c_int32), ("eps", c_float), ("weight", c_void_p), ("bias", c_void_p))
@@ -46,10 +49,7 @@ class Layer(ctypes.Structure):
 
 class Whole(ctypes.Structure):
     _fields_ = (
-        *(
-            (name, c_int32)
-            for name in "layers d_model heads kv_heads head_dim turned d_ff vocab length act rounds".split()
-        ),
+        *((name, c_int32) for name in SIZES),
         *((name, c_float) for name in ("scale", "embed_scale", "head_scale")),
         ("table", Matrix),
         ("head", Matrix),
@@ -64,7 +64,7 @@ class Token(ctypes.Structure):
 
 
 class Scratch(ctypes.Structure):
-    _fields_ = tuple((name, c_void_p) for name in "x y qkv mixed hidden scores q8 d8 s8".split())
+    _fields_ = tuple((name, c_void_p) for name in ROOMS)
 
 
 class Unknown(Exception):
@@ -150,31 +150,30 @@ class Stepper:
         rest = (gate, self._matrix(ffn.up), self._matrix(ffn.down))
         return Layer(*(self._norm(norm) for norm in norms), *linears, *rest, 0 if back is None else back + 1)
 
-    def _norm(self, norm: nn.Module) -> Norm:
+    def _norm(self, norm: Any) -> Norm:
         if type(norm) is nn.Identity:
             return Norm()
         known(type(norm) in (nn.RMSNorm, nn.LayerNorm, OffsetRMSNormLayer))
         weight, bias = norm.weight, getattr(norm, "bias", None)
-        known(isinstance(weight, Tensor))
-        weight = weight + 1 if type(norm) is OffsetRMSNormLayer else weight  # type: ignore[operator,assignment]
-        eps = float(norm.eps)  # type: ignore[arg-type]
+        weight = weight + 1 if type(norm) is OffsetRMSNormLayer else weight
+        eps = float(norm.eps)
         return Norm(
             int(type(norm) is nn.LayerNorm), eps, self._pointer(weight), bias if bias is None else self._pointer(bias)
         )
 
-    def _matrix(self, linear: nn.Module) -> Matrix:
-        known(type(linear) in (nn.Linear, PackedLinear) and linear.in_features % 32 == 0)  # type: ignore[operator]
-        bias = None if linear.bias is None else self._pointer(linear.bias)  # type: ignore[arg-type]
+    def _matrix(self, linear: Any) -> Matrix:
+        known(type(linear) in (nn.Linear, PackedLinear) and linear.in_features % 32 == 0)
+        bias = None if linear.bias is None else self._pointer(linear.bias)
         if isinstance(linear, PackedLinear):
             self.rounds = True
             return Matrix(CODES[linear.kind.name], linear.rows, linear.columns, self._pointer(linear.blocks), bias)
-        return Matrix(CODES["F32"], *linear.weight.shape, self._pointer(linear.weight), bias)  # type: ignore[arg-type,misc]
+        return Matrix(CODES["F32"], *linear.weight.shape, self._pointer(linear.weight), bias)
 
-    def _table(self, table: nn.Module) -> Matrix:
+    def _table(self, table: Any) -> Matrix:
         known(type(table) in (nn.Embedding, PackedTable))
         if isinstance(table, PackedTable):
             return Matrix(CODES[table.kind.name], table.rows, table.columns, self._pointer(table.blocks), None)
-        return Matrix(CODES["F32"], *table.weight.shape, self._pointer(table.weight), None)  # type: ignore[arg-type,misc]
+        return Matrix(CODES["F32"], *table.weight.shape, self._pointer(table.weight), None)
 
     def _pointer(self, tensor: Tensor) -> int:
         known(tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.dtype in (torch.float32, torch.uint8))
@@ -212,7 +211,7 @@ class Stepper:
 
     def _pin(self, slots: Slots, columns: int) -> None:
         """Tell C where the keys and values lie, where they have moved since the last step."""
-        heads, kv_heads, head_dim, _ = self.shape
+        _, kv_heads, head_dim, _ = self.shape
         slots.reserve(self.slots, columns, kv_heads, head_dim)
         pinned = (slots.room[self.slots[-1]][1].data_ptr(), slots.room[self.slots[0]][0].data_ptr())
         if pinned == self._pinned and self.whole.length == slots.room[self.slots[0]][0].shape[2]:
