@@ -134,6 +134,13 @@ def test_what_is_right_about_a_wrong_model_is_not_blamed(nano):
     assert "token 5 to 5 after 5" in report["cache"].says
 
 
+def test_a_fault_is_told_once(nano):
+    seen = check(wrong(nano, hide=lambda self, m, keep: m)[0])
+    assert [verdict.law for verdict in seen.broken] == ["padding"] and "follows from padding" in seen["positions"].says
+    leaks = check(wrong(nano, mask=lambda self, q, k: triangle(q, k, k - q + 1))[0])
+    assert [verdict.law for verdict in leaks.broken] == ["future"] and "follows from future" in leaks["gradients"].says
+
+
 # -------------------------------------------------------------------------------------------- other parts, gone wrong
 
 

@@ -69,9 +69,7 @@ def found(name: str, vocab: int | None, seed: int) -> nn.Module:
     spec = resolve(name, vocab)
     needed, free = 8 * total(skeleton(spec)) / 1e9, memory()[1]  # fp32 weights, and their gradients for one law
     if free is not None and needed > free:
-        raise BadSetting(
-            f"{name}: it needs {needed:.1f} GB to be checked, {free:.1f} are free; check a smaller one of its kind"
-        )
+        raise BadSetting(f"{name}: it needs {needed:.1f} GB to be checked, {free:.1f} are free; try a smaller one")
     return spec.build(seed=seed)
 
 
@@ -110,7 +108,7 @@ def show(report: Report) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
-    for line in report.lines():
+    for line in report.lines(width=max(60, min(console.width, 100))):
         colour = COLOURS.get(line[:1])
         console.print(line[:1] if colour else line, style=colour, end="" if colour else "\n", markup=False)
         if colour:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from headwater.core.cache import growing
-from headwater.core.masks import Reach
+from headwater.core.masks import Everyone, Reach
 from headwater.core.model import Transformer
 from headwater.errors import BadInput, BadSetting
 
@@ -129,20 +129,24 @@ def _ours(model: Transformer) -> dict[str, Any]:
     found: dict[str, Any] = {"call": call, "causal": causal, "reach": reach, "told": "a model of ours"}
     if causal and model.decoder is not None:
         found["step"] = step
-    found["vocab"] = model.writer.spec.embed.vocab
-    found["source_vocab"] = model.encoder.spec.embed.vocab if both else None  # type: ignore[union-attr]
+    found["vocab"] = getattr(model.writer.spec.embed, "vocab", None)
+    found["source_vocab"] = getattr(model.spec.encoder.embed, "vocab", None) if both else None
     return found
 
 
 def _reach(model: Transformer) -> tuple[tuple[str, Reach], ...]:
-    """Layer by layer, how far a place may depend on others: the reaches of all attention before it add up."""
-    side, stack = ("decoder", model.decoder) if model.decoder is not None else ("encoder", model.encoder)
-    assert stack is not None
-    total, found = (0, 0), {}
-    for index in stack.order:
-        for lane in sorted({a.lane for a in stack.layers[index].modules() if hasattr(a, "lane") and hasattr(a, "nth")}):
-            pairs = zip(total, stack.lanes[lane][0].reach, strict=True)
-            total = tuple(None if a is None or b is None else a + b for a, b in pairs)  # type: ignore[assignment]
+    """Layer by layer, how far a place may depend on others: the reaches of all mixing before it add up."""
+    side, spec = ("decoder", model.spec.decoder) if model.decoder is not None else ("encoder", model.spec.encoder)
+    total: Reach = (0, 0)
+    found: dict[str, Reach] = {}
+    for index in model.writer.order:
+        for branch in spec.layers[index].branches:
+            if branch.role not in ("ffn", "cross_attn"):  # a feed-forward mixes no places, a memory is no place
+                (back, ahead), (b, a) = total, getattr(branch.layer, "sees", Everyone()).reach
+                total = (
+                    None if back is None or b is None else back + b,
+                    None if ahead is None or a is None else ahead + a,
+                )
         found[f"{side}.layers.{index}"] = total
     return (*found.items(), ("", total))
 

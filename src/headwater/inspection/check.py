@@ -57,6 +57,7 @@ def check(
         subject = Subject(model, calling(model, call, step, vocab, causal, reach), seed)
         asked = _probes(subject, length, probes, sides)
         verdicts = [verdict for law in LAWS if law in only for verdict in _judged(law, subject, asked)]
+        verdicts = [_first_cause(verdict, verdicts) for verdict in verdicts]
     told = f"{subject.how.told}, {'causal' if subject.how.causal else 'two-way'}, {subject.how.vocab} tokens"
     seconds = round(time.monotonic() - began, 2)
     return Report(type(model).__name__, told, asked.length, seconds, tuple(verdicts))
@@ -128,13 +129,23 @@ def _judged(law: str, subject: Subject, asked: Probes) -> list[Verdict]:
     return [Verdict(law, "kept", f"{remedies.KEPT[law]} ({_many(judged, 'comparison')}{exactly})")]
 
 
+def _first_cause(verdict: Verdict, others: list[Verdict]) -> Verdict:
+    """A fault that repeats another is not told twice: who sees the padding is moved by it, a leak has a gradient."""
+    cause = {"positions": "padding", "gradients": "future"}.get(verdict.law)
+    repeats = verdict.state == "broken" and (verdict.law == "positions" or verdict.key is not None)
+    if repeats and any(other.law == cause and other.state == "broken" for other in others):
+        return Verdict(verdict.law, "skipped", f"not judged, for it follows from {cause}")
+    return verdict
+
+
 def _many(count: int, what: str) -> str:
     return f"{count} {what}{'s' if count != 1 else ''}"
 
 
 def _told(subject: Subject, broken: list[Broken]) -> list[Verdict]:
-    """One verdict for each sentence that was broken, at its worst place; what follows from another is left out."""
+    """One verdict for each sentence that was broken, at its worst place. Wrong in evaluation is wrong in training."""
     verdicts = []
+    broken = [found for found in broken if not found.claim.a.training] or broken
     for says in dict.fromkeys(found.claim.says for found in broken):
         alike = [found for found in broken if found.claim.says == says]
         worst = max(alike, key=lambda found: found.share)

@@ -26,12 +26,12 @@ class Verdict:
     amount: float | None = None
     remedy: str = ""
 
-    def lines(self) -> Iterator[str]:
-        yield from _wrapped(f"{MARKS[self.state]} {self.law:<10} ", self.says)
+    def lines(self, width: int) -> Iterator[str]:
+        yield from _wrapped(f"{MARKS[self.state]} {self.law:<10} ", self.says, width)
         if self.state == "broken" and self.module is not None:
             yield f"{'':13}module   {self.module or '(the model itself)'}"
         if self.remedy:
-            yield from _wrapped(f"{'':13}to do    ", self.remedy)
+            yield from _wrapped(f"{'':13}to do    ", self.remedy, width)
 
 
 @dataclass(frozen=True)
@@ -71,18 +71,18 @@ class Report:
             where = f" in {first.module}" if first.module else ""
             raise CheckFailed(f"{self.model}: {first.law}: {first.says}{where}; {first.remedy}")
 
-    def lines(self) -> Iterator[str]:
-        """As plain text, at most 100 characters wide."""
-        yield f"{self.model}: called as {self.called}; rows of {self.length} tokens"
+    def lines(self, width: int = 100) -> Iterator[str]:
+        """As plain text, at most so many characters wide."""
+        yield from _wrapped("", f"{self.model}: called as {self.called}; rows of {self.length} tokens", width)
         for verdict in self.verdicts:
-            yield from verdict.lines()
-        count = len(self.broken)
+            yield from verdict.lines(width)
+        count = len({verdict.law for verdict in self.broken})
         yield "all laws kept" if self.ok else f"{count} law{'s' if count > 1 else ''} broken"
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
 
 
-def _wrapped(lead: str, text: str) -> list[str]:
+def _wrapped(lead: str, text: str, width: int) -> list[str]:
     indent = " " * len(lead)
-    return textwrap.wrap(text, 100, initial_indent=lead, subsequent_indent=indent) or [lead]
+    return textwrap.wrap(text, width, initial_indent=lead, subsequent_indent=indent) or [lead]

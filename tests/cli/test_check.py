@@ -1,0 +1,108 @@
+"""headwater check: exit codes, the table, JSON, and a user's own file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from headwater import cli
+
+MODELS = '''
+import torch
+from torch import nn
+
+
+class Right(nn.Module):
+    """Each token alone: it cannot see anything it should not."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = nn.Embedding(11, 8), nn.Linear(8, 11)
+
+    def forward(self, ids):
+        return self.out(self.table(ids))
+
+
+class Wrong(Right):
+    def forward(self, ids):
+        x = self.table(ids)
+        return self.out(x + x.mean(1, keepdim=True))
+
+
+ready = Right()
+number = 3
+
+
+def broken():
+    raise RuntimeError("no such layer")
+'''
+
+
+@pytest.fixture
+def checked(capsys):
+    def run(*words):
+        code = cli.main(["check", *words])
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return run
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(MODELS, encoding="utf-8")
+    return path
+
+
+def test_a_preset_keeps_the_laws(checked):
+    code, out, err = checked("mini", "--vocab", "50")
+    assert (code, err) == (0, "") and "✓ future" in out and "all laws kept" in out
+
+
+@pytest.mark.parametrize("name", ["Right", "ready"])
+def test_a_users_class_or_model(checked, file, name):
+    code, out, _ = checked(f"{file}:{name}")
+    assert code == 0 and "called as model(ids), causal, 11 tokens" in out and "- padding" in out
+
+
+def test_a_broken_law_is_exit_code_8(checked, file):
+    code, out, err = checked(f"{file}:Wrong")
+    assert (code, err) == (8, "") and "✗ future" in out and "1 law broken" in out
+    assert "changes by" in out and "to do    Hide later keys" in out
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_table_fits_the_terminal(checked, file, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert max(map(len, checked(f"{file}:Wrong")[1].splitlines())) <= columns
+
+
+def test_json_and_flags(checked, file):
+    code, out, _ = checked(f"{file}:Wrong", "--json", "--only", "future, batch", "--length", "9", "--probes", "2")
+    told = json.loads(out)
+    assert code == 8 and not told["ok"] and told["length"] == 9
+    assert [v["law"] for v in told["verdicts"]] == ["batch", "future"]
+    assert told["verdicts"][1]["key"] in (1, 8) and told["verdicts"][1]["amount"] > 0
+    assert checked(f"{file}:Wrong", "--two-way")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "says"),
+    [
+        ("{file}", 2, ":NAME"),
+        ("{file}:Rigth", 6, "did you mean 'Right'?"),
+        ("{file}:broken", 5, "it raised RuntimeError: no such layer"),
+        ("{file}:number", 5, "it raised TypeError"),
+        ("{file}x.py:Right", 6, "no such file"),
+        ("nonsense", 6, "must be the name of a preset or a file"),
+        ("gpt3", 2, "try a smaller one"),
+        ("{file}:Right --only futur", 2, "did you mean 'future'?"),
+        ("{file}:Right --length 2", 2, "length at least 4"),
+        ("{file}:Right --pad top", 2, "invalid choice"),
+    ],
+)
+def test_a_wrong_question_is_one_line(checked, file, name, code, says):
+    got, out, err = checked(*name.format(file=file).split())
+    assert (got, out) == (code, "") and says in err and err.count("\n") == 1, err

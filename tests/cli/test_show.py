@@ -1,0 +1,119 @@
+"""headwater show: what a reader sees at 80 and 120 columns, what a program reads, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import headwater.core as core
+from headwater import cli
+from headwater.core.presets import PRESETS
+from headwater.parts import to_plain
+
+
+@pytest.fixture
+def shown(capsys, monkeypatch):
+    def run(*words, columns=80):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        code = cli.main(["show", *words])
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return run
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_base_fits_the_terminal(shown, columns):
+    code, out, err = shown("base", columns=columns)
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= columns
+    for words in ("63,082,496", "layers ×6", "4·d_model² + 4·d_model", "37000×512  = encoder.embed.tokens",
+                  "d_model 512 · d_ff 2,048", "KV cache", "batch 1, length 1024, fp32", "FLOP"):  # fmt: skip
+        assert words in out
+
+
+def test_every_level_of_the_tree_is_drawn_and_can_be_cut(shown):
+    whole, two, none = (shown("gpt2", *depth)[1] for depth in ((), ("--depth", "2"), ("--depth", "0")))
+    assert "│  │  │  ├─ q" in whole and "self_attn" in whole
+    assert "layers ×12" in two and "self_attn" not in two
+    assert "decoder  " not in none.partition("parameters  ")[0].splitlines()[-1]
+    assert all("124,439,808" in out for out in (whole, two, none))
+
+
+def test_batch_length_and_dtype_change_the_bytes(shown):
+    _, out, _ = shown("llama-70b", "--batch", "4", "--length", "4096", "--dtype", "bf16")
+    assert "batch 4, length 4096, bf16" in out and "138 GB" in out and "5.37 GB" in out
+
+
+def test_json_says_the_same(shown):
+    code, out, _ = shown("base", "--json", "--vocab", "32000")
+    told = json.loads(out)
+    assert code == 0 and told["parameters"] == 63_082_496 - 5_000 * 512 == sum(told["groups"].values())
+    assert told["tree"]["parts"][0]["path"] == "encoder" and told["letters"]["vocab"] == [32_000]
+    assert set(told["bytes"]) == {"weights", "gradients", "optimiser", "activations", "kv cache"}
+    assert told["at"] == {"batch": 1, "length": 1024, "dtype": "fp32"}
+
+
+def test_without_a_name_all_presets_are_listed(shown):
+    code, out, _ = shown()
+    assert code == 0 and [line.split()[0] for line in out.splitlines()] == list(PRESETS)
+    assert json.loads(shown("--json")[1])["gpt2"] == 124_439_808
+
+
+def test_a_spec_in_a_file(shown, tmp_path):
+    spec = core.decoder(100, d_model=32, heads=4, layers=2)
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(to_plain(spec)), encoding="utf-8")
+    code, out, _ = shown(str(path), "--json")
+    assert code == 0 and json.loads(out)["parameters"] == sum(p.numel() for p in spec.build(seed=0).parameters())
+
+
+def test_chinese(shown):
+    _, out, _ = shown("mini", "--lang", "zh")
+    assert "参数量" in out and "KV 缓存" in out and "1,205,376" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("gpt-2",), 6, "did you mean 'gpt2'?"),
+        (("base", "--dtype", "int8"), 2, "dtype must be one of fp32, bf16, fp16, got 'int8'"),
+        (("base", "--depth", "-1"), 2, "--depth must be at least 0"),
+        (("base", "--batch", "0"), 2, "at least 1"),
+        (("gpt2", "--length", "4096"), 4, "has 1024 places, got 4096"),
+        (("base", "--vocab", "0"), 2, "vocab must be at least 1"),
+        (("base", "--vocab", "many"), 2, "invalid int"),
+        (("base", "--leng", "5"), 2, "--length"),
+    ],
+)
+def test_a_wrong_question_is_one_line(shown, words, code, says):
+    got, out, err = shown(*words)
+    assert (got, out) == (code, "") and says in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "not valid JSON"),
+        ("[1]", "must hold a JSON object"),
+        ('{"kind": "LayerNorm"}', "must hold a Model, it holds a LayerNorm"),
+        ('{"kind": "Modle"}', "did you mean 'Model'?"),
+        ('{"kind": "Model", "decoder": {"kind": "Stack", "d_model": 9}}', "Stack cannot be made"),
+        ('{"kind": "Model", "a": 1, "a": 2}', "written twice"),
+    ],
+)
+def test_a_wrong_file_is_one_line(shown, tmp_path, text, says):
+    path = tmp_path / "mine.json"
+    path.write_text(text, encoding="utf-8")
+    code, out, err = shown(str(path))
+    assert code in (2, 5) and out == "" and says in err and err.count("\n") == 1
+
+
+def test_a_folder_and_a_huge_file_are_refused(shown, tmp_path):
+    assert "this is a folder" in shown(str(tmp_path))[2]
+    path = tmp_path / "weights.json"
+    with path.open("wb") as file:
+        file.truncate(20 * 2**20)
+    assert "is it weights?" in shown(str(path))[2]
+    assert "change it in the file" in shown(str(path), "--vocab", "5")[2]
