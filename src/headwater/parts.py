@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import typing
 from collections.abc import Callable
 from typing import Any, TypeVar, dataclass_transform
@@ -69,7 +70,7 @@ def from_plain(value: Any) -> Any:
         must(fits, "times", "must be a whole number from 0 to 10000", times, "mend the file")
         return (from_plain(value["of"]),) * times
     kind = value.get("kind")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise BadSetting(f"no part is called {kind!r}; {nearest(str(kind), KINDS)}")
     known = {f.name for f in dataclasses.fields(KINDS[kind])}
     fields = {k: from_plain(v) for k, v in value.items() if k != "kind"}
@@ -129,7 +130,7 @@ def _code(value: Any, indent: int = 0) -> str:
 
 
 def _check_fields(self: Any) -> None:
-    """Whole numbers, fractions, words and yes/no are checked against the annotation; parts must be parts.
+    """Each field is checked against its annotation. Any stands for another part.
 
     An int must be 0 or more and at most LARGEST; a float must be finite. Lists become tuples, so that parts hash.
     """
@@ -138,32 +139,54 @@ def _check_fields(self: Any) -> None:
         value, hint = getattr(self, field.name), hints[field.name]
         if isinstance(value, list):
             object.__setattr__(self, field.name, value := tuple(value))
-        if type(value) is int and float in hint:
+        if type(value) is int and float in (hint, *typing.get_args(hint)):
             object.__setattr__(self, field.name, value := float(value))
-        if hint and not _fits(value, hint):
-            wanted = " or ".join(sorted("nothing" if h is type(None) else _WORDS[h] for h in hint))
-            must(False, self, f"{field.name} must be {wanted}", value, "correct it")
+        if not _fits(value, hint) and not (value is None and field.default is None):
+            must(False, self, f"{field.name} must be {_wanted(hint)}", _short(value), "correct it")
 
 
 _WORDS = {int: "a whole number from 0 to 2**31 - 1", float: "a finite number", str: "a word", bool: "True or False"}
-_SEEN: dict[type, dict[str, frozenset]] = {}
+_SEEN: dict[type, dict[str, Any]] = {}
 
 
-def _hints(cls: type) -> dict[str, frozenset]:
-    """Per field, the simple types its annotation allows; empty where anything may stand (another part, a tuple)."""
+def _hints(cls: type) -> dict[str, Any]:
     if cls not in _SEEN:
-        _SEEN[cls] = {name: _simple(hint) for name, hint in typing.get_type_hints(cls).items()}
+        _SEEN[cls] = typing.get_type_hints(cls)
     return _SEEN[cls]
 
 
-def _simple(hint: Any) -> frozenset:
-    options = typing.get_args(hint) or (hint,)
-    return frozenset(options) if set(options) <= {*_WORDS, type(None)} else frozenset()
+def _fits(value: Any, hint: Any) -> bool:
+    options, inner = typing.get_args(hint), typing.get_origin(hint)
+    if inner is tuple:
+        if options[-1] is Ellipsis:
+            return type(value) is tuple and all(_fits(v, options[0]) for v in value)
+        return type(value) is tuple and len(value) == len(options) and all(map(_fits, value, options))
+    if options:
+        return any(_fits(value, option) for option in options)
+    if hint is int:
+        return type(value) is int and 0 <= value <= LARGEST
+    if hint is float:
+        return type(value) is float and math.isfinite(value)
+    if hint in (str, bool, type(None)):
+        return type(value) is hint
+    return type(value) in KINDS.values() and (hint is Any or isinstance(value, hint))
 
 
-def _fits(value: Any, hint: frozenset) -> bool:
-    if type(value) not in hint:
-        return False
-    if type(value) is int:
-        return 0 <= value <= LARGEST
-    return math.isfinite(value) if type(value) is float else True
+def _wanted(hint: Any, many: bool = False) -> str:
+    """The annotation in words: a whole number, words, pairs of a word and a part."""
+    options = typing.get_args(hint)
+    if typing.get_origin(hint) is tuple:
+        if options[-1] is Ellipsis:
+            return _wanted(options[0], many=True)
+        return ("pairs of " if many else "a pair of ") + " and ".join(_wanted(option) for option in options)
+    if options:
+        return " or ".join(sorted("nothing" if option is type(None) else _wanted(option) for option in options))
+    one = _WORDS.get(hint) or ("a part" if hint is Any else f"a {hint.__name__} part")
+    return re.sub("^a (.*?)(?= from |$)", r"\1s", one) if many else one
+
+
+def _short(value: Any) -> Any:
+    """Numbers, words and None as they are; of anything longer its kind is enough for one line."""
+    if type(value) is tuple:
+        return tuple(_short(v) for v in value[:4])
+    return value if value is None or isinstance(value, int | float | str) else type(value).__name__

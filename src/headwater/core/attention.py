@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from headwater.core.cache import NoCache, Slot
 from headwater.core.kernels import Fused
-from headwater.core.masks import Everyone, Sight
+from headwater.core.masks import Everyone, Rule, Sight
 from headwater.core.norms import NoNorm
 from headwater.core.positions import NoPosition
 from headwater.errors import BadInput
@@ -56,7 +56,7 @@ class Attention:
     head_dim: int | None = None
     v_head_dim: int | None = None
     bias: str = ""
-    sees: Any = Everyone()
+    sees: Rule = Everyone()
     position: Any = NoPosition()
     qk_norm: Any = NoNorm()
     scale: float | None = None
@@ -80,7 +80,12 @@ class Attention:
 
 @part
 class CrossAttention(Attention):
-    """Queries from here, keys and values from the memory the encoder wrote."""
+    """Queries from here, keys and values from the memory the encoder wrote. It has no rule and no position."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        free = self.sees == Everyone() and self.position == NoPosition()
+        must(free, self, "sees and position must be left out", (self.sees, self.position), "they do nothing here")
 
     def build(self, d_model: int) -> AttentionLayer:
         return CrossAttentionLayer(self, d_model)

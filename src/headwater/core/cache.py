@@ -237,5 +237,5 @@ def _join(old: Tensor, new: Tensor, dim: int) -> Tensor:
     return torch.cat((old.expand(rows, -1), new.expand(rows, -1)), dim)
 
 
-def _rows(t: Tensor | None, rows: Tensor) -> Tensor | None:
+def _rows(t: Any, rows: Tensor) -> Any:
     return t if t is None or t.shape[0] == 1 else t[rows]

@@ -93,6 +93,8 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, rows: Rows, places: Tensor) -> Tensor:
         x = look_up(self.tokens, rows.ids, "ids") * self.scale
+        if self.kinds is None and rows.kinds is not None:
+            raise BadInput("embed: this model has no token kinds, got some; leave kinds out")
         if self.kinds is not None:
             kinds = torch.zeros_like(rows.ids) if rows.kinds is None else rows.kinds
             x = x + look_up(self.kinds, kinds, "kinds")

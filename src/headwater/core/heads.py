@@ -31,6 +31,7 @@ class States(nn.Module):
 @part
 class NoTransform:
     def build(self, d_model: int, width: int) -> nn.Module:
+        must(width == d_model, "LanguageHead", f"width must be d_model ({d_model})", width, "or give a transform to it")
         return nn.Identity()
 
 
@@ -57,6 +58,7 @@ class LanguageHead:
 
     def __post_init__(self) -> None:
         must(self.vocab >= 1, self, "vocab must be at least 1", self.vocab, "give the number of tokens")
+        must(self.width != 0, self, "width must be at least 1", 0, "leave it out for d_model")
 
     def build(self, d_model: int) -> nn.Module:
         return LanguageScores(self, d_model)
@@ -71,6 +73,7 @@ class TokenHead:
 
     def __post_init__(self) -> None:
         must(self.outputs >= 1, self, "outputs must be at least 1", self.outputs, "give the number of labels")
+        must(0 <= self.dropout < 1, self, "dropout must be from 0 up to 1", self.dropout, "0.1 is usual")
 
     def build(self, d_model: int) -> nn.Module:
         return TokenScores(self, d_model)
@@ -160,6 +163,7 @@ class ClassHead:
 
     def __post_init__(self) -> None:
         must(self.classes >= 1, self, "classes must be at least 1", self.classes, "give the number of labels")
+        must(0 <= self.dropout < 1, self, "dropout must be from 0 up to 1", self.dropout, "0.1 is usual")
 
     def build(self, d_model: int) -> nn.Module:
         return ClassScores(self, d_model)

@@ -8,7 +8,7 @@ B batch, Q queries, S keys; places are whole numbers, [1, Q] where every row has
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Reach = tuple[int | None, int | None]
 
 
+@runtime_checkable
 class Rule(Protocol):
     """How far back and ahead a place sees (None = without end), and the same as a test on two places."""
 

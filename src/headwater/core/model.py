@@ -17,7 +17,7 @@ from headwater.core.cache import NoCache
 from headwater.core.embed import Rows
 from headwater.core.heads import NoHead
 from headwater.core.init import PAPER, materialise
-from headwater.errors import BadInput
+from headwater.errors import BadInput, BadSetting, Unavailable
 from headwater.parts import must, part
 
 
@@ -90,13 +90,22 @@ class Model:
         """The model with its first weights. Everything is checked, and counted, before any memory is asked for."""
         model = self.skeleton()
         if str(device) != "meta":
-            materialise(model, self.init, seed, device)
+            try:
+                materialise(model, self.init, seed, device)
+            except RuntimeError as error:
+                if "allocate" not in str(error):
+                    raise
+                size = sum(p.numel() * p.element_size() for p in self.skeleton().parameters()) / 1e9
+                raise Unavailable(f"model: {device} lacks {size:,.1f} GB for weights; choose smaller sizes") from None
         return model
 
     def skeleton(self) -> Transformer:
         """The model without memory (meta device): shapes and counts only."""
-        with torch.device("meta"):
-            return Transformer(self)
+        try:
+            with torch.device("meta"):
+                return Transformer(self)
+        except RuntimeError as error:  # only a size beyond 2**63 bytes fails without memory
+            raise BadSetting(f"Model: every tensor must have a size a machine can name, {error}; correct it") from None
 
 
 class Transformer(nn.Module):
@@ -106,6 +115,9 @@ class Transformer(nn.Module):
         self.encoder = spec.encoder.build() if spec.encoder is not None else None
         self.bridge = spec.bridge.build()
         self.decoder = spec.decoder.build() if spec.decoder is not None else None
+        if self.encoder is not None and self.decoder is not None:
+            widths = self.encoder.spec.d_model, self.decoder.spec.d_model
+            must(widths[0] == widths[1], spec, "encoder and decoder must have one d_model", widths, "make them equal")
         self.head = spec.head.build(self.writer.spec.d_model)
         self.tie()
 
@@ -118,6 +130,8 @@ class Transformer(nn.Module):
         """Make each tied pair one tensor."""
         for path, home in self.spec.tied:
             target, source = (_module(self, name) for name in (path, home))
+            weights = [getattr(module, "weight", None) for module in (target, source)]
+            must(None not in weights, "tied", "both paths must have a weight", (path, home), "name layers or tables")
             shapes = tuple(target.weight.shape), tuple(source.weight.shape)
             must(shapes[0] == shapes[1], "tied", f"{path} and {home} must have one shape", shapes, "untie them")
             target.weight = source.weight
@@ -153,8 +167,10 @@ class Transformer(nn.Module):
 
     def encode(self, source: Tensor, *, keep: Tensor | None = None, documents: Tensor | None = None) -> Rows:
         """The memory that decode() reads: the encoder's states, with what is known of the source."""
+        if self.encoder is None:
+            raise BadInput("model: only an encoder can read a source, there is none; call model(ids)")
         rows = self.rows(source, keep, documents, None, None, "source")
-        states = self.encoder(rows, NoCache())  # type: ignore[misc]
+        states = self.encoder(rows, NoCache())
         return self.bridge(Rows(rows.ids, rows.keep, rows.documents, states=states))
 
     def decode(
@@ -172,6 +188,8 @@ class Transformer(nn.Module):
 
     def states(self, rows: Rows, *, memory: Rows | None = None, cache: Any = None) -> Tensor:
         """The last hidden states [B, Q, D], before the head."""
+        if memory is not None:
+            _check_memory(memory, rows)
         if cache is None:
             return self.writer(rows, NoCache(), memory)
         if not torch.compiler.is_compiling():
@@ -190,10 +208,10 @@ class Transformer(nn.Module):
         name: str = "ids",
     ) -> Rows:
         """The arguments of a call, each checked for kind and shape."""
-        whole = isinstance(ids, Tensor) and not ids.is_floating_point() and ids.dtype != torch.bool and ids.dim() == 2
+        whole = isinstance(ids, Tensor) and ids.dtype in (torch.int64, torch.int32) and ids.dim() == 2
         if not whole or not ids.shape[1]:
             came = _told(ids)
-            raise BadInput(f"model: {name} must be whole numbers [batch, length], got {came}; add a batch dimension")
+            raise BadInput(f"model: {name} must be int64 or int32 [batch, length], got {came}; mend its type or shape")
         for what, given, kind in (
             ("keep", keep, "bool"),
             ("documents", documents, "int"),
@@ -213,15 +231,25 @@ class Transformer(nn.Module):
 
 
 def _check(what: str, given: Tensor, kind: str, ids: Tensor, name: str) -> None:
-    is_bool = given.dtype == torch.bool
-    right = is_bool if kind == "bool" else not (is_bool or given.is_floating_point())
-    if not right:
+    kinds = (torch.bool,) if kind == "bool" else (torch.int64, torch.int32)
+    if not isinstance(given, Tensor) or given.dtype not in kinds:
         hint = "True = real token; use mask.bool()" if kind == "bool" else "use .long()"
         raise BadInput(f"model: {what} must be {kind}, got {_told(given)}; {hint}")
     rows = (1, ids.shape[0]) if what == "places" else (ids.shape[0],)
     if given.dim() != 2 or given.shape[1] != ids.shape[1] or given.shape[0] not in rows:
         came = _told(given)
         raise BadInput(f"model: {what} must have the shape of {name} {tuple(ids.shape)}, got {came}; mend its shape")
+
+
+def _check_memory(memory: Rows, rows: Rows) -> None:
+    states = getattr(memory, "states", None)
+    if states is None:
+        raise BadInput(f"model: memory must come from encode(), got {_told(memory)}; memory = model.encode(source)")
+    if states.shape[0] not in (1, rows.ids.shape[0]):
+        came = f"{states.shape[0]} and {rows.ids.shape[0]}"
+        raise BadInput(f"model: source and ids must have as many rows, got {came}; give each row its source")
+    if (memory.documents is None) != (rows.documents is None):
+        raise BadInput("model: documents and source_documents belong together, got one of them; give both or neither")
 
 
 def _told(t: Any) -> str:

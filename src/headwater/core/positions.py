@@ -73,6 +73,9 @@ class Sinusoidal:
     base: float = 10000.0
     acts: ClassVar[str] = "embedding"
 
+    def __post_init__(self) -> None:
+        must(self.base > 1, self, "base must be above 1", self.base, "10000 is usual")
+
     def build(self, width: int, heads: int = 1) -> Position:
         must(width % 2 == 0, self, "the width must be even", width, "choose an even d_model")
         return Sines(width, self.base, halves=False)
@@ -84,6 +87,9 @@ class SinusoidalHalves:
 
     base: float = 10000.0
     acts: ClassVar[str] = "embedding"
+
+    def __post_init__(self) -> None:
+        must(self.base > 1, self, "base must be above 1", self.base, "10000 is usual")
 
     def build(self, width: int, heads: int = 1) -> Position:
         must(width % 2 == 0, self, "the width must be even", width, "choose an even d_model")
@@ -160,7 +166,7 @@ class Rotary:
     shared: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        must(self.theta > 0, self, "theta must be above 0", self.theta, "10000 is usual")
+        must(self.theta > 1, self, "theta must be above 1", self.theta, "10000 is usual")
         must(0 < self.share <= 1, self, "share must be above 0 and at most 1", self.share, "1.0 turns the whole head")
 
     def build(self, width: int, heads: int = 1) -> Position:
