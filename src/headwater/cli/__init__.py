@@ -35,6 +35,7 @@ VERBS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "generate": ("go on where a prompt ends, or answer to a source", "接着开头往下写,或根据原文作答"),
         "chat": ("talk with a model in the terminal", "在终端里与模型对话"),
         "embed": ("texts as vectors, and how near they are to one another", "把文本变成向量,并比较它们有多接近"),
+        "convert": ("an old checkpoint (a pickle) as a folder that loads", "把旧检查点(pickle)转成可载入的目录"),
         "models": ("what can be had on this machine without a hub", "不连外网,这台机器上能得到哪些模型"),
     },
     ("Your machine", "本机"): {

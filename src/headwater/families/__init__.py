@@ -4,6 +4,20 @@ from __future__ import annotations
 
 from headwater.families.family import FAMILIES, Family, family, find, head_kind
 
-from headwater.families import albert, bart, bert, gpt2, llama, neox, t5  # isort: skip  # each registers its relations
+from headwater.families import albert, bart, bert, fairseq, gpt2, llama, neox, t5  # isort: skip  # each registers its relations
 
-__all__ = ["FAMILIES", "Family", "albert", "bart", "bert", "family", "find", "gpt2", "head_kind", "llama", "neox", "t5"]
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "albert",
+    "bart",
+    "bert",
+    "fairseq",
+    "family",
+    "find",
+    "gpt2",
+    "head_kind",
+    "llama",
+    "neox",
+    "t5",
+]

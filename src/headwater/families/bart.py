@@ -42,7 +42,7 @@ def _attention(side: str, theirs: str, ours: str, place: str) -> str:
 """
 
 
-def _names(place: str, more: str) -> Names:
+def pair_names(place: str, more: str) -> Names:
     """place: where the norms stand, norm (pre) or post_norm."""
     text = "[model.]shared  encoder.embed.tokens\n"
     for side in ("encoder", "decoder"):
@@ -120,18 +120,18 @@ def places(c: Settings) -> Learned:
     return Learned(c.size("max_position_embeddings") + 2, first=2)
 
 
-@family("bart", names=_names("post_norm", TABLE + EMBED_NORM), heads=HEADS, optional=("head.out.bias",))
+@family("bart", names=pair_names("post_norm", TABLE + EMBED_NORM), heads=HEADS, optional=("head.out.bias",))
 def bart(c: Settings, kind: str) -> Model:
     return pair(c, kind, post, NoNorm(), places(c), LayerNorm())
 
 
-@family("mbart", names=_names("norm", TABLE + EMBED_NORM + FINAL_NORM), heads=HEADS, optional=("head.out.bias",))
+@family("mbart", names=pair_names("norm", TABLE + EMBED_NORM + FINAL_NORM), heads=HEADS, optional=("head.out.bias",))
 def mbart(c: Settings, kind: str) -> Model:
     c.read_by_now("normalize_before", "add_final_layer_norm")
     return pair(c, kind, pre, LayerNorm(), places(c), LayerNorm())
 
 
-@family("marian", names=_names("post_norm", NO_TABLE), heads=HEADS, optional=("head.out.bias",))
+@family("marian", names=pair_names("post_norm", NO_TABLE), heads=HEADS, optional=("head.out.bias",))
 def marian(c: Settings, kind: str) -> Model:
     c.size("max_position_embeddings", default=512)  # sines have no end
     return pair(c, kind, post, NoNorm(), SinusoidalHalves(), NoNorm())

@@ -1,6 +1,6 @@
 """The tokenizer of a public model folder, whichever files it came in.
 
-tokenizer.json                          read as it is
+tokenizer.json                          read as it is; with tokenizer_target.json beside it, what a translator writes
 vocab.txt                               WordPiece
 vocab.json + merges.txt                 byte-level BPE
 source.spm (target.spm) + vocab.json    Marian
@@ -17,6 +17,7 @@ from headwater.text import from_marian, sentencepiece
 from headwater.text.components import added
 from headwater.text.from_sentencepiece import STYLES, plain
 from headwater.text.from_vocab import BERT_TOKENS, BYTE_STYLES, merge_rules, wordpiece
+from headwater.text.pair import TARGET, PairTokenizer
 from headwater.text.tokenizer import ROLES, Tokenizer
 from headwater.weights.files import read_bounded, shown
 from headwater.weights.strict_json import parse_object
@@ -27,11 +28,15 @@ MODELS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "spm.mod
 
 def load(folder: str | Path) -> Tokenizer:
     """The tokenizer of a folder; for a translator, the one that reads the source."""
-    return _load(Path(folder), "source.spm")
+    source = _load(Path(folder), "source.spm")
+    return PairTokenizer(source, load_target(folder)) if (Path(folder) / TARGET).exists() else source
 
 
 def load_target(folder: str | Path) -> Tokenizer:
     """A translator's tokenizer for what it writes; the same as `load` for everyone else."""
+    if (Path(folder) / TARGET).exists():
+        spec = parse_object(read_bounded(Path(folder) / TARGET, MOST_BYTES), Path(folder) / TARGET)
+        return Tokenizer(spec, _specials(_config(Path(folder))), where=Path(folder) / TARGET)
     return _load(Path(folder), "target.spm")
 
 

@@ -1,7 +1,8 @@
 """What one token stands for, as bytes and as text one can read.
 
-Three spellings are in use: byte-level BPE writes every byte as a printable character (a space is Ġ), sentencepiece
-writes a space as ▁ and a lone byte as <0xE4>, WordPiece marks a piece that continues a word with ##.
+Four spellings are in use: byte-level BPE writes every byte as a printable character (a space is Ġ), sentencepiece
+writes a space as ▁ and a lone byte as <0xE4>, WordPiece marks a piece that continues a word with ##,
+subword-nmt one that ends a word with </w>.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ def spelling(spec: dict[str, Any]) -> ToBytes:
         return _from_byte_level
     if "WordPiece" in kinds:
         return _from_wordpiece
+    if "BPEDecoder" in kinds:
+        return _from_end_of_word
     if "Metaspace" in kinds or "ByteFallback" in kinds or "Replace" in kinds:
         return _from_sentencepiece
     return str.encode
@@ -50,6 +53,10 @@ def _from_sentencepiece(piece: str) -> bytes:
     if byte := _BYTE.fullmatch(piece):
         return bytes([int(byte[1], 16)])
     return piece.replace("▁", " ").encode()
+
+
+def _from_end_of_word(piece: str) -> bytes:
+    return (piece.removesuffix("</w>") + " " * piece.endswith("</w>")).encode()
 
 
 def _from_wordpiece(piece: str) -> bytes:

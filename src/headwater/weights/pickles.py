@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import json
 import math
 import os
 import subprocess
@@ -16,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from headwater.errors import BadFile, NotFound
 from headwater.weights.files import open_plain, read_bounded, shown
@@ -24,26 +25,48 @@ from headwater.weights.files import open_plain, read_bounded, shown
 MOST_SECONDS, MOST_FILES, ROOM = 900, 64, 12 << 30  # torch alone maps several gigabytes of addresses
 HOLDERS = ("state_dict", "model_state_dict", "model", "module")  # where training programs put the weights
 INDEX = "pytorch_model.bin.index.json"
+# What programs keep beside their weights and we have no use for: each becomes an Unread, and nothing of it is run.
+UNREAD = (
+    "numpy.ndarray",
+    "numpy.dtype",
+    "numpy.core.multiarray._reconstruct",
+    "numpy.core.multiarray.scalar",
+    "numpy._core.multiarray._reconstruct",
+    "numpy._core.multiarray.scalar",
+)
 START = "import sys; sys.path.insert(0, sys.argv[1]); from headwater.weights.pickles import child; child(*sys.argv[2:])"
 
 
 def convert(source: str | Path, folder: str | Path) -> list[Path]:
     """Turn a pickle, or the pickles of a folder, into model.safetensors (or shards and an index) in `folder`."""
     from headwater.weights.shards import write_folder
-    from headwater.weights.tensors import TensorFile
 
-    paths = _pickles(Path(source))
     Path(folder).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".convert-") as place:
-        tensors: dict[str, Any] = {}
-        for n, path in enumerate(paths):
-            part = Path(place) / f"{n}.safetensors"
-            _run_child(path, part)
-            found = TensorFile(part)
-            if twice := sorted(set(found) & set(tensors)):
-                raise BadFile(f"{path}: holds {shown(twice[0])}, which another shard holds too")
-            tensors |= {name: found[name] for name in found}
-        return write_folder(folder, tensors)
+        return write_folder(folder, read(source, place).tensors)
+
+
+class Read(NamedTuple):
+    tensors: dict[str, Any]  # mapped from safetensors files in the place that was given
+    settings: dict[str, Any]  # what a training program kept beside them, where it is plain: sizes, flags, names
+
+
+def read(source: str | Path, place: str | Path) -> Read:
+    """What a pickle, or the pickles of a folder, hold: checked tensors, mapped from files written into `place`."""
+    from headwater.weights.strict_json import parse_object
+    from headwater.weights.tensors import TensorFile
+
+    tensors: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    for n, path in enumerate(_pickles(Path(source))):
+        part = Path(place) / f"{n}.safetensors"
+        _run_child(path, part)
+        found = TensorFile(part)
+        if twice := sorted(set(found) & set(tensors)):
+            raise BadFile(f"{path}: holds {shown(twice[0])}, which another shard holds too")
+        tensors |= {name: found[name] for name in found}
+        settings |= parse_object(found.metadata.get("settings", "{}").encode(), path)
+    return Read(tensors, settings)
 
 
 def _pickles(source: Path) -> list[Path]:
@@ -107,6 +130,34 @@ def _limit(size: int) -> None:
         libc.unshare(new_user | new_network)  # without rights: in a user namespace of its own, or not at all
 
 
+class Unread:
+    """Stands for a value that is passed over: it takes any arguments and any state, and keeps none."""
+
+    def __new__(cls, *given: Any) -> Unread:
+        return object.__new__(cls)
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+def _settings(value: Any) -> dict[str, Any]:
+    """The plain ones among a training program's settings of its model: fairseq keeps them in args or cfg.model."""
+    if not isinstance(value, Mapping):
+        return {}
+    inner = value.get("cfg")
+    for held in (value.get("args"), inner.get("model") if isinstance(inner, Mapping) else None):
+        kept = vars(held) if isinstance(held, argparse.Namespace) else held
+        if isinstance(kept, Mapping):
+            return {name: v for name, v in kept.items() if isinstance(name, str) and _is_plain(v)}
+    return {}
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is float:
+        return math.isfinite(value)
+    return value is None or type(value) in (bool, int) or (type(value) is str and len(value) <= 1000)
+
+
 def _tensors(value: Any, size: int) -> dict[str, Any]:
     """The named dense tensors of what was read; training states are looked into one level deep."""
     import torch
@@ -145,10 +196,12 @@ def _convert(source: str, target: str) -> str:
     if os.name == "posix":
         _limit(size)
     torch.serialization.add_safe_globals([argparse.Namespace])  # plain data that programs keep beside the weights
+    torch.serialization.add_safe_globals([(Unread, name) for name in UNREAD])
     with open(source, "rb") as file:
         zipped = file.read(4) == b"PK\x03\x04"
     value = torch.load(source, map_location="cpu", weights_only=True, mmap=zipped)
-    write(target, _tensors(value, size))
+    settings = json.dumps(_settings(value))
+    write(target, _tensors(value, size), {"settings": settings} if len(settings) < 1 << 20 else {})
     return "converted"
 
 
