@@ -15,13 +15,14 @@ from torch import nn
 
 from headwater.core import Model, PerFrequency, Rotary, Transformer
 from headwater.core.init import constants
-from headwater.errors import BadFile, nearest
+from headwater.errors import BadFile, BadSetting, nearest
 from headwater.families.family import FAMILIES
 from headwater.families.folder import Loaded, sizes, ties, value_of
 from headwater.fast.packed import PACKED, PackedLinear, PackedTable
 from headwater.parts import swap
-from headwater.text.gguf_text import from_gguf
+from headwater.text.gguf_text import from_gguf, to_gguf
 from headwater.weights.gguf import GgufFile
+from headwater.weights.gguf_write import write_gguf
 from headwater.weights.names import Names, table
 from headwater.weights.settings import Settings
 
@@ -160,13 +161,43 @@ def _packed(module: Any, name: str, names: Names, file: GgufFile, by: Mapping[st
     if kind.name not in PACKED or not isinstance(module, nn.Linear | nn.Embedding):
         return None
     rows = found.row.steps.read(file.blocks(found.theirs()), 1, by) or []
-    if isinstance(module, nn.Embedding):
-        return PackedTable(rows[0], kind)
-    bias = found.theirs().removesuffix("weight") + "bias"
-    if module.bias is None:
-        return PackedLinear(rows[0], kind)
-    biases = found.row.steps.read(file[bias], 1, by) or []
-    return PackedLinear(rows[0], kind, biases[0].float())
+    return PackedTable(rows[0], kind) if isinstance(module, nn.Embedding) else PackedLinear(rows[0], kind)
+
+
+def save_gguf(loaded: Loaded, path: str | Path, kind: str = "F16") -> Path:
+    """Write a model of LLaMA's kin as one GGUF file: F32, F16 or Q8_0, with its tokenizer and chat template inside."""
+    model_type, path = str(loaded.config.get("model_type")), Path(path)
+    if model_type not in LAYOUTS or loaded.head != "language":
+        raise BadSetting(
+            f"a GGUF file is written of {', '.join(LAYOUTS)} language models, got {model_type!r}; use a folder"
+        )
+    if path.exists():
+        raise BadFile(f"{path}: it must be a new file, there is one already; choose another name")
+    scaled = loaded.config.get("rope_scaling") or loaded.config.get("rope_parameters", {}).get("rope_type", "default")
+    if scaled not in (None, "default", {}):
+        raise BadSetting("a GGUF file is written without rope scaling, this model has some; save it as a folder")
+    names, by = LAYOUTS[model_type].names, sizes(loaded.spec)
+    ours = {name: value.detach() for name, value in loaded.model.named_parameters()}
+    write_gguf(path, {**_metadata(loaded, model_type), **to_gguf(loaded.tokenizer)}, names.write(ours, **by), kind)
+    return path
+
+
+def _metadata(loaded: Loaded, model_type: str) -> dict[str, Any]:
+    """config.json as GGUF's settings."""
+    stack, config = loaded.spec.decoder, loaded.config
+    attn, rotary = stack.layers[0].branches[0].layer, stack.layers[0].branches[0].layer.position
+    told = {
+        "rope_theta": rotary.theta,
+        "head_dim": attn.head_dim or stack.d_model // attn.heads,
+        "sliding_window": None,
+    }
+    found = {theirs: config.get(ours, told.get(ours)) for theirs, ours in SETTINGS.items()}
+    found["attention.head_count_kv"] = attn.kv_heads or attn.heads
+    found["rope.freq_base"], found["attention.key_length"] = rotary.theta, told["head_dim"]
+    found["rope.dimension_count"], found["vocab_size"] = told["head_dim"], config["vocab_size"]
+    name = str(config.get("_name_or_path") or loaded.where.name)
+    general = {"general.architecture": model_type, "general.name": name, "general.file_type": 1}
+    return {**general, **{f"{model_type}.{key}": value for key, value in found.items() if value is not None}}
 
 
 def _put(model: nn.Module, path: str, module: nn.Module) -> None:

@@ -35,5 +35,12 @@ def load(name: str | Path, *, head: str | None = None, new_head: Any = None) -> 
 
 
 def save(loaded: Loaded, folder: str | Path) -> Path:
-    """Write the public layout (config.json, model.safetensors, tokenizer.json), then read it back and compare."""
+    """Write the public layout (config.json, model.safetensors, tokenizer.json), then read it back and compare.
+
+    A name that ends in .gguf becomes one GGUF file instead.
+    """
+    if Path(folder).suffix == ".gguf":
+        from headwater.families.gguf import save_gguf
+
+        return save_gguf(loaded, folder)
     return save_folder(loaded, folder)

@@ -1,0 +1,112 @@
+"""GGUF in and out: what is written reads back as the same model, with its tokenizer; the rotary order is right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+
+import headwater
+from headwater.data.learn import learn
+from headwater.errors import BadFile, BadSetting
+from headwater.families.family import FAMILIES
+from headwater.families.folder import Loaded
+from headwater.families.gguf import load_gguf, save_gguf
+from headwater.families.loading import load, save
+from headwater.fast.packed import PackedLinear
+from headwater.weights.settings import Settings
+
+CONFIG = {
+    "model_type": "llama", "vocab_size": 0, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return learn(["the cat sat on the mat", "天地玄黄 宇宙洪荒"] * 20, "bpe", vocab=320)
+
+
+def made(tokenizer, **changes) -> Loaded:
+    config = {**CONFIG, "vocab_size": len(tokenizer), **changes}
+    spec = FAMILIES[config["model_type"]].read(Settings(dict(config)), "language")
+    model = spec.build(seed=0).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)) * 0.1)
+    return Loaded(model, tokenizer, config, Path("made"), "language")
+
+
+KIN = [
+    {},
+    {"tie_word_embeddings": False, "head_dim": 32},
+    {"model_type": "qwen2"},
+    {"model_type": "qwen3", "head_dim": 16},
+]
+
+
+@pytest.mark.parametrize("changes", KIN, ids=json.dumps)
+@pytest.mark.parametrize(("kind", "limit"), [("F32", 1e-6), ("F16", 5e-2), ("Q8_0", 0.3)])
+def test_written_and_read_is_the_same_model(tokenizer, tmp_path, changes, kind, limit):
+    loaded = made(tokenizer, **changes)
+    save_gguf(loaded, tmp_path / "m.gguf", kind)
+    again = load_gguf(tmp_path / "m.gguf")
+    ids = torch.randint(0, len(tokenizer), (2, 9))
+    with torch.no_grad():
+        one, two = loaded.model(ids), again.model(ids)
+    assert (one - two).abs().max() < limit
+    assert again.tokenizer.encode("the cat 玄") == tokenizer.encode("the cat 玄")
+    assert (kind == "Q8_0") == isinstance(again.model.decoder.layers[0].self_attn.q, PackedLinear)
+
+
+def test_the_public_reader_finds_what_we_wrote(tokenizer, tmp_path):
+    loaded = made(tokenizer)
+    assert save(loaded, tmp_path / "m.gguf") == tmp_path / "m.gguf"
+    reader = gguf.GGUFReader(tmp_path / "m.gguf")
+    assert reader.fields["general.architecture"].contents() == "llama"
+    assert {"token_embd.weight", "blk.1.ffn_down.weight", "output_norm.weight"} <= {t.name for t in reader.tensors}
+
+
+def test_the_order_of_rotary_rows_matters_and_is_right(tokenizer, tmp_path):
+    """A file whose q and k rows are in our order instead of GGUF's reads as another model: the law would see it."""
+    from headwater.families import gguf as family_gguf
+
+    loaded = made(tokenizer)
+    names = family_gguf.LAYOUTS["llama"]
+    wrong = {**family_gguf.LAYOUTS, "llama": family_gguf.Layout("llama", family_gguf.HALVED)}
+    try:
+        family_gguf.LAYOUTS.update(wrong)
+        save_gguf(loaded, tmp_path / "wrong.gguf", "F32")
+    finally:
+        family_gguf.LAYOUTS["llama"] = names
+    ids = torch.randint(0, len(tokenizer), (2, 9))
+    with torch.no_grad():
+        assert (load_gguf(tmp_path / "wrong.gguf").model(ids) - loaded.model(ids)).abs().max() > 0.05
+
+
+def test_generation_uses_the_blocks_as_they_are(tokenizer, tmp_path):
+    loaded = made(tokenizer)
+    save_gguf(loaded, tmp_path / "m.gguf", "Q8_0")
+    answer = headwater.generate(load(tmp_path / "m.gguf"), "the cat", max_tokens=5)
+    assert len(answer.ids) <= 5
+
+
+def test_faults(tokenizer, tmp_path):
+    save_gguf(made(tokenizer), tmp_path / "m.gguf")
+    with pytest.raises(BadFile, match="it must be a new file"):
+        save_gguf(made(tokenizer), tmp_path / "m.gguf")
+    with pytest.raises(BadSetting, match="a GGUF file is written of llama, qwen2, qwen3 language models, got 'bert'"):
+        save_gguf(
+            Loaded(made(tokenizer).model, tokenizer, {"model_type": "bert"}, tmp_path, "language"), tmp_path / "b.gguf"
+        )
+    raw = (tmp_path / "m.gguf").read_bytes()
+    (tmp_path / "odd.gguf").write_bytes(raw.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0lluma", 1))
+    with pytest.raises(BadFile, match="architecture 'lluma' is not read from GGUF here; did you mean 'llama'"):
+        load_gguf(tmp_path / "odd.gguf")
+    (tmp_path / "short.gguf").write_bytes(raw[:-4000])
+    with pytest.raises(BadFile, match="cut short"):
+        load_gguf(tmp_path / "short.gguf")

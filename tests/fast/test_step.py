@@ -1,0 +1,167 @@
+"""The step in C is the modules' own arithmetic: law over the parts it knows, and it steps aside for the others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headwater.core import (
+    Attention,
+    Block,
+    FeedForward,
+    GatedFeedForward,
+    LanguageHead,
+    LayerNorm,
+    Learned,
+    Model,
+    OffsetRMSNorm,
+    ParallelBlock,
+    Past,
+    RelativeBias,
+    RMSNorm,
+    Rotary,
+    Stack,
+    Tokens,
+    Window,
+    YarnScaling,
+    post,
+    pre,
+)
+from headwater.fast import compiled
+from headwater.fast.packed import PackedLinear, pack
+from headwater.generation.reading import read, read_all
+from headwater.generation.slots import Slots
+from headwater.generation.stepping import Stepper
+
+needs_a_compiler = pytest.mark.skipif(compiled.library() is None, reason=f"no compiled step here: {compiled.missing()}")
+
+
+PLAIN_TOKENS = Tokens(50)
+
+
+def decoder(attn, ffn, norm, embed=PLAIN_TOKENS, place=pre, kind=Block, scale=1.0):
+    block = kind((place(norm, self_attn=attn), place(norm, ffn=ffn)))
+    stack = Stack(64, embed, (block,) * 3, norm)
+    tied = (("head.out", "decoder.embed.tokens"),)
+    return Model(decoder=stack, head=LanguageHead(50, scale=scale), tied=tied)
+
+
+GATED, ROPE = GatedFeedForward(96), {"position": Rotary(), "sees": Past()}
+KNOWN = {
+    "llama": decoder(Attention(4, kv_heads=2, **ROPE), GATED, RMSNorm()),
+    "gpt2": decoder(
+        Attention(4, bias="qkvo", sees=Past()), FeedForward(96, "gelu_tanh"), LayerNorm(), Tokens(50, Learned(64))
+    ),
+    "qwen2": decoder(Attention(4, kv_heads=1, bias="qkv", **ROPE), GATED, RMSNorm()),
+    "qwen3": decoder(Attention(4, head_dim=32, qk_norm=RMSNorm(), **ROPE), GATED, RMSNorm()),
+    "gemma": decoder(Attention(4, **ROPE), GatedFeedForward(96, "gelu_tanh"), OffsetRMSNorm(), Tokens(50, scale=8.0)),
+    "window": decoder(Attention(4, position=Rotary(), sees=Window(5)), GATED, RMSNorm()),
+    "partial": decoder(Attention(4, position=Rotary(share=0.5), sees=Past()), FeedForward(96, "gelu"), LayerNorm()),
+    "yarn": decoder(Attention(4, position=Rotary(scaling=YarnScaling(4.0, 8)), sees=Past()), GATED, RMSNorm()),
+    "no places": decoder(Attention(4, sees=Past()), FeedForward(96, "relu", bias=False), RMSNorm()),
+    "quick": decoder(Attention(4, scale=0.3, **ROPE), FeedForward(96, "quick_gelu"), LayerNorm(), scale=0.5),
+}
+UNKNOWN = {
+    "post-norm": decoder(Attention(4, **ROPE), GATED, RMSNorm(), place=post),
+    "side by side": decoder(Attention(4, **ROPE), GATED, RMSNorm(), kind=ParallelBlock),
+    "buckets": decoder(Attention(4, position=RelativeBias(two_way=False), sees=Past()), GATED, RMSNorm()),
+    "odd width": decoder(Attention(4, **ROPE), GatedFeedForward(90), RMSNorm()),
+    "wide values": decoder(Attention(4, v_head_dim=32, **ROPE), GATED, RMSNorm()),
+}
+
+
+def built(spec: Model, seed: int = 0):
+    model = spec.build(seed=seed).eval()
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=draw) * 0.1)
+    return model
+
+
+def said(model, fast: bool, change=lambda stepper: None, first: int = 9) -> torch.Tensor:
+    """Scores of a prompt read whole, tokens one by one, two rows of different length, and several tokens at once."""
+    ids = torch.randint(0, 50, (24,), generator=torch.Generator().manual_seed(1)).tolist()
+    slots = Slots(model, ["a"])
+    slots.stepper = (model, Stepper.of(model) if fast else None)
+    if fast:
+        change(slots.stepper[1])
+    scores = [read(model, slots, [ids[:first]])]
+    scores += [read(model, slots, [[token]]) for token in ids[first:14]]
+    scores.append(read_all(model, slots, ids[14:18], 4))
+    other = Slots(model, ["b"])
+    other.stepper = slots.stepper
+    read(model, other, [ids[2 : 2 + first]])
+    slots.join(other)
+    scores += [read(model, slots, [[token], [token + 1]]) for token in ids[18:22]]
+    return torch.cat(scores)
+
+
+def distance(model, change=lambda stepper: None) -> float:
+    assert Stepper.of(model) is not None
+    return (said(model, True, change) - said(model, False)).abs().max().item()
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("name", KNOWN)
+def test_step_equals_the_modules(name: str):
+    assert distance(built(KNOWN[name])) < 2e-5
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2"])
+def test_packed_weights_differ_only_by_rounded_activations(name: str, bits: str, monkeypatch):
+    """Against modules whose activations are rounded to 8 bits in blocks of 32 as well, next to nothing is left."""
+    model = built(KNOWN[name])
+    assert pack(model, bits)
+    fast, plain = said(model, True, first=6), said(model, False, first=6)  # few enough to be rounded, too
+
+    def rounded(self, x):
+        blocks = x.unflatten(-1, (-1, 32))
+        d = blocks.abs().amax(-1, keepdim=True) / 127
+        x = (torch.where(d == 0, 0, blocks / d).round() * d).flatten(-2)
+        return torch.nn.functional.linear(x, self.weight, self.bias)
+
+    monkeypatch.setattr(PackedLinear, "forward", rounded)
+    alike = said(model, False, first=6)
+    assert (fast - alike).abs().mean() < 0.3 * (fast - plain).abs().mean()
+    assert (fast - plain).abs().mean() < 0.1  # logits are about 4
+
+
+FAULTS = {
+    "another scale": lambda s: setattr(s.whole, "scale", 1.0),
+    "another eps": lambda s: setattr(s.whole.final, "eps", 1.0),
+    "another activation": lambda s: setattr(s.whole, "act", 3),
+    "half of the rotation": lambda s: setattr(s.whole, "turned", s.whole.turned // 2),
+    "a window": lambda s: [setattr(layer, "window", 3) for layer in s.layers],
+    "keys of the layer before": lambda s: setattr(s.layers[1], "k", s.layers[0].k),
+}
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_law_would_see(fault: str):
+    assert distance(built(KNOWN["llama"]), FAULTS[fault]) > 1e-3
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_it_steps_aside_for_parts_it_does_not_know(name: str):
+    model = built(UNKNOWN[name])
+    assert Stepper.of(model) is None
+    slots = Slots(model, ["a"])
+    assert read(model, slots, [[1, 2, 3]]).shape == (1, 50)
+
+
+def test_it_steps_aside_for_a_listener_and_a_changed_layer():
+    model = built(KNOWN["llama"])
+    handle = model.decoder.layers[0].self_attn.kernel.weights.register_forward_hook(lambda *_: None)
+    assert Stepper.of(model) is None
+    handle.remove()
+    model.decoder.layers[1].ffn.up = torch.nn.Sequential(model.decoder.layers[1].ffn.up)
+    assert Stepper.of(model) is None
+
+
+def test_without_a_compiler_the_modules_do_the_work(monkeypatch):
+    monkeypatch.setattr("headwater.generation.stepping.library", lambda: None)
+    assert Stepper.of(built(KNOWN["llama"])) is None
