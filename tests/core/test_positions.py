@@ -1,0 +1,196 @@
+"""Positions equal their published formulas: RoPE and its scalings, T5's buckets, ALiBi's slopes, both tables of sines."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+
+from headwater import core as hw
+from headwater.core.init import constants
+from headwater.core.positions import BucketTable, rotate
+from headwater.errors import TooLong
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+    from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+
+def built(part, width: int, heads: int = 1):
+    position = part.build(width, heads)
+    constants(position)
+    return position
+
+
+def public(kind: str, head_dim: int = 64, length: int | None = None, theta: float = 10000.0, **settings) -> tuple:
+    """Speeds and gain of the public implementation."""
+    rope = {"rope_type": kind, "rope_theta": theta, **settings}
+    config = LlamaConfig(
+        hidden_size=4 * head_dim,
+        num_attention_heads=4,
+        head_dim=head_dim,
+        max_position_embeddings=64,
+        rope_parameters=rope,
+    )
+    return ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length)
+
+
+def close(a, b, limit=1e-6):
+    assert ((a - b).abs() / b.abs().clamp(min=1e-12)).max() < limit
+
+
+@pytest.mark.parametrize("width", [16, 64, 128])
+@pytest.mark.parametrize("theta", [10000.0, 500000.0])
+def test_rope_scalings_equal_the_public_ones(width, theta):
+    old = {"original_max_position_embeddings": 64}
+    bands = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    beats = {"beta_fast": 16.0, "beta_slow": 2.0}
+    trials = {
+        "linear": (hw.LinearScaling(4), {"factor": 4.0}),
+        "llama3": (hw.Llama3Scaling(8, 1, 4, 64), {"factor": 8.0, **bands, **old}),
+        "yarn": (hw.YarnScaling(4, 64), {"factor": 4.0, **old}),
+        "yarn, other beats": (hw.YarnScaling(16, 64, fast=16, slow=2), {"factor": 16.0, **beats, **old}),
+        "yarn, untruncated": (hw.YarnScaling(4, 64, whole_steps=False), {"factor": 4.0, "truncate": False, **old}),
+        "yarn, given gain": (hw.YarnScaling(4, 64, attention=1.3), {"factor": 4.0, "attention_factor": 1.3, **old}),
+    }
+    for name, (scaling, settings) in trials.items():
+        speed, gain = public(name.split(",")[0], width, theta=theta, **settings)
+        ours = built(hw.Rotary(theta, scaling=scaling), width)
+        close(ours.speed, speed)
+        assert scaling.gain == pytest.approx(gain, abs=1e-6), name
+
+
+@pytest.mark.parametrize("length", [10, 64, 65, 300, 5000])
+def test_dynamic_scaling_equals_the_public_one_at_every_length(length):
+    speed, _ = public("dynamic", length=length, factor=2.0)
+    ours = built(hw.Rotary(scaling=hw.DynamicScaling(2, 64)), 64)
+    got = ours.scaling.at_length(ours.speed, ours.theta, torch.arange(length)[None])
+    close(got.flatten(), speed, limit=3e-6)
+
+
+def test_dynamic_scaling_looks_at_each_row_alone():
+    """Past the trained length, too: the longest row of a batch does not change the others."""
+    ours = built(hw.Rotary(scaling=hw.DynamicScaling(2, 4)), 8)
+    places = torch.stack((torch.arange(9), torch.arange(9).clamp(max=5)))
+    cos, sin = ours.angles(places, torch.float32)
+    for row in range(2):
+        alone = ours.angles(places[row : row + 1], torch.float32)
+        assert torch.equal(cos[row : row + 1], alone[0]) and torch.equal(sin[row : row + 1], alone[1])
+    assert not torch.allclose(cos[0, :, :5], cos[1, :, :5])
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_turning_equals_the_public_one(share):
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 4, 7, 16), torch.randn(2, 2, 7, 16)
+    turned = int(16 * share)
+    config = LlamaConfig(hidden_size=4 * turned, num_attention_heads=4, head_dim=turned)
+    places = torch.randint(0, 1000, (2, 7))
+    cos, sin = LlamaRotaryEmbedding(config)(q, places)
+    want = apply_rotary_pos_emb(q[..., :turned], k[..., :turned], cos, sin)
+    ours = built(hw.Rotary(share=share), 16)
+    got = ours.turn(q, k, ours.angles(places, torch.float32))
+    for ours_, theirs, plain in zip(got, want, (q, k), strict=True):
+        assert (ours_[..., :turned] - theirs).abs().max() < 1e-5
+        assert torch.equal(ours_[..., turned:], plain[..., turned:])
+
+
+def test_turned_scores_depend_on_distance_alone():
+    """And on nothing else; with the sign of the sine swapped in k they would not."""
+    torch.manual_seed(0)
+    q, k, ours = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8), built(hw.Rotary(100.0), 8)
+
+    def score(place_q, place_k, sign=1):
+        turned = [ours.angles(torch.tensor([[place]]), torch.float32) for place in (place_q, place_k)]
+        return (rotate(q, *turned[0]) * rotate(k, turned[1][0], sign * turned[1][1])).sum()
+
+    assert (score(7, 3) - score(104, 100)).abs() < 1e-4
+    assert (score(7, 3, -1) - score(104, 100, -1)).abs() > 1e-2
+    assert (score(7, 3) - score(3, 7)).abs() > 1e-2
+
+
+@pytest.mark.parametrize("two_way", [True, False])
+@pytest.mark.parametrize(("buckets", "reach"), [(32, 128), (8, 20), (16, 64)])
+def test_buckets_equal_t5(two_way, buckets, reach):
+    offsets = torch.arange(-400, 401)[None]
+    table = BucketTable(hw.RelativeBias(buckets, reach, two_way), 2)
+    want = T5Attention._relative_position_bucket(offsets, two_way, buckets, reach)
+    assert torch.equal(table.bucket(offsets), want)
+    assert not torch.equal(table.bucket(-offsets), want)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 8, 12, 20, 71])
+def test_slopes_equal_bloom(heads):
+    ours = built(hw.Alibi(), 8, heads)
+    public_bias = build_alibi_tensor(torch.ones(1, 9, dtype=torch.long), heads, torch.float32)[:, 0]  # slope · place
+    assert torch.allclose(ours.slope, public_bias[:, 1], atol=1e-7)
+    places = torch.arange(9)[None]
+    got = ours.bias(places, places)[0]  # BLOOM leaves out what is the same for all keys of a query
+    want = public_bias[:, None, :] - public_bias[:, :, None]
+    past = torch.ones(9, 9).tril().bool()
+    assert torch.allclose(got[:, past], want[:, past], atol=1e-6)
+
+
+def test_sines_equal_the_paper_and_marian():
+    width, places = 12, torch.arange(50)[None]
+    paper = torch.zeros(50, width)
+    for place in range(50):
+        for i in range(0, width, 2):
+            angle = place / 10000 ** (i / width)
+            paper[place, i], paper[place, i + 1] = math.sin(angle), math.cos(angle)
+    zeros = torch.zeros(1, 50, width)
+    assert (built(hw.Sinusoidal(), width).add(zeros, places)[0] - paper).abs().max() < 1e-5
+    marian = MarianSinusoidalPositionalEmbedding(50, width).create_weight()
+    assert (built(hw.SinusoidalHalves(), width).add(zeros, places)[0] - marian).abs().max() < 1e-5
+
+
+def test_transformer_xl_is_its_four_terms():
+    """(q + u)·k + (q + v)·R(i - j), written out pair by pair."""
+    torch.manual_seed(0)
+    heads, width, length = 2, 4, 5
+    ours = hw.RelativeXL().build(width, heads)
+    for parameter in ours.parameters():
+        torch.nn.init.normal_(parameter)
+    constants(ours)
+    q, k, places = (
+        torch.randn(1, heads, length, width),
+        torch.randn(1, heads, length, width),
+        torch.arange(length)[None],
+    )
+    turned, _ = ours.turn(q, k, None)
+    got = turned @ k.mT + ours.score(turned, places, places)
+    even = torch.arange(0, heads * width, 2)
+    for h in range(heads):
+        for i in range(length):
+            for j in range(length):
+                angle = (i - j) / 10000 ** (even / (heads * width))
+                r = (ours.distance.weight @ torch.cat((angle.sin(), angle.cos()))).view(heads, width)[h]
+                want = (q[0, h, i] + ours.u[h, 0]) @ k[0, h, j] + (q[0, h, i] + ours.v[h, 0]) @ r
+                assert abs(got[0, h, i, j] - want) < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["rotary", "sinusoidal", "alibi", "xl"])
+def test_places_survive_a_model_in_half_precision(name, dtype):
+    """Speeds stay float32 and are not rounded on the way: bfloat16 cannot tell place 256 from 257."""
+    model = hw.decoder(9, d_model=16, heads=2, layers=1, d_ff=8, position=name).build(seed=0)
+    want = {n: b.clone() for n, b in model.named_buffers()}
+    assert want
+    halved = dict(model.to(dtype).named_buffers())
+    assert all(torch.equal(halved[n], want[n]) and halved[n].dtype == torch.float32 for n in want)
+    assert all(torch.allclose(b.float(), want[n]) for n, b in model.float().named_buffers())
+    assert torch.tensor(257.0, dtype=torch.bfloat16) == 256
+
+
+def test_a_learned_table_knows_its_length():
+    model = hw.decoder(9, d_model=16, heads=2, layers=1, d_ff=8, position="learned", longest=6).build(seed=0)
+    model(torch.zeros(1, 6, dtype=torch.long))
+    with pytest.raises(TooLong, match="there are 6 places, got a token at place 6; shorten the input to 6 tokens"):
+        model(torch.zeros(1, 7, dtype=torch.long))
