@@ -8,6 +8,7 @@ Each function gives a spec (a Model part): print it, change it with dataclasses.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from headwater.core.attention import Attention, CrossAttention
@@ -22,6 +23,7 @@ from headwater.core.norms import LayerNorm, NoNorm, RMSNorm
 from headwater.core.positions import Alibi, Learned, NoPosition, RelativeBias, RelativeXL, Rotary, Sinusoidal
 from headwater.core.stack import Block, Stack, post, pre, sandwich
 from headwater.errors import BadSetting, nearest
+from headwater.parts import part
 
 PLACEMENTS = {"pre": pre, "post": post, "sandwich": sandwich}
 NORMS = {"layer": LayerNorm(), "rms": RMSNorm()}
@@ -33,37 +35,39 @@ def _choose(name: str, known: dict[str, Any], what: str) -> Any:
     return known[name]
 
 
+@part
 class Sizes:
-    """What the three shapes have in common, from plain words to parts."""
+    """What the three shapes have in common, in plain words; parts are made of it below."""
 
-    def __init__(
-        self,
-        *,
-        d_model: int = 512,
-        heads: int = 8,
-        layers: int = 6,
-        d_ff: int | None = None,
-        dropout: float = 0.1,
-        attention_dropout: float = 0.0,
-        placement: str = "post",
-        norm: str = "layer",
-        activation: str = "relu",
-        gated: bool = False,
-        position: str = "sinusoidal",
-        longest: int = 512,
-        kv_heads: int | None = None,
-        head_dim: int | None = None,
-        bias: bool = True,
-        backend: str = "fused",
-    ) -> None:
-        self.d_model, self.heads, self.kv_heads, self.head_dim = d_model, heads, kv_heads, head_dim
-        self.layers, self.dropout, self.attention_dropout, self.longest = layers, dropout, attention_dropout, longest
-        self.placed, self.norm = _choose(placement, PLACEMENTS, "placement"), _choose(norm, NORMS, "norm")
-        self.final_norm = NoNorm() if placement == "post" else self.norm
-        self.bias, self.kernel, self.position = bias, kernel_named(backend), position
-        _choose(position, self.positions(True), "position")
-        ffn = GatedFeedForward if gated else FeedForward
-        self.ffn = ffn(4 * d_model if d_ff is None else d_ff, activation, bias, dropout=0.0)
+    d_model: int = 512
+    heads: int = 8
+    layers: int = 6
+    d_ff: int | None = None  # 4 · d_model
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    placement: str = "post"
+    norm: str = "layer"
+    activation: str = "relu"
+    gated: bool = False
+    position: str = "sinusoidal"
+    longest: int = 512  # places of a learned table
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    bias: bool = True
+    backend: str = "fused"
+
+    @property
+    def placed(self) -> Any:
+        return _choose(self.placement, PLACEMENTS, "placement")
+
+    @property
+    def norm_part(self) -> Any:
+        return _choose(self.norm, NORMS, "norm")
+
+    @property
+    def ffn(self) -> Any:
+        kind = GatedFeedForward if self.gated else FeedForward
+        return kind(4 * self.d_model if self.d_ff is None else self.d_ff, self.activation, self.bias)
 
     def positions(self, two_way: bool) -> dict[str, tuple[Any, Any]]:
         """By name: what acts at the embedding, and what in attention."""
@@ -78,20 +82,22 @@ class Sizes:
         }
 
     def stack(self, vocab: int, sees: Any, reads_memory: bool = False) -> Stack:
-        at_embedding, in_attention = self.positions(two_way=sees == Everyone())[self.position]
+        known = self.positions(two_way=sees == Everyone())
+        at_embedding, in_attention = _choose(self.position, known, "position")
+        norm, placed = self.norm_part, self.placed
         shape: dict[str, Any] = {
             "heads": self.heads,
             "kv_heads": self.kv_heads,
             "head_dim": self.head_dim,
             "bias": "qkvo" if self.bias else "",
             "dropout": self.attention_dropout,
-            "kernel": self.kernel,
+            "kernel": kernel_named(self.backend),
         }
-        own = self.placed(self.norm, self_attn=Attention(**shape, sees=sees, position=in_attention))
-        other = (self.placed(self.norm, cross_attn=CrossAttention(**shape)),) if reads_memory else ()
-        block = Block((own, *other, self.placed(self.norm, ffn=self.ffn)), self.dropout)
+        own = placed(norm, self_attn=Attention(**shape, sees=sees, position=in_attention))
+        other = (placed(norm, cross_attn=CrossAttention(**shape)),) if reads_memory else ()
+        block = Block((own, *other, placed(norm, ffn=self.ffn)), self.dropout)
         embed = Tokens(vocab, at_embedding, scale=self.d_model**0.5, dropout=self.dropout)
-        return Stack(self.d_model, embed, (block,) * self.layers, self.final_norm)
+        return Stack(self.d_model, embed, (block,) * self.layers, NoNorm() if placed is post else norm)
 
 
 def transformer(src_vocab: int, tgt_vocab: int | None = None, *, shared: bool = False, **sizes: Any) -> Model:
@@ -130,7 +136,7 @@ def _alone(side: str, vocab: int, sees: Any, head: Any, sizes: dict[str, Any]) -
 
 
 def _sizes(given: dict[str, Any]) -> Sizes:
-    known = Sizes.__init__.__kwdefaults__ or {}
+    known = [field.name for field in fields(Sizes)]
     for name in given:
         if name not in known:
             raise BadSetting(f"there is no size called {name!r}; {nearest(name, known)}")
