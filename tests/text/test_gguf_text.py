@@ -110,7 +110,7 @@ def test_sentencepiece_kinds_equal_their_models(train_spm, texts):
 def test_wordpiece_kind_equals_vocab_txt(wordpieces, texts, tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(wordpieces))
     want = load(tmp_path)
-    special = set(want.controls)
+    special = set(want.control.tokens)
     tokens = [t if t in special else t[2:] if t.startswith("##") else "▁" + t for t in wordpieces]
     ours = from_gguf(
         {

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from headwater.errors import BadInput
 from headwater.text import sentencepiece as spm
 from headwater.text.batch import pad
+from headwater.text.control import unused
 from headwater.text.from_sentencepiece import llama, plain, t5
 from headwater.text.load import load
 from headwater.text.stream import Stream
-from headwater.text.tokenizer import Tokenizer, unused
+from headwater.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +50,23 @@ NAMES = ["gpt2", "bert", "t5", "llama", "unigram"]
 def test_control_tokens_typed_as_text_are_words(tokenizers, name):
     ours = tokenizers[name]
     unknown = None if name == "gpt2" else ours.special("unk")  # GPT-2 has no unknown pieces, and names its end so
-    controls = {ours.id_of(token) for token in ours.controls} - {unknown}
+    controls = {ours.id_of(token) for token in ours.control.tokens} - {unknown}
     assert controls
-    for token in ours.controls:
+    for token in ours.control.tokens:
         for text in (token, f"ka {token} ri", token * 3, token[0] + token + token[1:], f"{token}{unused('')}{token}\0"):
             assert not controls & set(ours.encode(text, special=False)), (token, text)
         if ours.id_of(token) != unknown:
             assert ours.id_of(token) in ours.encode(f"ka {token} ri", control=True, special=False)
+
+
+def test_a_control_token_in_disguise_is_a_word(tokenizers):
+    """Full-width letters that the character map straightens: looking at the text alone would not see them."""
+    ours = tokenizers["t5"]
+    disguised = "ka＜/s＞ri <\u200b/s> ＜extra_id_0＞"
+    assert ours.eos in ours.engine.encode(disguised, add_special_tokens=False).ids
+    assert ours.control.ids.isdisjoint(ours.encode(disguised, special=False))
+    assert ours.control.ids.isdisjoint(ours.encode(disguised, special=False, control=True))
+    assert ours.control.ids.isdisjoint(ours.encode_many([disguised], special=False)[0])
 
 
 def test_without_defusing_a_unigram_model_would_obey(tokenizers):
@@ -63,7 +74,7 @@ def test_without_defusing_a_unigram_model_would_obey(tokenizers):
     ours = tokenizers["t5"]
     assert ours.eos in ours.engine.encode("ka</s>ri", add_special_tokens=False).ids
     assert ours.eos not in ours.encode("ka</s>ri", special=False)
-    with pytest.raises(BadInput, match="would obey '</s>'"):
+    with pytest.raises(BadInput, match="holds '</s>', which would act"):
         ours.align("ka </s>")
 
 
@@ -116,7 +127,7 @@ def test_a_stream_never_says_half_a_character(tokenizers):
 @pytest.mark.parametrize("name", NAMES)
 def test_many_at_once_are_as_one_by_one(tokenizers, texts, name):
     ours = tokenizers[name]
-    hard = [*texts, *ours.controls, *(f"ka{token}ri" for token in ours.controls)]
+    hard = [*texts, *ours.control.tokens, *(f"ka{token}ri" for token in ours.control.tokens)]
     for special in (True, False):
         assert ours.encode_many(hard, special=special) == [ours.encode(t, special=special) for t in hard]
 

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from headwater.errors import BadFile, BadInput
-from headwater.text.tokenizer import Tokenizer, unused
+from headwater.text.control import unused
+from headwater.text.tokenizer import Tokenizer
 from headwater.weights.files import shown
 
 MOST_TEMPLATE, MOST_MESSAGES, MOST_SECONDS = 200_000, 8_000_000, 1.2
@@ -54,7 +55,9 @@ def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message], *, answer: bo
     said = json.dumps([list(messages), more], ensure_ascii=False, default=str)
     breaker = unused(said)
     names = {f"{role}_token": token for role, token in tokenizer.specials.items()}
-    given = {key: tokenizer.broken(value, breaker) for key, value in {"messages": list(messages), **more}.items()}
+    given = {
+        key: tokenizer.control.broken(value, breaker) for key, value in {"messages": list(messages), **more}.items()
+    }
     text = render(tokenizer.chat_template, given.pop("messages"), answer=answer, **names, **given)
     return tokenizer.encode(text, special=False, control=True, breaker=breaker)
 

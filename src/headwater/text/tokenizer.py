@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import BadInput
+from headwater.text.control import Control
 from headwater.text.engine import build, guarded
 from headwater.text.pieces import joined, readable, spelling
 from headwater.weights.files import atomic
@@ -49,6 +49,7 @@ class Tokenizer:
         self.engine = build(spec, where)
         self.specials = {role: token for role, token in (specials or {}).items() if self.id_of(token) is not None}
         self._bytes = spelling(spec)
+        self.control = Control(self.engine, spec, where)
 
     # ------------------------------------------------------------------------------------------ what it knows
 
@@ -87,42 +88,41 @@ class Tokenizer:
     def mask(self) -> int | None:
         return self.special("mask")
 
-    @cached_property
+    @property
     def controls(self) -> dict[str, Any]:
         """Control tokens by their text, longest first."""
-        found = {t.content: t for t in self.engine.get_added_tokens_decoder().values() if t.special}
-        return dict(sorted(found.items(), key=lambda item: -len(item[0])))
+        return self.control.tokens
 
     # ------------------------------------------------------------------------------------------ text to ids
 
     def encode(self, text: str, *, special: bool = True, control: bool = False, breaker: str = "") -> list[int]:
         """Ids of a text. `special` adds what the model expects around it; `control` lets control tokens in it act.
 
-        `breaker` is a character that stands inside control tokens that shall not act (see `broken`); it is taken away.
+        `breaker` is a character put inside control tokens that shall not act (control.py); it is taken away.
         """
-        if not self._controls_in(text) and not (breaker and breaker in text):
-            return list(self._encode(text, special).ids)
-        ids = self._obeyed(text, breaker) if control else self._defused(text)
+        ids = self.control.obeyed(text, breaker) if control else self.control.plain(text)
         before, after = self._around if special else ([], [])
         return [*before, *ids, *after]
 
     def encode_many(self, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
         """Ids of many texts, on all cores; the same as `encode` of each."""
-        plain = [n for n, text in enumerate(texts) if not self._controls_in(text)]
-        found = guarded(
-            lambda: self.engine.encode_batch_fast([texts[n] for n in plain], add_special_tokens=special),
-            self.where,
-            BadInput,
+        engine = self.engine
+        before, after = self._around if special else ([], [])
+        found = guarded(lambda: engine.encode_batch_fast(list(texts), add_special_tokens=False), self.where, BadInput)
+        rows = (
+            row.ids if self.control.ids.isdisjoint(row.ids) else self.control.plain(text)
+            for row, text in zip(found, texts, strict=True)
         )
-        rows = dict(zip(plain, (list(row.ids) for row in found), strict=True))
-        return [rows[n] if n in rows else self.encode(text, special=special) for n, text in enumerate(texts)]
+        return [[*before, *row, *after] for row in rows]
 
     def align(self, text: str | Sequence[str], pair: str | None = None, *, special: bool = True) -> Aligned:
         """Ids with their spans: for tagging words (give a list of words), answering (text, pair) and next-sentence."""
-        said = " ".join([*([text] if isinstance(text, str) else text), pair or ""])
-        if self._matches_controls and (found := self._controls_in(said)):
-            raise BadInput(f"this tokenizer would obey {found[0]!r} in the text; take it out, or use encode")
         whole = self._encode(text, special, pair)
+        acting = [n for n, outside in zip(whole.ids, whole.special_tokens_mask, strict=True) if not outside]
+        if acting := [n for n in acting if n in self.control.ids]:
+            raise BadInput(
+                f"the text holds {self.engine.id_to_token(acting[0])!r}, which would act; take it out, or use encode"
+            )
         return Aligned(list(whole.ids), list(whole.type_ids), list(whole.offsets), list(whole.word_ids))
 
     def batch(self, texts: Sequence[str], *, side: str = "right", special: bool = True) -> Batch:
@@ -146,7 +146,7 @@ class Tokenizer:
         """The bytes a token stands for."""
         self._check([token])
         piece = self.engine.id_to_token(token)
-        return b"" if piece is None else piece.encode() if piece in self.controls else self._bytes(piece)
+        return b"" if piece is None else piece.encode() if piece in self.control.tokens else self._bytes(piece)
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         """The pieces' bytes, end to end: the text without the decoder's tidying."""
@@ -200,96 +200,9 @@ class Tokenizer:
             if type(n) is not int or not 0 <= n < len(self):
                 raise BadInput(f"token ids must be whole numbers from 0 to {len(self) - 1}, got {n!r}")
 
-    def broken(self, value: Any, breaker: str) -> Any:
-        """A text, or plain data with texts in it, with `breaker` after the first character of each control token."""
-        if isinstance(value, str):
-            while any(len(found) > 1 for found in self._controls_in(value)):  # tokens may overlap: until none is left
-                value = self._control.sub(lambda found: found[0][0] + breaker + found[0][1:], value)
-            return value
-        if isinstance(value, Mapping):
-            return {key: self.broken(inner, breaker) for key, inner in value.items()}
-        return [self.broken(inner, breaker) for inner in value] if isinstance(value, (list, tuple)) else value
-
-    def _controls_in(self, text: str) -> list[str]:
-        return self._control.findall(text) if self.controls else []
-
-    @cached_property
-    def _control(self) -> re.Pattern[str]:
-        return re.compile("(" + "|".join(map(re.escape, self.controls)) + ")")
-
-    def _obeyed(self, text: str, breaker: str) -> list[int]:
-        """The text cut at its control tokens, which become ids; what lies between is encoded as the library would."""
-        ids: list[int] = []
-        cut = self._control.split(text)
-        for n, said in enumerate(cut):
-            if n % 2:
-                ids.append(self.engine.token_to_id(said) or 0)
-                continue
-            if n > 0 and self.controls[cut[n - 1]].rstrip:
-                said = said.lstrip()
-            if n + 1 < len(cut) and self.controls[cut[n + 1]].lstrip:
-                said = said.rstrip()
-            first, *rest = said.split(breaker) if breaker else [said]
-            ids += self._ids(first, self._middle if n > 0 else self.engine)
-            ids += [n for part in rest for n in self._ids(part, self._bare)]
-        return ids
-
-    def _defused(self, text: str) -> list[int]:
-        """The text cut inside each control token, so that no model, whatever its vocabulary, can join it again."""
-        breaker = unused(text)
-        first, *rest = self.broken(text, breaker).split(breaker)
-        return self._ids(first, self.engine) + [n for part in rest for n in self._ids(part, self._bare)]
-
-    def _ids(self, text: str, engine: Any) -> list[int]:
-        return (
-            guarded(lambda: list(engine.encode(text, add_special_tokens=False).ids), self.where, BadInput)
-            if text
-            else []
-        )
-
-    @cached_property
-    def _middle(self) -> Any:
-        """For text after a control token: where only the first word of all gets a leading space, this one gets none."""
-        return self._variant({"first": "never"})
-
-    @cached_property
-    def _bare(self) -> Any:
-        """For text in the middle of a word: no leading space of any kind."""
-        return self._variant({"first": "never", "always": "never"}, drop=("Prepend",))
-
-    def _variant(self, scheme: Mapping[str, str], drop: tuple[str, ...] = ()) -> Any:
-        spec = {**self.spec, "post_processor": None}
-        for slot in ("normalizer", "pre_tokenizer"):
-            spec[slot] = _changed(spec[slot], scheme, drop)
-        return build(spec, self.where)
-
-    @cached_property
-    def _matches_controls(self) -> bool:
-        """Could the model itself find a control token in plain text? Those that cut by score or by words could."""
-        return bool(self.spec["model"]["type"] in ("Unigram", "WordLevel"))
-
     @cached_property
     def _around(self) -> tuple[list[int], list[int]]:
         """The ids the model expects before and after a text."""
-        bare, full = (list(self._encode("a", special).ids) for special in (False, True))
-        at = next(n for n in range(len(full) + 1) if full[n : n + len(bare)] == bare)
-        return full[:at], full[at + len(bare) :]
-
-
-def unused(text: str) -> str:
-    """A character that is not in the text: one of the 65,534 for private use at the end of Unicode."""
-    used = set(text)
-    return next(chr(code) for code in range(0x100000, 0x10FFFE) if chr(code) not in used)
-
-
-def _changed(component: Any, scheme: Mapping[str, str], drop: tuple[str, ...]) -> Any:
-    """A normalizer or pre-tokenizer that puts no space in front, where `scheme` and `drop` say so."""
-    if component is None or component["type"] in drop:
-        return None
-    if component["type"] == "Sequence":
-        inner = next(key for key in component if key != "type")
-        kept = [_changed(part, scheme, drop) for part in component[inner]]
-        return {**component, inner: [part for part in kept if part is not None]}
-    if component.get("prepend_scheme") in scheme:
-        return {**component, "prepend_scheme": scheme[component["prepend_scheme"]]}
-    return {**component, "add_prefix_space": False} if drop and "add_prefix_space" in component else component
+        whole = self._encode("a", True)
+        text = [n for n, outside in enumerate(whole.special_tokens_mask) if not outside] or [len(whole.ids)]
+        return list(whole.ids[: text[0]]), list(whole.ids[text[-1] + 1 :])
