@@ -181,9 +181,7 @@ def test_without_xformers_the_fault_says_what_to_install(monkeypatch):
 
 
 def test_an_unknown_back_end_is_named_with_the_nearest():
-    with pytest.raises(
-        BadSetting, match="backend must be one of fused, plain, xformers, got 'fusd'; did you mean 'fused'"
-    ):
+    with pytest.raises(BadSetting, match="fused, plain, xformers, got 'fusd'; did you mean 'fused'"):
         hw.decoder(9, backend="fusd")
 
 

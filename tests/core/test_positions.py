@@ -1,4 +1,4 @@
-"""Positions equal their published formulas: RoPE and its scalings, T5's buckets, ALiBi's slopes, both tables of sines."""
+"""Positions equal their published formulas: RoPE and its scalings, T5's buckets, ALiBi's slopes, both sines."""
 
 from __future__ import annotations
 
