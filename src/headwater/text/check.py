@@ -222,12 +222,10 @@ def _check_merges(model: dict[str, Any], where: object) -> None:
     if not isinstance(merges, list) or len(merges) > MOST_TOKENS:
         raise BadFile(f"{where}: merges must be a list of at most {MOST_TOKENS:,}")
     for merge in merges:
-        pair = merge.split(" ") if isinstance(merge, str) else merge
-        fits = isinstance(pair, list) and len(pair) == 2 and all(isinstance(half, str) for half in pair)
-        if (
-            not fits
-            or pair[0] not in vocab
-            or pair[1] not in vocab
-            or pair[0] + pair[1].removeprefix(prefix) not in vocab
-        ):
+        try:
+            left, right = merge.split(" ") if isinstance(merge, str) else merge
+            fits = left in vocab and right in vocab and left + right.removeprefix(prefix) in vocab
+        except (TypeError, ValueError, AttributeError):  # not two texts
+            fits = False
+        if not fits:
             raise BadFile(f"{where}: the merge {shown(merge)} must join two pieces of the vocabulary into a third")
