@@ -40,7 +40,8 @@ _DECODING = """
     no_repeat_ngram_size length_penalty bad_words_ids suppress_tokens begin_suppress_tokens forced_bos_token_id
     forced_eos_token_id forced_decoder_ids force_bos_token_to_be_generated num_return_sequences
     remove_invalid_values exponential_decay_length_penalty renormalize_logits guidance_scale bos_token_id
-    eos_token_id eos_token_ids pad_token_id decoder_start_token_id sep_token_id unk_token_id cls_token_id mask_token_id n_special
+    eos_token_id eos_token_ids pad_token_id decoder_start_token_id sep_token_id unk_token_id cls_token_id mask_token_id
+    n_special
     predict_special_tokens
 """
 _TRAINING = """
