@@ -94,7 +94,7 @@ def load_folder(folder: str | Path, *, head: str | None = None, new_head: Any = 
     file = open_folder(folder)
     model = build_from(spec, relation, kind, file, new_head)
     config = _json(folder / "config.json")
-    return Loaded(model, _tokenizer(folder), config, folder, kind, labels, _json(folder / "generation_config.json"))
+    return Loaded(model, tokenizer_of(folder), config, folder, kind, labels, _json(folder / "generation_config.json"))
 
 
 def _kind(relation: Family, c: Settings, head: str | None) -> str:
@@ -186,10 +186,10 @@ def value_of(tensors: Mapping[str, Tensor], name: str) -> Tensor:
     return value
 
 
-def _tokenizer(folder: Path) -> Tokenizer | None:
+def tokenizer_of(folder: Path) -> Tokenizer | None:
     """None where the folder has no tokenizer: a model of something else than text, or a body alone."""
     try:
-        return load_tokenizer(folder)
+        return loadtokenizer_of(folder)
     except NotFound:
         return None
 

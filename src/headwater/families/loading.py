@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from headwater.families.folder import Loaded, load_folder, save_folder
+from headwater.families.folder import Loaded, load_folder, save_folder, tokenizer_of
 from headwater.families.known import locate
+from headwater.weights.native import KIND, is_native, load_model, save_model
 
 
 def find_model(name: str | Path) -> Path:
@@ -31,7 +32,18 @@ def load(name: str | Path, *, head: str | None = None, new_head: Any = None) -> 
         from headwater.families.gguf import load_gguf
 
         return load_gguf(path)
+    if is_native(path):
+        return _ours(path)
     return load_folder(path, head=head, new_head=new_head)
+
+
+def _ours(folder: Path) -> Loaded:
+    """A model in our own layout: what was trained here, or saved from parts."""
+    native, tokenizer = load_model(folder), tokenizer_of(folder)
+    marks = {} if tokenizer is None else {"eos_token_id": tokenizer.eos, "decoder_start_token_id": tokenizer.bos}
+    config = {"model_type": KIND, "about": native.about}
+    labels = [str(label) for label in native.about.get("labels", [])]
+    return Loaded(native.model, tokenizer, config, folder, labels=labels, generation=marks)
 
 
 def save(loaded: Loaded, folder: str | Path) -> Path:
@@ -43,4 +55,9 @@ def save(loaded: Loaded, folder: str | Path) -> Path:
         from headwater.families.gguf import save_gguf
 
         return save_gguf(loaded, folder)
+    if loaded.config.get("model_type") == KIND:
+        save_model(folder, loaded.model, loaded.config.get("about", {}))
+        if loaded.tokenizer is not None:
+            loaded.tokenizer.save(folder)
+        return Path(folder)
     return save_folder(loaded, folder)
