@@ -189,7 +189,7 @@ def value_of(tensors: Mapping[str, Tensor], name: str) -> Tensor:
 def tokenizer_of(folder: Path) -> Tokenizer | None:
     """None where the folder has no tokenizer: a model of something else than text, or a body alone."""
     try:
-        return loadtokenizer_of(folder)
+        return load_tokenizer(folder)
     except NotFound:
         return None
 
