@@ -9,7 +9,6 @@ import numpy as np
 
 from headwater.data.ragged import Ragged, smallest_type
 from headwater.errors import BadInput
-from headwater.text.engine import guarded
 from headwater.text.tokenizer import Tokenizer
 
 TOGETHER = 4096  # texts handed to the library at once
@@ -21,10 +20,9 @@ def encode_rows(tokenizer: Tokenizer, texts: Iterable[str], special: bool = Fals
     rows: list[np.ndarray] = [np.zeros(0, dtype)]
     lengths = [0]
     for group in _groups(texts):
-        found = guarded(lambda g=group: tokenizer.engine.encode_batch_fast(g, add_special_tokens=special),  # type: ignore[misc]
-                        tokenizer.where, BadInput)  # fmt: skip
+        found = tokenizer.encode_many(group, special=special)
         lengths += [len(row) for row in found]
-        rows.append(np.fromiter(chain.from_iterable(row.ids for row in found), dtype))
+        rows.append(np.fromiter(chain.from_iterable(found), dtype))
     return Ragged(np.concatenate(rows), np.cumsum(lengths))
 
 
