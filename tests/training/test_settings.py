@@ -49,8 +49,15 @@ def test_what_does_not_fit_is_refused_in_words(given, said):
 
 
 def test_words_of_a_command_line():
-    made = read({"max_steps": "1_000", "warmup": "-1", "columns": "source=en,target=de", "paths": "x", "compile": "true"})
-    assert (made.max_steps, made.warmup, made.columns, made.paths) == (1000, -1, {"source": "en", "target": "de"}, ["x"])
+    made = read(
+        {"max_steps": "1_000", "warmup": "-1", "columns": "source=en,target=de", "paths": "x", "compile": "true"}
+    )
+    assert (made.max_steps, made.warmup, made.columns, made.paths) == (
+        1000,
+        -1,
+        {"source": "en", "target": "de"},
+        ["x"],
+    )
     assert [seconds(t) for t in ("90s", "1h30m", "5", "m")] == [90.0, 5400.0, None, None]
 
 

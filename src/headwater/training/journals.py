@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,29 @@ class Journal:
         self.path, self.name = path, path.name
 
     def write(self, **line: Any) -> None:
-        text = json.dumps({k: _plain(v) for k, v in line.items()}, ensure_ascii=False) + "\n"
+        text = line_of(line)
         handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
             os.write(handle, text.encode("utf-8", "backslashreplace"))
         finally:
             os.close(handle)
+
+
+def line_of(line: Mapping[str, Any]) -> str:
+    return json.dumps({name: _plain(value) for name, value in line.items()}, ensure_ascii=False) + "\n"
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """A journal as it stands; a last line that was cut short, or one that is no entry, is left out."""
+    found = []
+    for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else ():
+        try:
+            said = json.loads(line)
+        except ValueError:
+            continue
+        if line.endswith(b"\n") and isinstance(said, dict) and type(said.get("step")) is int:
+            found.append(said)
+    return found
 
 
 def _plain(value: Any) -> Any:

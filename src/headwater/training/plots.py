@@ -9,6 +9,7 @@ from headwater.training.events import Evaluated, Event, Stopped
 from headwater.training.run import Run
 
 SMOOTH = 0.9
+FONTS = ["Noto Sans CJK SC", "WenQuanYi Zen Hei", "DejaVu Sans"]  # the first that is installed and has the character
 
 
 class Plots:
@@ -96,4 +97,33 @@ def _save(figure: Any, axes: Any, path: Path) -> Path:
     new = path.with_suffix(".new.png")
     figure.savefig(new)
     new.replace(path)
+    return path
+
+
+def attention(trained: Any, text: str, path: Path) -> Path:
+    """Where the decoder looked while it wrote: cross-attention of the last layer, the mean of its heads."""
+    import torch
+
+    from headwater.data.objectives.lesson import Marks
+
+    marks, tokenizer = Marks.of(trained.tokenizer), trained.tokenizer
+    source = [marks.bos, *tokenizer.encode(text, special=False), marks.eos]
+    target = [marks.bos, *tokenizer.encode(trained(text, beam=1), special=False)]
+    heard: list[torch.Tensor] = []
+    tap = trained.model.decoder.layers[-1].cross_attn.kernel.weights
+    handle = tap.register_forward_hook(lambda module, inputs, output: heard.append(output))
+    try:
+        with torch.no_grad():
+            trained.model(torch.tensor([target]), source=torch.tensor([source]))
+    finally:
+        handle.remove()
+    weights = heard[0][0].mean(0)  # [Q, S]
+    read, wrote = ([tokenizer.piece(n) for n in ids] for ids in (source, [*target[1:], marks.eos]))
+    figure, axes = _new()
+    axes.grid(False)
+    axes.imshow(weights, cmap="Blues", aspect="auto", vmin=0)
+    axes.set_xticks(range(len(read)), read, rotation=60, ha="right", fontfamily=FONTS)
+    axes.set_yticks(range(len(wrote)), wrote, fontfamily=FONTS)
+    axes.set(xlabel="read", ylabel="written", title="Cross-attention of the last layer")
+    figure.savefig(path)
     return path

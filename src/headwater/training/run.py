@@ -26,6 +26,7 @@ import yaml
 
 from headwater import __version__
 from headwater.errors import BadFile, BadSetting, NotFound
+from headwater.training.journals import line_of, read_lines
 from headwater.training.lock import Lock
 from headwater.training.settings import Settings, read
 from headwater.weights.files import atomic, read_bounded
@@ -107,25 +108,12 @@ class Run:
         for name in JOURNALS:
             path = self.folder / name
             if path.is_file():
-                kept = [line for line in path.read_bytes().splitlines(keepends=True) if _is_before(line, step)]
+                kept = [line for line in read_lines(path) if line["step"] <= step]
                 with atomic(path) as file:
-                    file.write(b"".join(kept))
+                    file.write("".join(map(line_of, kept)).encode("utf-8", "backslashreplace"))
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        """A journal as it stands; a last line that was cut short is left out."""
-        path = self.folder / name
-        if not path.is_file():
-            return []
-        return [
-            json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if _is_before(line, sys.maxsize)
-        ]
-
-
-def _is_before(line: bytes, step: int) -> bool:
-    try:
-        return line.endswith(b"\n") and int(json.loads(line)["step"]) <= step
-    except (ValueError, KeyError, TypeError):
-        return False
+        return read_lines(self.folder / name)
 
 
 def refuse_odd(path: Path) -> None:

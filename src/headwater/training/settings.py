@@ -153,7 +153,7 @@ class Settings:
         return {name: getattr(self, name) for name in LEAVES}
 
     def nested(self) -> dict[str, dict[str, Any]]:
-        return dataclasses.asdict(self)
+        return {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
 
 
 class Leaf(NamedTuple):

@@ -1,0 +1,22 @@
+"""headwater classify RUN "text": its label, and how sure the model is."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from headwater.cli import use
+from headwater.cli.parser import Parser
+
+
+def arguments(parser: Parser) -> None:
+    use.arguments(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    use.answer(args, "classification", shown)
+
+
+def shown(shares: dict[str, Any]) -> str:
+    label, share = next(iter(shares.items()))
+    return f"{label}\t{share:.3f}"

@@ -1,0 +1,33 @@
+"""headwater eval RUN FILE …: how good a trained model is on other data, in the measures of its task."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from headwater.cli.language import say
+from headwater.cli.parser import Parser
+
+
+def arguments(parser: Parser) -> None:
+    parser.add_argument("run", help=say("the folder of a run", "训练目录"))
+    parser.add_argument("files", nargs="+", help=say("what to measure on, in any layout of train", "评估用的文件"))
+    parser.add_argument("--beam", type=int, default=4, help=say("for text to text [4]; 1: greedy", "束宽 [4];1 为贪心"))
+    parser.add_argument("--rows", type=int, default=10**9, help=say("at most so many rows", "最多评估多少行"))
+    parser.add_argument("--json", action="store_true", help=say("as JSON", "以 JSON 输出"))
+
+
+def run(args: argparse.Namespace) -> None:
+    from headwater.training.testing import tested
+
+    scores, samples = tested(args.run, args.files, args.rows, args.beam)
+    if args.json:
+        print(json.dumps(scores, ensure_ascii=False))
+        return
+    for name, value in scores.items():
+        print(f"{name:<12} {value:.4g}")
+    for sample in samples:
+        print(
+            f"  {sample['input']}  →  {sample['output']}"
+            + ("" if sample["output"] == sample["expected"] else f"  ({sample['expected']})")
+        )

@@ -1,0 +1,167 @@
+"""headwater train FILE …: look at the files, say what will be done, train; --resume goes on where a run stopped."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headwater.cli.language import say
+from headwater.cli.parser import Parser
+from headwater.errors import BadFile, BadSetting, NotFound
+
+if TYPE_CHECKING:
+    from headwater.training.teaching import Lesson
+
+HEADINGS = {
+    "data": ("the data", "数据"),
+    "model": ("the model", "模型"),
+    "optimiser": ("how it learns", "优化"),
+    "loop": ("how long and how", "训练过程"),
+    "evaluation": ("measuring", "评估"),
+    "keeping": ("keeping", "保存"),
+}
+
+
+def arguments(parser: Parser) -> None:
+    from headwater.training.settings import LEAVES
+
+    parser.add_argument(
+        "files", nargs="*", help=say("TSV, CSV, JSONL, text, CoNLL, SQuAD, or train.en train.de", "训练文件")
+    )
+    parser.add_argument("--resume", metavar="RUN", help=say("go on with this run", "继续这个训练"))
+    parser.add_argument("--config", "-c", metavar="YAML", help=say("settings from a file", "从文件读取设置"))
+    parser.add_argument(
+        "--recipe", metavar="NAME", help=say("settings known to work: see the docs", "使用已知可行的设置")
+    )
+    parser.add_argument("--processes", type=int, default=1, help=say("train with so many processes", "使用多少个进程"))
+    parser.add_argument(
+        "--dry-run", action="store_true", help=say("say what would be done, and stop", "只说明将做什么")
+    )
+    parser.add_argument("--quiet", action="store_true", help=say("no progress", "不显示进度"))
+    groups = {name: parser.add_argument_group(say(*words)) for name, words in HEADINGS.items()}
+    for name, leaf in LEAVES.items():
+        if name != "paths":
+            more: dict[str, Any] = {"nargs": "?", "const": "true"} if leaf.kind is bool else {}
+            more |= {"nargs": "+"} if leaf.kind == list[str] else {}
+            flag = f"--{name.replace('_', '-')}"
+            usual = "" if leaf.default in ("", [], {}) else f" [{leaf.default}]"
+            words = say(*leaf.words).replace("%", "%%") + usual
+            groups[leaf.section].add_argument(flag, default=None, metavar=name.upper()[:8], help=words, **more)
+    for alias, name in (("--learning-rate", "lr"), ("--output", "out"), ("-o", "out"), ("--val", "valid")):
+        parser.add_argument(alias, dest=name, default=None, help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int:
+    from headwater.training.settings import LEAVES
+
+    given = {n: getattr(args, n) for n in LEAVES if n != "paths" and getattr(args, n) is not None}
+    if args.processes > 1 and "RANK" not in os.environ:
+        from headwater.training.launch import launch
+
+        return launch(args.processes)
+    from headwater.training.progress import Show
+    from headwater.training.teaching import resume, train
+
+    listeners = [] if args.quiet else [Show()]
+    tell = _announcer(args.dry_run)
+    try:
+        if args.resume:
+            if args.files or args.config or args.recipe:
+                raise BadSetting(
+                    "--resume needs only the run: its files and settings are in its folder; leave the rest out"
+                )
+            trained = resume(args.resume, listeners=listeners, say=tell, **given)
+        else:
+            files = {"paths": args.files} if args.files else {}
+            trained = train(
+                listeners=listeners, say=tell, config={**_recipe(args.recipe), **_config(args.config), **files}, **given
+            )
+    except DryRun:
+        return 0
+    return after(trained)
+
+
+class DryRun(Exception):
+    """Everything has been said."""
+
+
+def _announcer(dry: bool) -> Any:
+    def tell(lesson: Lesson) -> None:
+        print(announced(lesson), flush=True)
+        if dry:
+            raise DryRun
+
+    return tell
+
+
+def _config(path: str | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    import yaml
+
+    if not Path(path).is_file():
+        raise NotFound(f"--config must be a YAML file, {path} is not there; the config.yaml of any run is one")
+    try:
+        said = yaml.safe_load(Path(path).read_bytes())
+    except (yaml.YAMLError, RecursionError) as error:
+        raise BadFile(f"{path} is not YAML ({' '.join(str(error).split())[:60]}); mend it") from None
+    if not isinstance(said, dict):
+        raise BadFile(f"{path} must hold settings (name: value); the config.yaml of any run shows how")
+    said.get("keeping", {}).pop("out", None)  # the same run anew, in a folder of its own
+    return said
+
+
+def _recipe(name: str | None) -> dict[str, Any]:
+    from headwater.training.recipes import recipe
+
+    return recipe(name) if name else {}
+
+
+def announced(lesson: Lesson) -> str:
+    """What was found and what will be done, a line each."""
+    from headwater.training.planning import memory
+    from headwater.training.progress import in_words
+
+    s, m = lesson.settings, lesson.material
+    size = sum(p.numel() for p in lesson.model.parameters())
+    stacks = [name for name in ("encoder", "decoder") if getattr(lesson.model, name) is not None]
+    time = in_words(1.05 * s.max_steps * lesson.step_seconds)  # evaluations take their share
+    lines = [
+        *([str(lesson.found)] if lesson.found else []),
+        f"tokenizer  {len(m.tokenizer):,} pieces ({s.tokenizer}), {m.tokens:,} tokens to learn from",
+        f"model      {' and '.join(stacks)}, {s.layers} layers, d_model {s.d_model}, {s.heads} heads: {size:,} weights",
+        f"training   {s.max_steps:,} steps of up to {s.batch_tokens:,} tokens, learning rate {s.lr:.2g} ({s.schedule})",
+        f"memory     about {memory(lesson.model, s, len(m.tokenizer)) / 2**20:,.0f} MB",
+        f"time       about {time} on {s.device}, from measured steps",
+        *(f"note       {note}" for note in m.notes),
+    ]
+    return "\n".join(lines)
+
+
+WHY = {
+    "finished": ("done", "训练完成"),
+    "no better": ("stopped: no better for a while", "已停止:一段时间没有变好"),
+    "time": ("stopped: the time is over", "已停止:时间到"),
+    "signal": ("stopped, nothing is lost", "已停止,没有丢失任何东西"),
+}
+VERBS = {
+    "text-to-text": 'headwater translate {run} "…"',
+    "language-model": 'headwater generate {run} "…"',
+    "classification": 'headwater classify {run} "…"',
+    "tagging": 'headwater tag {run} "…"',
+    "answers": 'headwater answer {run} "question" --text FILE',
+}
+
+
+def after(trained: Any) -> int:
+    """What became of it, and what to do next."""
+    outcome, folder = trained.outcome, trained.folder
+    print(f"\n{say(*WHY[outcome.why])}: step {outcome.progress.step}, best at step {outcome.progress.best_step}")
+    if outcome.why in ("signal", "time"):
+        print(f"{say('go on', '继续训练')}:  headwater train --resume {folder}")
+    print(f"{say('use it', '使用')}:    {VERBS[trained.task].format(run=folder)}")
+    print(f"{say('measure', '评估')}:   headwater eval {folder} FILE")
+    print(f"{say('look', '查看')}:      {folder / 'plots' / 'loss.png'}, {folder / 'metrics.jsonl'}")
+    return 130 if outcome.why == "signal" else 0

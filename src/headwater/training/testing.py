@@ -1,0 +1,67 @@
+"""Measuring a trained model on files of its task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headwater.data.objectives.labels import label_names
+from headwater.data.reading.problems import Problems
+from headwater.errors import BadInput
+from headwater.training import exam as exams
+from headwater.training.exam import Exam
+from headwater.training.material import Material, seen, taught
+from headwater.training.run import Run
+from headwater.training.settings import Settings, read
+from headwater.training.use import Trained, load_run, write
+
+
+def tested(folder: str | Path, files: Sequence[str], rows: int = 10**9, beam: int = 4) -> tuple[dict[str, float], Any]:
+    """The scores on all rows of the files, and some samples. With a beam above 1, texts are found by beam search."""
+    trained = load_run(folder)
+    material = material_of(trained, files)
+    exam = Exam(material, rows=rows, samples=5)
+    with torch.no_grad():
+        if trained.task != "text-to-text" or beam <= 1:
+            found = exam(trained.model)
+            return dict(found.scores), found.samples
+        some: Any = material.examples[:rows]
+        outputs, wanted = write(trained, [row[0] for row in some], beam), [row[1] for row in some]
+        scores = {"loss": exam.loss(trained.model), **exams.MEASURES[trained.task](outputs, wanted, material)}
+        return scores, tuple(exam._samples(outputs, wanted))
+
+
+def material_of(trained: Trained, files: Sequence[str]) -> Material:
+    """The files as material with the model's own tokenizer and labels."""
+    own = Run.open(trained.folder).settings() if (trained.folder / "config.yaml").is_file() else Settings()
+    keep = {name: getattr(own, name) for name in ("columns", "source", "target", "longest", "context", "seed")}
+    settings = read({**keep, "paths": list(files), "task": trained.task, "batch_tokens": 8192,
+                     "objective": trained.about.get("objective") or "auto"})  # fmt: skip
+    found = seen(settings)
+    examples = [row for split in found.recipe.splits for row in found.recipe.examples(split, Problems())]
+    if not examples:
+        raise BadInput(f"{files[0]} holds no row that can be measured; check its layout")
+    if trained.task == "language-model":
+        return taught(settings, trained.task, examples, examples, trained.tokenizer)
+    known = tuple(trained.about.get("labels", ()))
+    if known and (strange := sorted(_labels(examples) - set(known))):
+        raise BadInput(f"the label {strange[0]!r} is not one the model knows; it knows {', '.join(known[:8])}")
+    made = taught(settings, trained.task, [*examples, *_one_of_each(known, examples)], examples, trained.tokenizer)
+    return replace(made, languages=tuple(trained.about.get("languages", ())))
+
+
+def _labels(examples: Sequence[Any]) -> set[str]:
+    return {name for row in examples for name in ((row.label,) if hasattr(row, "label") else getattr(row, "tags", ()))}
+
+
+def _one_of_each(known: Sequence[str], examples: Sequence[Any]) -> list[Any]:
+    """Rows that carry the labels the files lack, so that every label has the number it had in training."""
+    missing = label_names(set(known) - _labels(examples))
+    first = examples[0]
+    if hasattr(first, "label"):
+        return [first._replace(label=name) for name in missing]
+    return [first._replace(words=("x",), tags=(name,)) for name in missing] if hasattr(first, "tags") else []
