@@ -31,6 +31,17 @@ VERBS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "查证模型看不到未来和填充;看到了就指出在哪里",
         ),
     },
+    ("Training", "训练"): {
+        "demo": ("in a minute and a half: a model that reads dates in eleven languages", "一分半钟:训练一个会读日期的模型"),
+        "train": ("learn from your files; --resume goes on where a run stopped", "用你的文件训练;--resume 接着训练"),
+        "eval": ("how good a trained model is on other data", "评估训练好的模型"),
+        "runs": ("what has been trained here, and how good it is", "列出训练过的模型"),
+        "translate": ("text to text with a model you trained", "用训练好的模型翻译"),
+        "summarize": ("the same, for a model that shortens", "用训练好的模型写摘要"),
+        "classify": ("the label of a text", "给文本分类"),
+        "tag": ("a tag for every word", "给每个词打标签"),
+        "answer": ("the stretch of a text that answers a question", "在文本中找出问题的答案"),
+    },
     ("Using models", "使用模型"): {
         "generate": ("go on where a prompt ends, or answer to a source", "接着开头往下写,或根据原文作答"),
         "chat": ("talk with a model in the terminal", "在终端里与模型对话"),
