@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     model = say(
-        "a preset, a file with a spec, or file.py:name of an nn.Module or of what makes one (the file is run)",
-        "预设名、模型描述文件,或 file.py:名字(nn.Module,或构造它的类、函数;该文件会被运行)",
+        "a preset, a model (folder, run, .gguf, known name), a spec file, or file.py:name of an nn.Module "
+        "or of what makes one (the file is run)",
+        "预设名、模型(目录、run、.gguf、已知名字)、描述文件,或 file.py:名字(nn.Module 或构造它的类、函数;文件会被运行)",
     )
     sides = say("where rows may be padded (both)", "在哪边填充(both)")
     add("model", metavar="MODEL", help=model)
@@ -57,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
 
 def found(name: str, vocab: int | None, seed: int) -> nn.Module:
     """The model a user names. Presets too large for any probe on this machine are refused before they are built."""
+    from headwater.families.known import KNOWN
+    from headwater.families.loading import load
     from headwater.inspection.counts import skeleton, total
     from headwater.inspection.machine import memory
     from headwater.inspection.resolve import resolve
@@ -66,6 +69,8 @@ def found(name: str, vocab: int | None, seed: int) -> nn.Module:
         return from_file(Path(file), attribute)
     if name.endswith(".py"):
         raise BadSetting(f"{name}: say which model of the file is meant, got none; {name}:NAME")
+    if name in KNOWN or Path(name).is_dir() or name.endswith(".gguf"):
+        return load(name).model
     spec = resolve(name, vocab)
     needed, free = 8 * total(skeleton(spec)) / 1e9, memory()[1]  # fp32 weights, and their gradients for one law
     if free is not None and needed > free:
