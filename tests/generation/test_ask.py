@@ -59,7 +59,8 @@ def test_the_trace_shows_every_chooser(loaded):
         assert (few > 0).sum() == 5 and few[token] > 0 and stages[2].top(9)[0][0] == int(model.argmax())
     why = answer.why(loaded.tokenizer)
     assert why.count("\n") == 11 and "TopK(count=5)" in why and "5 left" in why
-    assert not generate(loaded, "Hi", max_tokens=3).trace
+    with pytest.raises(BadInput, match="needs a trace"):
+        generate(loaded, "Hi", max_tokens=3).why()
 
 
 def test_streamed_is_whole(loaded):
@@ -199,6 +200,14 @@ def test_an_empty_prompt(loaded, build, letters, make_loaded):
         with pytest.raises(BadInput) as fault:
             generate(none, "" if none is not loaded.model else [])
         assert "must have at least one token, got none" in told(fault)
+
+
+def test_half_a_character_is_refused(loaded):
+    """I4; NUL is a character like any other."""
+    with pytest.raises(BadInput) as fault:
+        generate(loaded, "ab\ud83d")
+    assert "must be whole text, got half a character at 2" in told(fault)
+    assert len(generate(loaded, "a\0b", max_tokens=2).ids) == 2
 
 
 @given(st.lists(st.integers(-(2**70), 2**70) | st.floats() | st.booleans() | st.none(), min_size=1, max_size=4))

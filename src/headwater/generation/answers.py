@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from headwater.errors import BadInput
 from headwater.generation.requests import Row
 
 
@@ -19,11 +20,11 @@ class Answer:
     """
 
     text: str
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    ids: tuple[int, ...] = field(repr=False)
+    logprobs: tuple[float, ...] = field(repr=False)
     stopped: str
-    prompt: tuple[int, ...] = ()
-    alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()
+    prompt: tuple[int, ...] = field(default=(), repr=False)
+    alternatives: tuple[tuple[tuple[int, float], ...], ...] = field(default=(), repr=False)
     trace: tuple[tuple[Any, ...], ...] = field(default=(), repr=False)
     score: float | None = None
     acceptance: float | None = None
@@ -57,6 +58,8 @@ class Answer:
 
     def why(self, tokenizer: Any = None, top: int = 5) -> str:
         """The trace as a table: at each step the most probable tokens, before and after each chooser."""
+        if self.ids and not self.trace:
+            raise BadInput("Answer: why() needs a trace, got none; generate(..., trace=True)")
         name = tokenizer.piece if tokenizer is not None else str
         lines = []
         for number, (token, stages) in enumerate(zip(self.ids, self.trace, strict=True), 1):

@@ -8,6 +8,7 @@ A model alone (without a tokenizer) is asked in token ids, and answers in them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -68,6 +69,10 @@ class Voice:
         most = MOST_CHARACTERS if self.context is None else min(MOST_CHARACTERS, 1024 * self.context)
         if len(prompt) > most:
             raise TooLong(f"generate: a prompt may have {most} characters, got {len(prompt)}; shorten it")
+        if torn := re.search("[\ud800-\udfff]", prompt):
+            raise BadInput(
+                f"generate: a prompt must be whole text, got half a character at {torn.start()}; decode it as UTF-8"
+            )
         ids = tuple(self.tokenizer.encode(prompt))
         return ids or (() if self.tokenizer.bos is None else (self.tokenizer.bos,))
 
