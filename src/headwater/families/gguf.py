@@ -146,8 +146,9 @@ def build(spec: Model, names: Names, file: GgufFile) -> Transformer:
             _put(model, path, packed)
     for path, home in spec.tied:
         source = model.get_submodule(home)
-        if isinstance(source, PackedTable):
+        if isinstance(source, PackedTable):  # one table in memory, but two modules: there is no weight left to tie
             _put(model, path, PackedLinear(source.blocks, source.kind))
+            model.spec = replace(spec, tied=())
         else:
             model.get_submodule(path).weight = source.weight
     constants(model)
