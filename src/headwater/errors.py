@@ -55,11 +55,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
     >>> nearest("rmsnrom", ["rmsnorm", "layernorm"])
     "did you mean 'rmsnorm'?"
+    >>> nearest("rmsnrom", ["RMSNorm", "LayerNorm"])
+    "did you mean 'RMSNorm'?"
     >>> nearest("zebra", ["b", "a"])
     'known: a, b'
     """
     names = sorted(known)
-    close = difflib.get_close_matches(name.lower(), names, 1)
+    spelt = {known_name.lower(): known_name for known_name in names}
+    close = difflib.get_close_matches(name.lower(), spelt, 1)
     if close:
-        return f"did you mean {close[0]!r}?"
+        return f"did you mean {spelt[close[0]]!r}?"
     return "known: " + ", ".join(names[:20]) + (" …" if len(names) > 20 else "")
