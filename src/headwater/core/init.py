@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import fnmatch
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from headwater.core.norms import OffsetRMSNormLayer
 from headwater.core.positions import Position
@@ -68,6 +70,15 @@ def scaled_normal(layers: int, std: float = 0.02) -> Rules:
     """GPT-2: all normal, and what writes into the residual stream smaller by √(2 · layers)."""
     small = Normal(std / math.sqrt(2 * max(layers, 1)))
     return ("*_attn.out.weight", small), ("*.ffn.down.weight", small), ("*", Normal(std))
+
+
+class NoFirstWeights(TorchFunctionMode):
+    """While a skeleton is built no weights are drawn: on meta that would change nothing and cost seconds."""
+
+    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def materialise(model: nn.Module, rules: Rules, seed: int | None, device: torch.device | str = "cpu") -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from headwater.core.cache import NoCache
 from headwater.core.embed import Rows
 from headwater.core.heads import NoHead
-from headwater.core.init import PAPER, materialise
+from headwater.core.init import PAPER, NoFirstWeights, materialise
 from headwater.errors import BadInput, BadSetting, Unavailable
 from headwater.parts import must, part
 
@@ -102,7 +102,7 @@ class Model:
     def skeleton(self) -> Transformer:
         """The model without memory (meta device): shapes and counts only."""
         try:
-            with torch.device("meta"):
+            with torch.device("meta"), NoFirstWeights():
                 return Transformer(self)
         except RuntimeError as error:  # only a size beyond 2**63 bytes fails without memory
             raise BadSetting(f"Model: every tensor must have a size a machine can name, {error}; correct it") from None

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from headwater.core.model import Model
 from headwater.inspection.formulas import Sizes, Term, sizes_of, term, written
@@ -46,18 +44,8 @@ class Node:
         return here | ({"parts": [child.plain() for child in self.children]} if self.children else {})
 
 
-class _NoFirstWeights(TorchFunctionMode):
-    """A skeleton needs no first weights, and drawing them on meta costs more than building it."""
-
-    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__module__", "") == "torch.nn.init":
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **(kwargs or {}))
-
-
 def skeleton(spec: Model) -> nn.Module:
-    with _NoFirstWeights():
-        return spec.skeleton()
+    return spec.skeleton()
 
 
 def tree(model: nn.Module) -> Node:
