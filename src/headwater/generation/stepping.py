@@ -213,13 +213,14 @@ class Stepper:
         """Tell C where the keys and values lie, where they have moved since the last step."""
         _, kv_heads, head_dim, _ = self.shape
         slots.reserve(self.slots, columns, kv_heads, head_dim)
-        pinned = (slots.room[self.slots[-1]][1].data_ptr(), slots.room[self.slots[0]][0].data_ptr())
-        if pinned == self._pinned and self.whole.length == slots.room[self.slots[0]][0].shape[2]:
+        pairs = [slots.room[slot] for slot in self.slots]
+        pinned = tuple(kept.data_ptr() for pair in pairs for kept in pair)
+        if pinned == self._pinned:
             return
-        for layer, slot in zip(self.layers, self.slots, strict=True):
-            k, v = slots.room[slot]
+        self.whole.length = pairs[0][0].shape[2]
+        assert all(kept.shape[2] == self.whole.length and kept.is_contiguous() for pair in pairs for kept in pair)
+        for layer, (k, v) in zip(self.layers, pairs, strict=True):
             layer.keys, layer.values = k.data_ptr(), v.data_ptr()
-        self.whole.length = slots.room[self.slots[0]][0].shape[2]
         self._pinned = pinned
         self._scratch = {}
 
