@@ -70,7 +70,8 @@ def from_plain(value: Any) -> Any:
         must(fits, "times", "must be a whole number from 0 to 10000", times, "mend the file")
         return (from_plain(value["of"]),) * times
     kind = value.get("kind")
-    if not isinstance(kind, str) or kind not in KINDS:
+    must(isinstance(kind, str), "part", "kind must be a word", _short(kind), "such as {'kind': 'RMSNorm'}")
+    if kind not in KINDS:
         raise BadSetting(f"no part is called {kind!r}; {nearest(str(kind), KINDS)}")
     known = {f.name for f in dataclasses.fields(KINDS[kind])}
     fields = {k: from_plain(v) for k, v in value.items() if k != "kind"}
