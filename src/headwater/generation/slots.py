@@ -101,10 +101,13 @@ class Slots:
         return room[0][:rows, :, first:last], room[1][:rows, :, first:last]
 
     def reserve(self, slots: Iterable[Slot], columns: int, heads: int, width: int) -> None:
-        """Make room for so many columns of every row, where it is not there yet."""
+        """Make room for so many columns of every row, the same for all of them (an interrupted growth may differ)."""
+        widest = max([columns, *(k.shape[2] for k, _ in self.room.values())])
+        ample = self._spare(columns) if widest == columns else widest
         for slot in slots:
             like = self.room.get(slot) or (torch.zeros(1, heads, 1, width), torch.zeros(1, heads, 1, width))
-            self.room[slot] = _roomy(self.room.get(slot), like, len(self.held), columns, self._spare(columns))
+            k, v = _roomy(self.room.get(slot), like, len(self.held), widest, ample)
+            self.room[slot] = k.contiguous(), v.contiguous()
 
     def _spare(self, columns: int) -> int:
         """How many columns to make when there are too few: half as many again, so that copies stay rare."""
