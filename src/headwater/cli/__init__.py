@@ -32,7 +32,7 @@ VERBS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
     },
     ("Training", "训练"): {
-        "demo": ("in a minute and a half: a model that reads dates in eleven languages", "一分半钟:训练一个会读日期的模型"),
+        "demo": ("a model that reads dates in eleven languages, in a minute or two", "一两分钟训练一个会读日期的模型"),
         "train": ("learn from your files; --resume goes on where a run stopped", "用你的文件训练;--resume 接着训练"),
         "eval": ("how good a trained model is on other data", "评估训练好的模型"),
         "runs": ("what has been trained here, and how good it is", "列出训练过的模型"),

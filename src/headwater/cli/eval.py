@@ -18,9 +18,9 @@ def arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from headwater.training.testing import tested
+    from headwater.training.measuring import measured
 
-    scores, samples = tested(args.run, args.files, args.rows, args.beam)
+    scores, samples = measured(args.run, args.files, args.rows, args.beam)
     if args.json:
         print(json.dumps(scores, ensure_ascii=False))
         return

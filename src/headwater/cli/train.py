@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     from headwater.training.progress import Show
     from headwater.training.teaching import resume, train
 
-    listeners = [] if args.quiet else [Show()]
+    listeners = [] if args.quiet or os.environ.get("RANK", "0") != "0" else [Show()]
     tell = _announcer(args.dry_run)
     try:
         if args.resume:
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
             )
     except DryRun:
         return 0
-    return after(trained)
+    return 0 if trained.folder == Path() else after(trained)
 
 
 class DryRun(Exception):

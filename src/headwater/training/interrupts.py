@@ -26,6 +26,7 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        name = signal.Signals(number).name
+        if self.asked == name:
             raise KeyboardInterrupt
-        self.asked = signal.Signals(number).name
+        self.asked = self.asked or name  # a launcher that passes Ctrl-C on as SIGTERM means the same wish

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 from headwater.training.events import Evaluated, Event, Stopped
 from headwater.training.run import Run
 
-SMOOTH = 0.9
+SMOOTH, EVERY = 0.9, 30.0  # share of the past in a smoothed curve; seconds between pictures
 FONTS = ["Noto Sans CJK SC", "WenQuanYi Zen Hei", "DejaVu Sans"]  # the first that is installed and has the character
 
 
 class Plots:
-    """Draws at evaluations and at the end."""
+    """Draws at the end, and at evaluations if the last picture is some time ago: drawing takes half a second."""
 
     name = "plots"
 
     def __init__(self, run: Run) -> None:
-        self.run = run
+        self.run, self.drawn = run, time.monotonic()
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, (Evaluated, Stopped)):
+        old = time.monotonic() - self.drawn > EVERY
+        if isinstance(event, Stopped) or (isinstance(event, Evaluated) and old):
             draw(self.run)
+            self.drawn = time.monotonic()
 
 
 def draw(run: Run) -> list[Path]:

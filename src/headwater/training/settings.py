@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import re
 import typing
 from collections.abc import Iterator, Mapping
@@ -249,7 +250,7 @@ def _yes(value: Any) -> bool | None:
 
 MAKERS: dict[Any, Any] = {
     int: _whole, float: _number, Time: _time, bool: _yes, list[str]: _texts, dict[str, str]: _pairs,
-    str: lambda value: value if isinstance(value, str) else None}  # fmt: skip
+    str: lambda value: os.fspath(value) if isinstance(value, (str, os.PathLike)) else None}  # fmt: skip
 WANTED: dict[Any, str] = {
     int: "a whole number", float: "a number", Time: "a time such as 90s or 5m", bool: "true or false",
     list[str]: "a list of words", dict[str, str]: "pairs such as source=en", str: "a word"}  # fmt: skip

@@ -18,7 +18,7 @@ from headwater.errors import BadSetting
 from headwater.text.load import load as load_tokenizer
 from headwater.text.tokenizer import Tokenizer
 from headwater.training import planning
-from headwater.training.checkpoints import Checkpoints
+from headwater.training.checkpoints import Checkpoints, Saved
 from headwater.training.events import Listener, Noted
 from headwater.training.exam import Exam
 from headwater.training.journals import Metrics, Order, Samples
@@ -30,6 +30,7 @@ from headwater.training.run import Run, free_name
 from headwater.training.settings import LEAVES, SAME, Settings, changes, read
 from headwater.training.snapshot import keeper, restore
 from headwater.training.starting import begin
+from headwater.training.team import Alone, team
 from headwater.training.use import Trained, load_run
 from headwater.weights.native import save_model
 
@@ -63,9 +64,12 @@ def train(
     """Learn from files, or from examples ({"train": […], "valid": […]}). Every setting may be given by its name."""
     chosen = {**(config or {}), **given, **({"paths": [str(p) for p in paths]} if paths else {})}
     settings = planning.early(read(chosen))
+    together = team(settings.device)
     if not settings.paths and not examples:
         raise BadSetting('train: it needs files or examples to learn from, got none; headwater.train("pairs.tsv")')
-    lesson = prepare(settings, examples=examples)
+    lesson = prepare(settings, examples=examples, together=together)
+    if together.rank:
+        return follow(lesson)
     settings = lesson.settings
     stem = Path(settings.paths[0]).stem if settings.paths else "examples"
     folder = Path(settings.out) if settings.out else free_name(settings.task, stem)
@@ -74,7 +78,17 @@ def train(
     with run.held():
         lesson.material.tokenizer.save(run.model)
         outcome = _go(run, lesson, listeners, facts_of(lesson))
+    together.leave()
     return load_run(run.folder, outcome)
+
+
+def follow(lesson: Lesson, saved: Saved | None = None) -> Trained:
+    """What every process but the first does: its share of the steps. It writes nothing."""
+    if saved:
+        restore(lesson.trainer, saved, facts_of(lesson))
+    outcome = lesson.trainer.run()
+    lesson.trainer.team.leave()
+    return Trained(Path(), lesson.model, lesson.material.tokenizer, lesson.material.about, outcome)
 
 
 def resume(folder: str | Path, *, listeners: Iterable[Listener] = (), say: Say = silent, **given: Any) -> Trained:
@@ -93,18 +107,25 @@ def resume(folder: str | Path, *, listeners: Iterable[Listener] = (), say: Say =
         raise BadSetting(
             f"{folder} was trained on examples from Python, not on files; call train with out= to begin anew"
         )
+    together = team(settings.device)
+    if together.rank:
+        lesson = prepare(settings, load_tokenizer(run.model), together=together)
+        return follow(lesson, Checkpoints(run.checkpoints, run.id).newest())
     with run.held():
-        tokenizer = load_tokenizer(run.model)
-        lesson = prepare(settings, tokenizer=tokenizer)
+        lesson = prepare(settings, load_tokenizer(run.model), together=together)
         run.write_settings(settings)
         say(lesson)
         notes = [f"{c.name} was {c.before!r} and is {c.now!r} now" for c in changed]
         outcome = _go(run, lesson, listeners, facts_of(lesson), notes, resumed=True)
+    together.leave()
     return load_run(run.folder, outcome)
 
 
 def prepare(
-    settings: Settings, tokenizer: Tokenizer | None = None, examples: Mapping[str, list[Example]] | None = None
+    settings: Settings,
+    tokenizer: Tokenizer | None = None,
+    examples: Mapping[str, list[Example]] | None = None,
+    together: Any = None,
 ) -> Lesson:
     """Read the data, choose what was left open, make the model and its trainer."""
     found = None
@@ -119,16 +140,17 @@ def prepare(
     lesson = Lesson(
         settings, material, model, _trainer(settings.but(max_steps=settings.max_steps or 1), material, model), found
     )
-    lesson.step_seconds = planning.seconds_a_step(lesson.trainer)
+    together = together or Alone()
+    lesson.step_seconds = together.told([planning.seconds_a_step(lesson.trainer)])[0]
     lesson.settings = planning.paced(settings, lesson.step_seconds)
-    lesson.trainer = _trainer(lesson.settings, material, model)
+    lesson.trainer = _trainer(lesson.settings, material, model, together)
     return lesson
 
 
-def _trainer(settings: Settings, material: Material, model: Any) -> Trainer:
+def _trainer(settings: Settings, material: Material, model: Any, together: Any = None) -> Trainer:
     schedule = planning.schedule_of(settings.but(warmup=max(settings.warmup, 0)))
     exam = Exam(material, settings.metric, settings.eval_rows, settings.samples)
-    return Trainer(model, OBJECTIVES[material.task], material.train, schedule, settings, evaluate=exam)
+    return Trainer(model, OBJECTIVES[material.task], material.train, schedule, settings, evaluate=exam, team=together)
 
 
 def facts_of(lesson: Lesson) -> dict[str, Any]:

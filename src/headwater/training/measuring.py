@@ -20,7 +20,9 @@ from headwater.training.settings import Settings, read
 from headwater.training.use import Trained, load_run, write
 
 
-def tested(folder: str | Path, files: Sequence[str], rows: int = 10**9, beam: int = 4) -> tuple[dict[str, float], Any]:
+def measured(
+    folder: str | Path, files: Sequence[str], rows: int = 10**9, beam: int = 4
+) -> tuple[dict[str, float], Any]:
     """The scores on all rows of the files, and some samples. With a beam above 1, texts are found by beam search."""
     trained = load_run(folder)
     material = material_of(trained, files)

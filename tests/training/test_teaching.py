@@ -1,0 +1,221 @@
+"""From files to a model and on: every task trains, is resumed, measured and used; faults are said in a line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+
+import pytest
+import torch
+
+from headwater.data.dates import dates
+from headwater.data.examples import Question
+from headwater.errors import BadFile, BadInput, BadSetting, NotFound, Unavailable
+from headwater.training.events import Noted, Stepped
+from headwater.training.lock import Lock
+from headwater.training.measuring import measured
+from headwater.training.run import Run, free_name
+from headwater.training.teaching import resume, train
+from headwater.training.use import load_run
+from headwater.weights.native import is_native, load_model, save_model
+
+TINY = {"size": "mini", "max_steps": 4, "batch_tokens": 600, "eval_rows": 20, "eval_every": 2, "log_every": 1}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """One small file for each task."""
+    folder = tmp_path_factory.mktemp("data")
+    pairs = dates("train", 300)
+    (folder / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs))
+    (folder / "labels.csv").write_text(
+        "text,label\n"
+        + "".join(f"{p.source},{'tagged' if p.source[0] == '>' else 'plain'}\n".replace(", ", " ") for p in pairs)
+    )
+    (folder / "words.conll").write_text(
+        "\n\n".join("\n".join(f"{w} {'B-NUM' if w[0].isdigit() else 'O'}" for w in p.source.split()) for p in pairs)
+        + "\n"
+    )
+    (folder / "running.txt").write_text("\n".join(f"{a} is {b}." for a, b in pairs))
+    about = [{"context": f"The day was {p.target}. It rained.", "at": 12, "text": p.target} for p in pairs[:60]]
+    asked = [{"context": a["context"], "qas": [{"id": str(n), "question": "What day was it?",
+              "answers": [{"text": a["text"], "answer_start": a["at"]}]}]} for n, a in enumerate(about)]  # fmt: skip
+    (folder / "questions.json").write_text(json.dumps({"data": [{"paragraphs": asked}]}))
+    return folder
+
+
+TASKS = {
+    "pairs.tsv": ("text-to-text", "15 novembre 2026", str),
+    "labels.csv": ("classification", "15 novembre 2026", dict),
+    "words.conll": ("tagging", "15 novembre 2026", list),
+    "running.txt": ("language-model", "The day", str),
+    "questions.json": ("answers", Question("What day?", "The day was 2026-11-15."), str),
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_trains_is_measured_and_used(files, tmp_path, name):
+    task, given, kind = TASKS[name]
+    trained = train(files / name, out=tmp_path / "run", context=32, **TINY)
+    assert trained.task == task and trained.outcome.why == "finished"
+    assert isinstance(trained(given, **({"max_tokens": 4} if kind is str and task == "language-model" else {})), kind)
+    scores, _ = measured(tmp_path / "run", [str(files / name)], rows=10)
+    assert scores["loss"] > 0
+    run = Run.open(tmp_path / "run")
+    steps = [line["step"] for line in run.lines("metrics.jsonl") if line.get("split") == "train"]
+    assert steps == [1, 2, 3, 4]
+    assert {p.name for p in run.plots.iterdir()} >= {"loss.png", "learning.png"}
+    assert is_native(run.model) and (run.model / "tokenizer.json").exists()
+
+
+@pytest.mark.parametrize("objective", ["masked", "spans", "denoise"])
+def test_other_objectives_of_running_text(files, tmp_path, objective):
+    trained = train(files / "running.txt", out=tmp_path / "run", objective=objective, context=32, **TINY)
+    assert trained.about["objective"] == objective and trained.outcome.why == "finished"
+
+
+def test_resumed_through_the_files_is_never_stopped(files, tmp_path):
+    whole = train(files / "pairs.tsv", out=tmp_path / "a", **{**TINY, "max_steps": 8}, save_steps=3, log_order=True)
+
+    def cut(event):
+        if isinstance(event, Stepped) and event.step == 5:
+            raise KeyboardInterrupt
+
+    more = {**TINY, "max_steps": 8, "save_steps": 3, "log_order": True}
+    with pytest.raises(KeyboardInterrupt):
+        train(files / "pairs.tsv", out=tmp_path / "b", listeners=[cut], **more)
+    heard = []
+    again = resume(tmp_path / "b", listeners=[heard.append])
+    assert "resumed at step 3" in [e.text for e in heard if isinstance(e, Noted)]
+    for a, b in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert (tmp_path / "a/order.jsonl").read_text() == (tmp_path / "b/order.jsonl").read_text()
+    keep = ("step", "split", "loss", "grad_norm", "lr", "bleu")
+    lines = [
+        [{k: x.get(k) for k in keep} for x in Run(tmp_path / r).lines("metrics.jsonl") if "split" in x] for r in "ab"
+    ]
+    assert lines[0] == lines[1]
+
+
+def test_what_makes_it_another_run_is_refused(files, tmp_path):
+    copy = tmp_path / "pairs.tsv"
+    copy.write_text((files / "pairs.tsv").read_text())
+    train(copy, out=tmp_path / "run", **TINY)
+    with pytest.raises(BadSetting, match="seed is fixed in a resumed run: it was 0, got 9"):
+        resume(tmp_path / "run", seed=9)
+    with pytest.raises(BadSetting, match="there is no setting 'max_step'; did you mean 'max_steps'"):
+        resume(tmp_path / "run", max_step=9)
+    heard = []
+    resume(tmp_path / "run", max_steps=6, listeners=[heard.append])
+    assert "max_steps was 4 and is 6 now" in [e.text for e in heard if isinstance(e, Noted)]
+    with copy.open("a") as file:
+        file.write("one more\trow\n")
+    with pytest.raises(BadSetting, match="data must be what it was when .* was saved, it has changed"):
+        resume(tmp_path / "run")
+
+
+def test_a_spoiled_checkpoint_is_said_and_the_one_before_is_used(files, tmp_path):
+    train(files / "pairs.tsv", out=tmp_path / "run", save_steps=2, **TINY)
+    newest = tmp_path / "run/checkpoints/step-00000004/model.safetensors"
+    raw = bytearray(newest.read_bytes())
+    raw[-1] ^= 1
+    newest.write_bytes(bytes(raw))
+    heard = []
+    resume(tmp_path / "run", listeners=[heard.append])
+    notes = [e.text for e in heard if isinstance(e, Noted)]
+    assert any("step-00000004: model.safetensors is not what was written (SHA-256)" in n for n in notes)
+    assert "resumed at step 2" in notes
+
+
+def test_folders_are_never_written_over_or_through(files, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/notes.txt").write_text("mine")
+    with pytest.raises(BadSetting, match="must be new or empty"):
+        train(files / "pairs.tsv", out=tmp_path / "full", **TINY)
+    (tmp_path / "link").symlink_to(tmp_path / "full")
+    (tmp_path / "file").write_text("x")
+    for odd, kind in (("link", "a link"), ("file", "a file")):
+        with pytest.raises(BadFile, match=f"must be a folder, it is {kind}"):
+            train(files / "pairs.tsv", out=tmp_path / odd, **TINY)
+    assert (tmp_path / "full/notes.txt").read_text() == "mine"
+    with pytest.raises(NotFound, match="must be the folder of a run, it has no config.yaml"):
+        resume(tmp_path / "full")
+
+
+def test_a_second_trainer_is_refused(files, tmp_path):
+    train(files / "pairs.tsv", out=tmp_path / "run", **TINY)
+    with (
+        Lock(tmp_path / "run/lock"),
+        pytest.raises(Unavailable, match=f"process {os.getpid()} on .* is training there"),
+    ):
+        resume(tmp_path / "run")
+
+
+def test_names_of_runs_do_not_collide(tmp_path):
+    first = free_name("text-to-text", "my data!", tmp_path)
+    assert first.name == "my-data"
+    first.mkdir(parents=True)
+    assert free_name("text-to-text", "my data!", tmp_path).name == "my-data-2"
+
+
+def test_time_decides_the_steps(files, tmp_path):
+    trained = train(
+        files / "pairs.tsv", out=tmp_path / "run", **{**TINY, "max_steps": 0, "eval_every": 1000}, max_time="2s"
+    )
+    assert trained.outcome.progress.step >= 1
+    assert Run.open(tmp_path / "run").settings().max_steps >= 10
+
+
+def test_a_run_can_start_from_another(files, tmp_path):
+    first = train(files / "pairs.tsv", out=tmp_path / "a", **TINY)
+    same = {"start": tmp_path / "a", "tokenizer": tmp_path / "a/model", "lr": 1e-12}
+    second = train(files / "pairs.tsv", out=tmp_path / "b", **{**TINY, "max_steps": 1}, **same)
+    for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=0)
+    with pytest.raises(BadSetting, match="the model has .* tokens, the tokenizer"):
+        train(files / "running.txt", out=tmp_path / "c", start=str(tmp_path / "a"), vocab=4000, **TINY)
+
+
+def test_questions_a_user_may_ask(files, tmp_path):
+    with pytest.raises(BadSetting, match="it needs files or examples to learn from"):
+        train()
+    with pytest.raises(BadSetting, match="no schedule is called 'cosin'; did you mean 'cosine'"):
+        train(files / "pairs.tsv", schedule="cosin", out=tmp_path / "x", **TINY)
+    with pytest.raises(BadSetting, match="no size is called 'mii'; did you mean 'mini'"):
+        train(files / "pairs.tsv", out=tmp_path / "x", **{**TINY, "size": "mii"})
+    with pytest.raises(NotFound, match="tokenizer must be a kind or a folder, 'bep' is neither"):
+        train(files / "pairs.tsv", out=tmp_path / "x", tokenizer="bep", **TINY)
+    with pytest.raises(BadInput, match="no row has at most 1 tokens"):
+        train(files / "pairs.tsv", out=tmp_path / "x", longest=1, **TINY)
+    with pytest.raises(Unavailable, match="device 'cuda:7' can not be used"):
+        train(files / "pairs.tsv", out=tmp_path / "x", device="cuda:7", **TINY)
+    assert not (tmp_path / "x").exists()
+
+
+# ----------------------------------------------------------------------------------------------------- the model folder
+
+
+def test_a_model_folder_reads_back_what_was_written(files, tmp_path):
+    trained = train(files / "pairs.tsv", out=tmp_path / "run", **TINY)
+    save_model(tmp_path / "m", trained.model, trained.about)
+    again = load_model(tmp_path / "m")
+    assert again.model.spec == trained.model.spec and again.about == trained.about
+    for (name, a), (_, b) in zip(trained.model.named_parameters(), again.model.named_parameters(), strict=True):
+        assert torch.equal(a, b), name
+    assert again.model.head.out.weight is again.model.decoder.embed.tokens.weight
+
+
+def test_a_model_folder_of_another_shape_is_refused(files, tmp_path):
+    trained = train(files / "pairs.tsv", out=tmp_path / "run", **TINY)
+    config = json.loads((tmp_path / "run/model/config.json").read_text())
+    wrong = dataclasses.replace(trained.model.spec, decoder=dataclasses.replace(trained.model.spec.decoder, layers=()))
+    save_model(tmp_path / "m", wrong.build(seed=0), {})
+    (tmp_path / "m/config.json").write_text(json.dumps(config))
+    with pytest.raises(BadFile, match="must hold this model's tensors"):
+        load_model(tmp_path / "m")
+    (tmp_path / "m/config.json").write_text(json.dumps({**config, "model_type": "gpt2"}))
+    with pytest.raises(BadFile, match="model_type must be 'headwater', it is 'gpt2'"):
+        load_model(tmp_path / "m")
+    with pytest.raises(NotFound, match="is not the folder of a run or of a model"):
+        load_run(tmp_path / "nothing")
