@@ -17,6 +17,7 @@ from headwater.errors import BadSetting, nearest
 
 KINDS: dict[str, type] = {}
 LARGEST = 2**31 - 1  # no size of a real model is beyond it; a larger one is a mistake or an attack
+LARGEST_FLOAT = 3.4e38  # beyond it a number is infinite in float32
 
 P = TypeVar("P")
 
@@ -167,7 +168,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint is int:
         return type(value) is int and 0 <= value <= LARGEST
     if hint is float:
-        return type(value) is float and math.isfinite(value)
+        return type(value) is float and math.isfinite(value) and abs(value) <= LARGEST_FLOAT
     if hint in (str, bool, type(None)):
         return type(value) is hint
     return type(value) in KINDS.values() and (hint is Any or isinstance(value, hint))

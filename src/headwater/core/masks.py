@@ -88,9 +88,8 @@ class Both:
 
     @property
     def reach(self) -> Reach:
-        pairs = zip(self.first.reach, self.second.reach, strict=True)
-        back, ahead = (min((r for r in pair if r is not None), default=None) for pair in pairs)
-        return back, ahead
+        (back, ahead), (other_back, other_ahead) = self.first.reach, self.second.reach
+        return _shorter(back, other_back), _shorter(ahead, other_ahead)
 
     def allows(self, q: Tensor, k: Tensor) -> Tensor | None:
         first, second = self.first.allows(q, k), self.second.allows(q, k)
@@ -165,3 +164,9 @@ class Sight:
 
 def _both(a: Tensor | None, b: Tensor) -> Tensor:
     return b if a is None else a & b
+
+
+def _shorter(a: int | None, b: int | None) -> int | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return min(a, b)

@@ -1,0 +1,294 @@
+"""What a user can get wrong, and the line that says so: what must hold, what came, what to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from headwater import core as hw
+from headwater.errors import BadInput, BadSetting, Fault, TooLong, Unavailable
+from headwater.parts import swap
+
+SIZES = {"d_model": 16, "heads": 4, "layers": 1, "d_ff": 16, "dropout": 0.0}
+IDS, KEEP = torch.zeros(2, 5, dtype=torch.long), torch.ones(2, 5, dtype=torch.bool)
+
+
+def spec(**changes) -> hw.Model:
+    return hw.decoder(11, **{**SIZES, **changes})
+
+
+DECODER = spec().build(seed=0)
+BOTH = hw.transformer(11, 11, **SIZES).build(seed=0)
+LEARNED = spec(position="learned", longest=4).build(seed=0)
+
+
+def swapped(kind, **fields) -> hw.Model:
+    return swap(spec(), kind, lambda part: replace(part, **fields))
+
+
+FFN = hw.FeedForward(8)
+BRANCH = spec().decoder.layers[0].branches[0]
+SETTINGS = {
+    "heads that do not divide": (lambda: spec(heads=3).skeleton(), "Attention: heads must divide d_model (16), got 3"),
+    "groups that do not divide": (lambda: spec(kv_heads=3), "Attention: kv_heads must divide heads (4), got 3"),
+    "no heads": (lambda: spec(heads=0), "Attention: heads must be at least 1, got 0"),
+    "no width": (lambda: hw.Stack(0, hw.Tokens(3), ()), "Stack: d_model must be at least 1, got 0"),
+    "no hidden width": (lambda: spec(d_ff=0), "FeedForward: d_ff must be at least 1, got 0"),
+    "no words": (lambda: hw.decoder(0, **SIZES), "Tokens: vocab must be at least 1, got 0"),
+    "head of no width": (lambda: spec(head_dim=0), "Attention: head_dim must be at least 1, got 0"),
+    "an odd head to turn": (
+        lambda: spec(position="rotary", head_dim=3).skeleton(),
+        "Rotary: the turned width must be even",
+    ),
+    "an odd width of sines": (
+        lambda: spec(d_model=15, heads=3).skeleton(),
+        "Sinusoidal: the width must be even, got 15",
+    ),
+    "dropout of 1.5": (lambda: spec(dropout=1.5), "dropout must be from 0 up to 1, got 1.5; 0.1 is usual"),
+    "dropout of everything": (lambda: spec(dropout=1.0), "dropout must be from 0 up to 1, got 1.0"),
+    "dropout in a head": (lambda: hw.TokenHead(3, dropout=1.5), "TokenHead: dropout must be from 0 up to 1, got 1.5"),
+    "dropout in attention": (
+        lambda: spec(attention_dropout=-0.1),
+        "Attention: dropout must be from 0 up to 1, got -0.1",
+    ),
+    "an unknown activation": (lambda: spec(activation="gelo"), "got 'gelo'; did you mean 'gelu'"),
+    "an unknown norm": (lambda: spec(norm="layr"), "norm must be one of layer, rms, got 'layr'; did you mean 'layer'"),
+    "an unknown placement": (lambda: spec(placement="prae"), "got 'prae'; did you mean 'pre'"),
+    "an unknown position": (lambda: spec(position="rotery"), "got 'rotery'; did you mean 'rotary'"),
+    "an unknown back end": (
+        lambda: spec(backend="flash"),
+        "backend must be one of fused, plain, xformers, got 'flash'",
+    ),
+    "an unknown size": (lambda: hw.decoder(9, d_modl=8), "there is no size called 'd_modl'; did you mean 'd_model'"),
+    "two vocabularies in one": (
+        lambda: hw.transformer(9, 8, shared=True),
+        "shared tables need one vocabulary, got 9 and 8",
+    ),
+    "a bias nobody has": (lambda: hw.Attention(2, bias="qx"), "bias must name projections out of 'qkvo', got 'qx'"),
+    "sines in attention": (lambda: hw.Attention(2, position=hw.Sinusoidal()), "position must act on attention"),
+    "rotary at the embedding": (lambda: hw.Tokens(9, hw.Rotary()), "Tokens: position must act on the embedding"),
+    "no stack": (lambda: hw.Model(), "Model: encoder or decoder must be given"),
+    "two widths": (
+        lambda: hw.Model(encoder=BOTH.spec.encoder, decoder=replace(BOTH.spec.decoder, d_model=20)).skeleton(),
+        "encoder and decoder must have one d_model, got (16, 20); make them equal",
+    ),
+    "two roles alike": (lambda: hw.Block((BRANCH, BRANCH)), "roles must be given and differ"),
+    "no branches": (lambda: hw.Block(()), "Block: roles must be given and differ"),
+    "a role that is no name": (lambda: hw.Branch("self attn", hw.NoNorm()), "Branch: role must be a name"),
+    "two layers for one branch": (lambda: hw.pre(hw.NoNorm(), a=FFN, b=FFN), "one role=layer must be given"),
+    "a norm after a parallel sum": (
+        lambda: hw.ParallelBlock((hw.post(hw.LayerNorm(), ffn=hw.FeedForward(8)),)),
+        "ParallelBlock: branches must not have a post_norm",
+    ),
+    "an order of layers that are not": (
+        lambda: replace(spec().decoder, order=(0, 1)),
+        "order must name layers below 1",
+    ),
+    "a window of nothing": (lambda: hw.Window(0), "Window: size must be at least 1, got 0"),
+    "a table that begins after its end": (lambda: hw.Learned(2, first=2), "Learned: size must be above first, got 2"),
+    "a share above the head": (lambda: hw.Rotary(share=1.5), "Rotary: share must be above 0 and at most 1, got 1.5"),
+    "a theta below one": (lambda: hw.Rotary(0.5), "Rotary: theta must be above 1, got 0.5; 10000 is usual"),
+    "sines of a negative base": (lambda: hw.Sinusoidal(-1), "Sinusoidal: base must be above 1, got -1.0"),
+    "bands the wrong way round": (
+        lambda: hw.Llama3Scaling(8, 4, 1, 64),
+        "low must be above 0 and below high, got (4.0, 1.0)",
+    ),
+    "a factor that squeezes": (lambda: hw.LinearScaling(0.5), "LinearScaling: factor must be at least 1, got 0.5"),
+    "tied to nowhere": (
+        lambda: hw.Model(decoder=spec().decoder, tied=(("decoder.embed.tokens", "head.oat"),)).skeleton(),
+        "tied: every path must name a module, got 'head.oat'; see model.named_modules()",
+    ),
+    "tied in two shapes": (
+        lambda: replace(spec(), head=hw.LanguageHead(12)).skeleton(),
+        "tied: head.out and decoder.embed.tokens must have one shape, got ((12, 16), (11, 16)); untie them",
+    ),
+    "tied without a weight": (
+        lambda: replace(spec(), tied=(("decoder.dropout", "decoder.embed.tokens"),)).skeleton(),
+        "tied: both paths must have a weight",
+    ),
+    "weights without a rule": (
+        lambda: replace(spec(), init=(("*.tokens.weight", hw.Normal(1)),)).build(),
+        "init: some rule must match every path, got 'decoder.layers.0.self_attn.q.weight'; end the rules with",
+    ),
+    "sizes beyond all machines": (
+        lambda: hw.decoder(2**31 - 1, **{**SIZES, "d_model": 2**31 - 1, "heads": 1, "d_ff": 8}).skeleton(),
+        "every tensor must have a size a machine can name",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_wrong_setting(name):
+    make, words = SETTINGS[name]
+    one_line(BadSetting, make, words)
+
+
+def one_line(kind: type[Fault], make, words: str) -> None:
+    with pytest.raises(kind) as caught:
+        make()
+    said = str(caught.value)
+    assert words in said, said
+    assert "\n" not in said and "; " in said and len(said) < 300, said
+
+
+INPUTS = {
+    "an id past the table": (lambda: DECODER(IDS + 11), "embed: ids must be from 0 to 10, got 11; use the tokenizer"),
+    "an id below zero": (lambda: DECODER(IDS - 1), "embed: ids must be from 0 to 10, got -1"),
+    "fractions": (lambda: DECODER(IDS.float()), "ids must be int64 or int32 [batch, length], got float32 (2, 5)"),
+    "yes and no": (lambda: DECODER(KEEP), "ids must be int64 or int32 [batch, length], got bool (2, 5)"),
+    "bytes": (lambda: DECODER(IDS.byte()), "ids must be int64 or int32 [batch, length], got uint8 (2, 5)"),
+    "one row without a batch": (lambda: DECODER(IDS[0]), "ids must be int64 or int32 [batch, length], got int64 (5,)"),
+    "three dimensions": (lambda: DECODER(IDS[None]), "ids must be int64 or int32 [batch, length], got int64 (1, 2, 5)"),
+    "no tokens": (lambda: DECODER(IDS[:, :0]), "ids must be int64 or int32 [batch, length], got int64 (2, 0)"),
+    "a list": (lambda: DECODER([[1, 2]]), "ids must be int64 or int32 [batch, length], got list"),
+    "a mask of numbers": (
+        lambda: DECODER(IDS, keep=KEEP.long()),
+        "keep must be bool, got int64 (2, 5); True = real token",
+    ),
+    "a mask of fractions": (lambda: DECODER(IDS, keep=KEEP.float()), "keep must be bool, got float32 (2, 5)"),
+    "a mask that is a list": (lambda: DECODER(IDS, keep=[True]), "keep must be bool, got list"),
+    "a mask for other tokens": (
+        lambda: DECODER(IDS, keep=KEEP[:, :4]),
+        "keep must have the shape of ids (2, 5), got bool (2, 4)",
+    ),
+    "a square mask": (
+        lambda: DECODER(IDS, keep=torch.ones(2, 5, 5, dtype=torch.bool)),
+        "keep must have the shape of ids (2, 5), got bool (2, 5, 5)",
+    ),
+    "one row for all": (lambda: DECODER(IDS, keep=KEEP[:1]), "keep must have the shape of ids (2, 5), got bool (1, 5)"),
+    "documents of fractions": (
+        lambda: DECODER(IDS, documents=IDS.float()),
+        "documents must be int, got float32 (2, 5); use .long()",
+    ),
+    "places of another shape": (
+        lambda: DECODER(IDS, places=IDS[:, :3]),
+        "places must have the shape of ids (2, 5), got int64 (2, 3)",
+    ),
+    "kinds where there are none": (lambda: DECODER(IDS, kinds=IDS), "embed: this model has no token kinds, got some"),
+    "a source too many": (lambda: DECODER(IDS, source=IDS), "model: it has one stack and takes no source, got one"),
+    "a source too few": (
+        lambda: BOTH(IDS),
+        "model: an encoder-decoder needs a source, got none; call model(ids, source=...)",
+    ),
+    "a source of fractions": (
+        lambda: BOTH(IDS, source=IDS.float()),
+        "source must be int64 or int32 [batch, length], got float32",
+    ),
+    "a source with other rows": (
+        lambda: BOTH(IDS, source=torch.zeros(3, 5, dtype=torch.long)),
+        "model: source and ids must have as many rows, got 3 and 2",
+    ),
+    "a source mask of another shape": (
+        lambda: BOTH(IDS, source=IDS, source_keep=KEEP[:, :2]),
+        "keep must have the shape of source (2, 5), got bool (2, 2)",
+    ),
+    "a source id past the table": (lambda: BOTH(IDS, source=IDS + 20), "embed: ids must be from 0 to 10, got 20"),
+    "half packed": (lambda: BOTH(IDS, source=IDS, documents=IDS + 1), "documents and source_documents belong together"),
+    "half packed the other way": (
+        lambda: BOTH(IDS, source=IDS, source_documents=IDS + 1),
+        "documents and source_documents belong together, got one of them; give both or neither",
+    ),
+    "no memory": (lambda: BOTH.decode(IDS), "cross_attn: it reads a source, got none"),
+    "states for a memory": (
+        lambda: BOTH.decode(IDS, memory=torch.zeros(2, 5, 16)),
+        "memory must come from encode(), got float32",
+    ),
+    "encoding without an encoder": (lambda: DECODER.encode(IDS), "only an encoder can read a source, there is none"),
+    "packed and pooled": (
+        lambda: replace(BOTH.spec, bridge=hw.MeanPool(2)).build(seed=0)(
+            IDS, source=IDS, documents=IDS + 1, source_documents=IDS + 1
+        ),
+        "bridge: packed documents cannot be pooled, got some; give one document a row",
+    ),
+    "a cache of another model": (
+        lambda: DECODER.decode(IDS, cache=hw.growing(LEARNED)),
+        "cache: it was made for another model; make one with growing(model), rolling or fixed",
+    ),
+    "a growing cache of another batch": (
+        lambda: used_by(hw.growing(DECODER)),
+        "cache: it holds 3 rows, got 2; use one cache",
+    ),
+    "a padded step of another batch": (
+        lambda: used_by(hw.growing(DECODER), keep=KEEP),
+        "cache: it holds 3 rows, got 2; use one cache for one batch, or select()",
+    ),
+    "a rolling cache of another batch": (lambda: used_by(hw.rolling(DECODER)), "cache: it holds 3 rows, got 2"),
+    "a fixed cache of another batch": (
+        lambda: DECODER.decode(IDS, keep=KEEP, cache=hw.fixed(DECODER, 3, 9)),
+        "cache: it has room for 3 rows, got 2; make it for that batch",
+    ),
+    "a rolling cache that is to go back": (lambda: _crop_rolling(), "cache: a rolling cache cannot go back"),
+}
+
+
+def used_by(cache, **given):
+    """A cache that has read three rows is given two."""
+    DECODER.decode(torch.zeros(3, 2, dtype=torch.long), cache=cache)
+    DECODER.decode(IDS, cache=cache, **given)
+
+
+def _crop_rolling():
+    model = swapped(hw.Attention, sees=hw.Window(2)).build(seed=0)
+    cache = hw.rolling(model)
+    model.decode(IDS, cache=cache)
+    cache.crop(2)
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_a_wrong_input(name):
+    make, words = INPUTS[name]
+    one_line(BadInput, make, words)
+
+
+LONG = {
+    "past the learned table": (
+        lambda: LEARNED(IDS),
+        "position.table: there are 4 places, got a token at place 4; shorten",
+    ),
+    "past it by a cache": (lambda: _too_many_steps(), "position.table: there are 4 places, got a token at place 4"),
+    "past a fixed cache": (
+        lambda: DECODER.decode(IDS, cache=hw.fixed(DECODER, 2, 4)),
+        "cache: it has room for 4 tokens, got token 5; make it longer",
+    ),
+}
+
+
+def _too_many_steps():
+    cache = hw.growing(LEARNED)
+    for _ in range(5):
+        LEARNED.decode(IDS[:, :1], cache=cache)
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_too_long(name):
+    make, words = LONG[name]
+    one_line(TooLong, make, words)
+
+
+def test_padding_takes_no_places():
+    """Four real tokens fit into a table of four, however wide the batch."""
+    keep = torch.tensor([[False] * 3 + [True] * 4, [True] * 4 + [False] * 3])
+    assert LEARNED(torch.zeros(2, 7, dtype=torch.long), keep=keep).isfinite().all()
+
+
+def test_a_refused_step_leaves_the_cache_as_it_was():
+    cache = hw.fixed(DECODER, 2, 6)
+    with torch.no_grad():
+        whole = DECODER(torch.cat((IDS, IDS[:, :1] + 3), 1))
+        DECODER.decode(IDS, cache=cache)
+        for wrong in (IDS[:, :2], IDS[:1, :1]):
+            with pytest.raises(BadInput):
+                DECODER.decode(wrong, cache=cache)
+        assert torch.allclose(DECODER.decode(IDS[:, :1] + 3, cache=cache), whole[:, -1:], atol=1e-5)
+
+
+def test_more_than_the_machine_has():
+    huge = hw.decoder(2**31 - 1, d_model=2**20, heads=1, layers=1, d_ff=8, dropout=0.0)
+    one_line(Unavailable, lambda: huge.build(seed=0), "GB for weights; choose smaller sizes")
+
+
+def test_a_cache_of_an_equal_model_is_welcome():
+    """Equal parts are equal: a copy's cache fits."""
+    assert DECODER.decode(IDS, cache=hw.growing(spec().build(seed=3))).shape == (2, 5, 11)
