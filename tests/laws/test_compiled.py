@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.laws.cases import CASES, Case
-from tests.laws.kit import ids, same
+from combinations import CASES, Case
+from law_kit import ids, same
 
 from headwater import core as hw
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from tests.laws.cases import AXES, CASES, ROWS, fits
-from tests.laws.kit import APPLIES, LAWS
+from combinations import AXES, CASES, ROWS, fits
+from law_kit import APPLIES, LAWS
 
 TRIALS = [(law, case) for law in LAWS for case in CASES if APPLIES[law](case)]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 
+import combinations as cases
 import pytest
 import torch
-from tests.laws import cases
-from tests.laws.kit import APPLIES, LAWS
+from law_kit import APPLIES, LAWS
 from torch import nn
 
 from headwater import parts

@@ -11,8 +11,8 @@ import json
 from collections.abc import Callable
 
 import torch
-from tests.laws.cases import VOCAB, Case
-from tests.laws.sight import visible
+from combinations import VOCAB, Case
+from slow_sight import visible
 from torch import Tensor
 
 from headwater import core as hw

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass, replace
 
 import torch
-from tests.laws.pairs import all_pairs
+from all_pairs import all_pairs
 
 from headwater import core as hw
 
