@@ -33,7 +33,7 @@ def lines(files):
     return [(NUMBER.sub("", one), NUMBER.sub("", two)) for one, two in pairs if 20 < len(one) < 80]
 
 
-# ------------------------------------------------------------------- the same model again, written out from fairseq's own
+# ------------------------------------------------------------------- the same model again, written out from fairseq's
 
 
 class Reference:

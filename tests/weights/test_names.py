@@ -225,9 +225,9 @@ def test_a_hundred_thousand_names_are_matched_quickly():
     import time
 
     rows = table("\n".join(f"model.layers.{{i}}.part{n}  decoder.layers.{{i}}.ours{n}" for n in range(40)))
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert all(rows.find_theirs(f"model.layers.{n // 40}.part{n % 40}.weight") for n in range(100_000))
-    assert time.perf_counter() - begin < 3
+    assert time.process_time() - begin < 3
 
 
 def test_long_lists_are_cut():

@@ -44,7 +44,7 @@ def _attention(side: str, theirs: str, ours: str, place: str) -> str:
 
 def pair_names(place: str, more: str) -> Names:
     """place: where the norms stand, norm (pre) or post_norm."""
-    text = "[model.]shared  encoder.embed.tokens\n"
+    text = "[model.]shared  encoder.embed.tokens : unless decoder.embed.tokens\n"
     for side in ("encoder", "decoder"):
         text += f"""
     [model.]{side}.embed_tokens                  {side}.embed.tokens

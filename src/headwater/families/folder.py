@@ -19,14 +19,16 @@ from headwater.core import Model, Transformer
 from headwater.core.init import constants, fresh
 from headwater.errors import BadFile, BadSetting, NotFound, nearest
 from headwater.families.family import FAMILIES, Family, find, head_kind
+from headwater.families.room import check_room
 from headwater.text.load import load as load_tokenizer
 from headwater.text.tokenizer import Tokenizer
 from headwater.weights.files import atomic, read_bounded
-from headwater.weights.names import Names
 from headwater.weights.settings import MOST_BYTES, Settings
 from headwater.weights.shards import open_folder, write_folder
 from headwater.weights.strict_json import parse_object
 from headwater.weights.tensors import Tensors
+
+TABLES = ("encoder.embed.tokens", "decoder.embed.tokens", "head.out", "head.language.out")  # which may be one table
 
 
 @dataclass
@@ -107,11 +109,13 @@ def _kind(relation: Family, c: Settings, head: str | None) -> str:
 
 def build_from(spec: Model, relation: Family, kind: str, file: Tensors, new_head: Any = None) -> Transformer:
     """The model of a spec with the tensors of a file; weight tying is decided by what the file holds."""
+    check_room(spec, len(file), file.where)
     names = relation.names + relation.heads[kind]
-    present = {ours for theirs in file if (found := names.find_theirs(theirs)) for ours in found.ours()}
-    spec = replace(spec, tied=ties(spec, names, file, present))
-    skeleton = spec.skeleton()
-    wanted = {name: p for name, p in skeleton.named_parameters() if name in present or name not in relation.optional}
+    sources = {ours: theirs for theirs in file if (found := names.find_theirs(theirs)) for ours in found.ours()}
+    skeleton = replace(spec, tied=()).skeleton()
+    skeleton.spec = spec = replace(spec, tied=ties(skeleton, file, sources))
+    skeleton.tie()
+    wanted = {name: p for name, p in skeleton.named_parameters() if name in sources or name not in relation.optional}
     second = {f"{path}.weight": _home(f"{path}.weight", spec) for path, _ in spec.tied}
     reading = names.read(file, wanted, tied=second, spare=(), **sizes(spec))
     if new_head is not None:
@@ -120,33 +124,24 @@ def build_from(spec: Model, relation: Family, kind: str, file: Tensors, new_head
     return skeleton.eval()
 
 
-def ties(spec: Model, names: Names, file: Tensors, present: set[str]) -> tuple[tuple[str, str], ...]:
-    """Tied are two tables of one shape of which the file holds only one, or both and equal. The flag is not asked."""
-    home = "encoder.embed.tokens" if spec.encoder is not None else "decoder.embed.tokens"
-    skeleton = replace(spec, tied=()).skeleton()
-    shapes = {path: tuple(m.weight.shape) for path, m in skeleton.named_modules() if hasattr(m, "weight")}
-    others = ["decoder.embed.tokens", "head.out", "head.language.out"]
-    candidates = [path for path in others if path != home and path in shapes]
+def ties(model: Transformer, file: Tensors, sources: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Tied are two tables of one shape of which the file holds only one, or both and equal. The flag is not asked.
+
+    model: its skeleton with nothing tied; sources: our names that the file holds, and its names for them. A table that
+    the file lacks is stood for by the first that was tied to it.
+    """
+    shapes = {path: tuple(m.weight.shape) for path, m in model.named_modules() if hasattr(m, "weight")}
+    holder = {path: sources.get(f"{path}.weight") for path in TABLES if path in shapes}
     decided: list[tuple[str, str]] = []
-    for path in candidates:
-        for base in (home, "decoder.embed.tokens"):
-            if base == path or base not in shapes or shapes[path] != shapes[base]:
+    for path, theirs in list(holder.items())[1:]:
+        for base in TABLES[:2]:
+            if base == path or shapes.get(base) != shapes[path]:
                 continue
-            if _same(f"{path}.weight", f"{base}.weight", names, file, present):
+            if theirs is None or holder[base] is None or torch.equal(file[theirs], file[str(holder[base])]):
                 decided.append((path, base))
+                holder[base] = holder[base] or theirs
                 break
     return tuple(decided)
-
-
-def _same(path: str, home: str, names: Names, file: Tensors, present: set[str]) -> bool:
-    if path not in present or home not in present:
-        return True
-    one, two = (file[theirs] for theirs in (_source(path, names, file), _source(home, names, file)))
-    return one.shape == two.shape and torch.equal(one, two)
-
-
-def _source(ours: str, names: Names, file: Tensors) -> str:
-    return next(t for t in file if (found := names.find_theirs(t)) and ours in found.ours())
 
 
 def _home(path: str, spec: Model) -> str:
@@ -179,10 +174,13 @@ def fill(model: Transformer, tensors: Mapping[str, Tensor]) -> None:
 
 def value_of(tensors: Mapping[str, Tensor], name: str) -> Tensor:
     """One tensor in float32; a weight that is no number is refused."""
-    value = tensors[name].to(torch.float32).contiguous()
+    given = tensors[name]
+    value = given.to(torch.float32).contiguous()
     if not bool(value.sum().isfinite()) and not bool(value.isfinite().all()):
         where = getattr(tensors, "where", "the file")
         raise BadFile(f"{where}: {name} holds NaN or infinity; the file is damaged or was saved from a broken run")
+    if value.data_ptr() != given.data_ptr() and isinstance(tensors, Tensors):
+        tensors.release(name)
     return value
 
 

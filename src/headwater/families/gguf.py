@@ -18,6 +18,7 @@ from headwater.core.init import constants
 from headwater.errors import BadFile, BadSetting, nearest
 from headwater.families.family import FAMILIES
 from headwater.families.folder import Loaded, sizes, ties, value_of
+from headwater.families.room import check_room
 from headwater.fast.packed import PACKED, PackedLinear, PackedTable
 from headwater.parts import swap
 from headwater.text.gguf_text import from_gguf, to_gguf
@@ -131,9 +132,11 @@ def _factors(rotary: Rotary, file: GgufFile) -> Rotary:
 
 def build(spec: Model, names: Names, file: GgufFile) -> Transformer:
     """The model of a spec with the file's tensors; every name and shape is checked before the first is put in place."""
-    present = {ours for theirs in file if (found := names.find_theirs(theirs)) for ours in found.ours()}
-    spec = replace(spec, tied=ties(spec, names, file, present))
-    model = spec.skeleton()
+    check_room(spec, len(file), file.where)
+    sources = {ours: theirs for theirs in file if (found := names.find_theirs(theirs)) for ours in found.ours()}
+    model = replace(spec, tied=()).skeleton()
+    model.spec = spec = replace(spec, tied=ties(model, file, sources))
+    model.tie()
     wanted, by = dict(model.named_parameters()), sizes(spec)
     tied = {f"{path}.weight": f"{home}.weight" for path, home in spec.tied}
     reading = names.read(file, wanted, tied=tied, spare=(), **by)

@@ -37,7 +37,7 @@ def _side(side: str, ffn: int) -> str:
     {block}.0.SelfAttention.o                                     {ours}.self_attn.out
     {side}.block.0.layer.0.SelfAttention.relative_attention_bias  {side}.positions.0.table
     {block}.{ffn}.layer_norm                                      {ours}.ffn_norm
-    {block}.{ffn}.DenseReluDense.wi                               {ours}.ffn.up
+    {block}.{ffn}.DenseReluDense.wi                               {ours}.ffn.up  : unless {ours}.ffn.gate
     {block}.{ffn}.DenseReluDense.wi_0                             {ours}.ffn.gate
     {block}.{ffn}.DenseReluDense.wi_1                             {ours}.ffn.up
     {block}.{ffn}.DenseReluDense.wo                               {ours}.ffn.down
@@ -46,7 +46,7 @@ def _side(side: str, ffn: int) -> str:
 
 
 CROSS = """
-    shared                                                             encoder.embed.tokens
+    shared                                                            encoder.embed.tokens : unless decoder.embed.tokens
     decoder.block.{i}.layer.1.layer_norm                               decoder.layers.{i}.cross_attn_norm
     decoder.block.{i}.layer.1.EncDecAttention.q                        decoder.layers.{i}.cross_attn.q
     decoder.block.{i}.layer.1.EncDecAttention.k                        decoder.layers.{i}.cross_attn.k

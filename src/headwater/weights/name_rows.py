@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from headwater.errors import BadSetting
@@ -52,6 +52,7 @@ class Row:
     also: tuple[Pattern, ...]  # as it may be read
     ours: tuple[Pattern, ...]  # none: dropped
     steps: Steps
+    unless: tuple[Pattern, ...] = ()  # not written for a model that has this tensor: another row says how
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,13 @@ class Found:
     def theirs(self) -> str:
         return self.row.theirs.fill(dict(self.numbers)) + self.ending
 
+    def rules_out(self, ours: Container[str]) -> bool:
+        return any(pattern.fill(dict(self.numbers)) + self.ending in ours for pattern in self.row.unless)
+
 
 def parse_row(line: str) -> Row:
     names, _, changes = line.partition(" :")
+    changes, _, unless = changes.partition(" unless ")
     theirs, *ours = names.split()
     if not ours:
         raise BadSetting(f"a line of a name table must say `theirs  ours`, got {line!r}; drop a tensor with `-`")
@@ -78,7 +83,13 @@ def parse_row(line: str) -> Row:
     pieces = [] if ours == ["-"] else [piece for name in ours for piece in _choices(name)]
     if any(Pattern(piece).holes != Pattern(written).holes for piece in pieces):
         raise BadSetting(f"both sides of a name table must have the same numbers, or it could not be written: {line!r}")
-    return Row(Pattern(written), tuple(map(Pattern, also)), tuple(map(Pattern, pieces)), parse_steps(changes))
+    return Row(
+        Pattern(written),
+        tuple(map(Pattern, also)),
+        tuple(map(Pattern, pieces)),
+        parse_steps(changes),
+        tuple(map(Pattern, unless.split())),
+    )
 
 
 def _spellings(name: str) -> list[str]:
@@ -110,13 +121,17 @@ def index_rows(pairs: Iterable[tuple[Pattern, Row]]) -> dict[str, list[tuple[Pat
     return index
 
 
-def find_row(index: dict[str, list[tuple[Pattern, Row]]], name: str) -> Found | None:
+def find_row(index: dict[str, list[tuple[Pattern, Row]]], name: str, having: Container[str] = ()) -> Found | None:
+    """The row for a name. having: the tensors of the model that is written, for rows that say `unless`."""
     for ending in ENDINGS:
         if not name.endswith(ending):
             continue
         stem = name.removesuffix(ending)
         for pattern, row in index.get(_NUMBER.sub("#", stem), ()):
             numbers = pattern.match(_NUMBER.findall(stem))
-            if numbers is not None:
-                return Found(row, tuple(numbers.items()), ending)
+            if numbers is None:
+                continue
+            found = Found(row, tuple(numbers.items()), ending)
+            if not row.unless or not found.rules_out(having):
+                return found
     return None

@@ -12,12 +12,13 @@
 One line a rule: their name, ours, and after a colon what changes besides the name (see changes.py). {i}, {j} stand for
 numbers; {q,k,v} for several of ours; [prefix] may be absent when reading and is always written; `-` is dropped when
 reading and never written; a line with `=` is an old ending and the one it is read as. A name is meant with `.weight` or
-`.bias` after it, or as it stands. A row that names the tensor in full wins; otherwise the first that fits.
+`.bias` after it, or as it stands. A row that names the tensor in full wins; otherwise the first that fits. A row that
+ends in `: unless decoder.embed.tokens` is not written where the model has that tensor too: a later row says how then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -83,8 +84,8 @@ class Names:
                 name = name.removesuffix(old) + new
         return find_row(self._theirs, name)
 
-    def find_ours(self, name: str) -> Found | None:
-        return find_row(self._ours, name)
+    def find_ours(self, name: str, having: Container[str] = ()) -> Found | None:
+        return find_row(self._ours, name, having)
 
     def _checked(self, sizes: Mapping[str, int]) -> Mapping[str, int]:
         needs = set().union(*(row.steps.needs() for row in self.rows))
@@ -142,6 +143,10 @@ class _Reading(Tensors):
     def outline(self, name: str) -> Tensor:
         return self._made(self._source[name], outline(self._file, self._source[name].theirs))
 
+    def release(self, name: str) -> None:
+        if isinstance(self._file, Tensors):
+            self._file.release(self._source[name].theirs)
+
     def _made(self, source: Source, theirs: Tensor) -> Tensor:
         pieces = source.found.row.steps.read(theirs, len(source.found.row.ours), self._sizes)
         assert pieces is not None, "shapes were checked when the file was opened"
@@ -185,7 +190,7 @@ class _Writing(Tensors):
     def __init__(self, names: Names, ours: Mapping[str, Tensor], sizes: Mapping[str, int]):
         self.where = "the model"
         self._ours, self._sizes = ours, sizes
-        found = {name: names.find_ours(name) for name in ours}
+        found = {name: names.find_ours(name, ours) for name in ours}
         self._found = {row.theirs(): row for row in found.values() if row is not None}
         covered = {piece for row in self._found.values() for piece in row.ours()}
         unknown = [name for name in ours if name not in covered]

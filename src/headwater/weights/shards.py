@@ -46,6 +46,9 @@ class ShardedTensors(Tensors):
     def outline(self, name: str) -> Tensor:
         return self._shard_of[name].outline(name)
 
+    def release(self, name: str) -> None:
+        self._shard_of[name].release(name)
+
 
 def open_folder(folder: str | Path) -> Tensors:
     """The weights of a public model folder. Old pickles are named, never read."""

@@ -35,6 +35,9 @@ class Tensors(Mapping[str, Tensor]):
     @abstractmethod
     def outline(self, name: str) -> Tensor: ...
 
+    def release(self, name: str) -> None:
+        """The tensor was copied, so whatever memory holds it may be given back; it can be asked for again."""
+
 
 def outline(tensors: Mapping[str, Tensor], name: str) -> Tensor:
     return tensors.outline(name) if isinstance(tensors, Tensors) else tensors[name].to("meta")
@@ -64,6 +67,14 @@ class TensorFile(Tensors):
     def outline(self, name: str) -> Tensor:
         entry = self.entries[name]
         return torch.empty(entry.shape, dtype=_torch_dtype(entry.dtype), device="meta")
+
+    def release(self, name: str) -> None:
+        """Give back the pages that lie wholly within the tensor. A tensor that is still used must not be released."""
+        entry = self.entries[name]
+        first = -(-(self.start + entry.begin) // mmap.PAGESIZE) * mmap.PAGESIZE
+        count = (self.start + entry.end) // mmap.PAGESIZE * mmap.PAGESIZE - first
+        if count > 0 and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED, first, count)
 
 
 def from_bytes(buffer: mmap.mmap, entry: Entry, offset: int) -> Tensor:
