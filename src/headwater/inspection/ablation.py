@@ -66,9 +66,9 @@ def ablate(
     shares = [(int(i), math.exp(before[at, i]), math.exp(after[at, i])) for i in best]
     shares.sort(key=lambda row: -max(row[1:]))
     choices = tuple(Choice(reading.name(i), was, now) for i, was, now in shares)
-    losses = [_loss(reading, log_p) for log_p in (before, after)]
+    loss, loss_without = (_loss(reading, log_p) for log_p in (before, after))
     apart = (before.exp() * (before - after)).sum(-1)
-    return Ablation(spot.kind, spot.layer, head, reading.tokens, choices, *losses, apart.numpy())
+    return Ablation(spot.kind, spot.layer, head, reading.tokens, choices, loss, loss_without, apart.numpy())
 
 
 def _gaps(reading: Reading) -> bool:

@@ -29,7 +29,7 @@ from headwater.inspection.subjects import Reading, Token, read, still
 from headwater.inspection.surprise import last_place
 
 WAYS = ("integrated", "gradient", "blanked")
-ENOUGH, MOST_STEPS, TOGETHER = 0.02, 64, 1 << 11  # the gap allowed, the most steps, tokens read at a time
+ENOUGH, MOST_STEPS, TOGETHER = 0.05, 64, 1 << 11  # the gap allowed, the most steps, tokens read at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +170,7 @@ class _Asked:
             parts = self._sum(steps)
             gap = abs(sum(float(p.sum()) for p in parts) - (value - nothing)) / max(abs(value - nothing), 1e-6)
             tried.append((gap, steps, parts))
-            if gap <= ENOUGH:
+            if gap <= ENOUGH or gap > 1:  # farther off than the whole: single steps drown the rest, more do not help
                 break
         _, steps, parts = min(tried, key=lambda one: one[0])
         return parts, value, nothing, steps

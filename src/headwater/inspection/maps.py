@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from headwater.core.attention import AttentionLayer
 from headwater.errors import BadInput, BadSetting, nearest
+from headwater.inspection.grouping import grouped, groups, visible
 from headwater.inspection.results import Result
 from headwater.inspection.subjects import Reading, Token, read, still
 
@@ -55,7 +56,7 @@ def spots(model: nn.Module) -> list[Spot]:
 
 
 def chosen(
-    model: nn.Module, kinds: Iterable[str] | None, layers: Iterable[int] | None, heads: Iterable[int] | None = None
+    model: nn.Module, kinds: Sequence[str] | None, layers: Sequence[int] | None, heads: Sequence[int] | None = None
 ) -> list[Spot]:
     """The spots asked for; a kind, layer or head that does not exist is refused with what does."""
     every = spots(model)
@@ -254,14 +255,13 @@ def attention(
     text: Any,
     target: Any = None,
     *,
-    kinds: Iterable[str] | None = None,
-    layers: Iterable[int] | None = None,
-    heads: Iterable[int] | None = None,
+    kinds: Sequence[str] | None = None,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
     budget: int = BUDGET,
 ) -> Attention:
     """The weights of every layer and head, or of those asked for; see Map for how a long text is kept in `budget`."""
     reading = read(model, text, target)
-    kinds, layers, heads = (list(asked) if asked is not None else None for asked in (kinds, layers, heads))
     store = _Store(reading, chosen(reading.model, kinds, layers, heads), heads, budget)
     hear(reading, list(store.heads), store.receive)
     return Attention(reading.tokens, reading.source, store.maps(), store.told, reading)
@@ -288,12 +288,12 @@ class Alignment(Result):
         return ["written ← looked at most: " + "   ".join(pairs)]
 
 
-def alignment(model: Any, text: Any, target: Any = None, *, layers: Iterable[int] | None = None) -> Alignment:
+def alignment(model: Any, text: Any, target: Any = None, *, layers: Sequence[int] | None = None) -> Alignment:
     """The mean cross-attention of a translation, with the token that each row wrote."""
     reading = read(model, text, target)
     if not reading.source:
         raise BadInput("alignment: only an encoder-decoder has one, this model has one stack; use attention")
-    where = chosen(reading.model, ["decoder.cross_attn"], list(layers) if layers is not None else None)
+    where = chosen(reading.model, ["decoder.cross_attn"], layers)
     total = torch.zeros(len(reading.tokens), len(reading.source))
 
     def add(spot: Spot, first: int, weights: Tensor) -> None:
@@ -302,39 +302,6 @@ def alignment(model: Any, text: Any, target: Any = None, *, layers: Iterable[int
     hear(reading, where, add)
     rows, columns = groups(reading.follows), groups(reading.source)
     mean = grouped(total.numpy(), rows, columns)
-    names = [
-        tuple(visible(side, group) for group in made)
-        for side, made in ((reading.follows, rows), (reading.source, columns))
-    ]
-    return Alignment(*names, mean, reading.generated)  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------------ tokens that belong together
-
-
-def groups(tokens: Sequence[Token], by: str = "character") -> list[range]:
-    """Runs of tokens that make one character, or one word: it begins with a space, or where Chinese does."""
-    if by not in ("character", "word"):
-        raise BadSetting(
-            f"groups: tokens are joined by character or word, got {by!r}; {nearest(by, ['character', 'word'])}"
-        )
-    starts = [
-        n for n, token in enumerate(tokens) if token.part == 1 and (by == "character" or n == 0 or _begins(token))
-    ]
-    return [range(a, b) for a, b in zip(starts, [*starts[1:], len(tokens)], strict=True)]
-
-
-def _begins(token: Token) -> bool:
-    return not token.text[:1].isalnum() or ord(token.text[0]) > 0x2E7F
-
-
-def visible(tokens: Sequence[Token], group: range) -> str:
-    """The label of a group."""
-    text = "".join(tokens[n].text for n in group if tokens[n].part == 1)
-    return Token(0, text).label
-
-
-def grouped(weights: np.ndarray, rows: Sequence[range], columns: Sequence[range]) -> np.ndarray:
-    """[Q, S] -> [rows, columns]: what a group pays is the mean over its rows, what it gets the sum over its columns."""
-    summed = np.stack([weights[:, c.start : c.stop].sum(1) for c in columns], 1)
-    return np.stack([summed[r.start : r.stop].mean(0) for r in rows])
+    written = tuple(visible(reading.follows, group) for group in rows)
+    source = tuple(visible(reading.source, group) for group in columns)
+    return Alignment(written, source, mean, reading.generated)

@@ -5,7 +5,8 @@ so means go over the rows from 1 on.
 
     self      mean P[i, i]            previous  mean P[i, i-1]         next   mean P[i, i+1], rows from 0
     first     mean P[i, 0]            last      mean P[i, S-1]
-    same      mean weight on equal tokens elsewhere                    repeat   … on what came after equal tokens
+    same      mean weight on equal tokens elsewhere, beyond what those columns get from every row
+    repeat    the same for what came after an earlier equal token      column  the most any column gets, in the mean
     entropy   mean -Σ P ln P          spread    mean entropy / ln(how many it sees)
     distance  mean Σ P |i - j|        peak      mean of the greatest weight          order   how far it walks along S
 """
@@ -13,7 +14,7 @@ so means go over the rows from 1 on.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -41,6 +42,7 @@ class Head:
     last: float
     same: float
     repeat: float
+    column: float
     entropy: float
     spread: float
     distance: float
@@ -62,11 +64,12 @@ SAYS = {  # a measure, the least it must be, and what it then means; the first t
     "same": (0.4, "looks at the same token elsewhere"),
     "first": (0.5, "rests on the first token"),
     "last": (0.5, "rests on the last token"),
+    "column": (0.5, "rests on one token"),
     "order": (0.9, "walks along the source in order"),
     "spread": (0.9, "spreads over all it sees"),
     "peak": (0.6, "picks single tokens"),
 }
-RESTING = ("rests on the first token", "rests on the last token", "spreads over all it sees")
+RESTING = ("rests on the first token", "rests on the last token", "rests on one token", "spreads over all it sees")
 
 
 def words(measures: dict[str, float]) -> str:
@@ -113,8 +116,8 @@ def heads(
     text: Any,
     target: Any = None,
     *,
-    kinds: Iterable[str] | None = None,
-    layers: Iterable[int] | None = None,
+    kinds: Sequence[str] | None = None,
+    layers: Sequence[int] | None = None,
 ) -> Heads:
     """Every head in numbers and words; no weights are kept, so the text may be long."""
     reading = read(model, text, target)
@@ -123,8 +126,7 @@ def heads(
     def receive(spot: Spot, first: int, weights: Tensor) -> None:
         sums.setdefault(spot, Sums(reading, spot)).add(first, weights)
 
-    asked = [list(some) if some is not None else None for some in (kinds, layers)]
-    hear(reading, chosen(reading.model, *asked), receive)
+    hear(reading, chosen(reading.model, kinds, layers), receive)
     return Heads(tuple(head for total in sums.values() for head in total.heads()))
 
 
@@ -138,6 +140,9 @@ class Sums:
         self.total: dict[str, Tensor] = {}
         self.count: dict[str, float] = {}
         self.walk: list[Tensor] = []
+        self.got = torch.zeros(spot.heads, len(columns))  # what each column gets, from `seen` rows
+        self.seen = torch.zeros(len(columns))
+        self.wanted = {name: torch.zeros(len(columns)) for name in ("same", "repeat")}
 
     def add(self, first: int, weights: Tensor) -> None:
         """weights [H, rows, S] from row `first` on."""
@@ -145,6 +150,8 @@ class Sums:
         free = (i > 0) if len(self.q) > 1 else (i >= 0)
         entropy = -torch.special.xlogy(weights, weights).sum(2)
         seen = (weights > 0).sum(2)
+        self.got += (weights * free).sum(1)
+        self.seen += ((weights > 0).any(0) & free).sum(0)
         self._rows("entropy", entropy, free[:, 0])
         self._rows("spread", entropy / seen.clamp(min=2).log(), free[:, 0] & (seen > 1).any(0))
         self._rows("peak", weights.amax(2), free[:, 0])
@@ -161,6 +168,7 @@ class Sums:
             after[:, 1:] = same[:, :-1] & (j < i)[:, :-1] & (i != j)[:, 1:]  # what came after an earlier equal token
             for name, cells in (("same", same), ("repeat", after)):
                 self._rows(name, (weights * cells).sum(2), cells.any(1) & free[:, 0])
+                self.wanted[name] += (cells & free).sum(0)
 
     def _rows(self, name: str, values: Tensor, rows: Tensor) -> None:
         """Add the values [H, rows] of the rows that count."""
@@ -173,9 +181,13 @@ class Sums:
 
     def heads(self) -> list[Head]:
         made = []
-        order = self._order()
+        order, mean = self._order(), self.got / self.seen.clamp(min=1)  # [H], [H, S]
+        often = self.seen >= max(2.0, len(self.q) / 4)
         for head in range(self.spot.heads):
             found = {name: self._mean(name, head) for name in MEASURES} | {"order": float(order[head])}
+            for name, cells in self.wanted.items():
+                found[name] -= float(cells @ mean[head]) / max(self.count.get(name, 0), 1)
+            found["column"] = float(mean[head][often].max()) if often.any() else NOTHING
             does = words({name: 0.0 if math.isnan(value) else value for name, value in found.items()})
             made.append(Head(self.spot.kind, self.spot.layer, head, **found, does=does))
         return made

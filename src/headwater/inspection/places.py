@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from headwater.core.attention import AttentionLayer, CrossAttentionLayer
 from headwater.core.positions import Position
@@ -70,9 +69,8 @@ def positions(model: Any, length: int = 64) -> Positions:
             stack = getattr(inner, side)
             if stack is None:
                 continue
-            embed = stack.embed
-            if isinstance(getattr(embed, "position", None), Position):
-                made += _added(f"{side}.embed.position", embed, length)
+            if isinstance(getattr(stack.embed, "position", None), Position):
+                made += _added(f"{side}.embed.position", stack, length)
             for n, position in enumerate(stack.positions):
                 made += _acting(f"{side}.positions.{n}", position, _user(stack, n), length)
     return Positions(tuple(made))
@@ -84,26 +82,22 @@ def _user(stack: Any, number: int) -> AttentionLayer | None:
     return next((m for m in every if not isinstance(m, CrossAttentionLayer) and stack.lanes[m.lane][1] == number), None)
 
 
-def _added(where: str, embed: Any, length: int) -> list[Drawn]:
-    position, width = embed.position, embed.tokens.embedding_dim
+def _added(where: str, stack: Any, length: int) -> list[Drawn]:
+    position, width = stack.embed.position, stack.embed.tokens.embedding_dim
     table = getattr(position, "table", None)
     if table is not None:
         length = min(length, table.num_embeddings - position.first)
     rows = position.add(torch.zeros(1, length, width), torch.arange(length)[None])[0]
     if not rows.any():
         return []
-    unit = nn_unit(rows)
-    return [Drawn(where, type(position).__name__, "added", rows.numpy(), (unit @ unit.T).numpy())]
-
-
-def nn_unit(rows: Tensor) -> Tensor:
-    return rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-9)
+    unit = rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-9)
+    return [Drawn(where, type(stack.spec.embed.position).__name__, "added", rows.numpy(), (unit @ unit.T).numpy())]
 
 
 def _acting(where: str, position: Any, user: AttentionLayer | None, length: int) -> list[Drawn]:
     if user is None:
         return []
-    part, places = type(position).__name__, torch.arange(length)[None]
+    part, places = type(user.spec.position).__name__, torch.arange(length)[None]
     q_places, k_places = torch.full((1, 1), length - 1), torch.arange(2 * length - 1)[None]
     offsets = (k_places - q_places)[0].numpy()
     made = []

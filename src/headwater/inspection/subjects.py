@@ -135,7 +135,7 @@ class Subject:
         about = getattr(given, "about", None) or getattr(given, "config", {}).get("about") or {}
         if "task" in about:
             return cls._trained_here(given, about)
-        named = {key: getattr(given, key, None) for key in ("start", "longest", "where")}
+        named: dict[str, Any] = {key: getattr(given, key, None) for key in ("start", "longest", "where")}
         return cls(model, given.tokenizer, tuple(given.ends), **named, labels=tuple(given.labels), voice=given)
 
     @classmethod

@@ -1,0 +1,119 @@
+"""The report: which sections it has, what is said above each in English and Chinese, and the page made of them."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+from headwater.inspection import canvas
+from headwater.inspection.booklet import document, image, shown, table
+from headwater.inspection.costs import Count
+from headwater.inspection.maps import Attention
+from headwater.inspection.pictures import picture
+
+# name -> heading and one sentence, each in English and Chinese, in the order of the report
+TITLES: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
+    "next": (
+        ("Next token", "The most probable tokens after the last one."),
+        ("下一个词元", "在最后一个词元之后,最可能出现的词元。"),
+    ),
+    "losses": (
+        ("Surprise, token by token", "The deeper the colour, the less the model expected the token: -ln p."),
+        ("逐词元的意外程度", "颜色越深,模型越没有料到这个词元:-ln p。"),
+    ),
+    "alignment": (
+        ("Alignment", "Where the decoder looked while it wrote each token: cross-attention, mean of layers and heads."),
+        ("对齐", "写每个词元时解码器看了哪里:交叉注意力,各层各头的平均。"),
+    ),
+    "heads": (
+        ("What each head does", "Where each head looks, as means over the text; the clearest of each kind first."),
+        ("每个头在做什么", "每个头看向哪里(全文平均);每类中最典型的在前。"),
+    ),
+    "attention": (
+        ("Attention", "Rows look, columns are looked at. Attention shows where a model reads, not why it answers."),
+        ("注意力", "行是在看的词元,列是被看的词元。注意力说明模型读了哪里,并不说明它为何这样回答。"),
+    ),
+    "lens": (
+        ("Logit lens", "What the model would say if it stopped after each layer; the embedding is at the bottom."),
+        ("各层的预测(logit lens)", "假如在某一层后就停下,模型会说什么;最下面是嵌入。"),
+    ),
+    "attribution": (
+        ("What made it say that", "How much each token that was read adds to ln p of the answer."),
+        ("它为何这样说", "读到的每个词元给答案的 ln p 增加了多少。"),
+    ),
+    "gradients": (
+        ("Gradients", "What this text would teach: the size of the gradient through the layers, and by parameter."),
+        ("梯度", "这段文本会教给模型什么:梯度流过各层的大小,以及每个参数的梯度。"),
+    ),
+    "ablation": (
+        ("Without a head", "What changes when a head's output is set to zero."),
+        ("去掉一个头", "把一个头的输出置零后,有什么变化。"),
+    ),
+    "positions": (
+        ("Positions", "How this model knows where a token stands, drawn from the model itself."),
+        ("位置编码", "这个模型怎样知道词元的位置,直接由模型画出。"),
+    ),
+    "costs": (
+        ("Costs", "Parameters, memory and operations at this length."),
+        ("开销", "在这个长度下的参数、内存和运算量。"),
+    ),
+}
+WORDS = {
+    "en": ("Inside", "model", "read", "written", "tokens", "left out", "NaN or infinity"),
+    "zh": ("模型内部", "模型", "读到", "写出", "词元", "未包含", "NaN 或无穷"),
+}
+
+
+def page(found: Any, language: str = "en") -> str:
+    """The whole report of an Inspection."""
+    words = WORDS["zh" if language == "zh" else "en"]
+    source = found.reading.source or found.reading.tokens
+    facts = [
+        (words[1], found.name),
+        (words[2], _text(source)),
+        (words[4], f"{len(source)} + {len(found.reading.follows)}"),
+    ]
+    if found.reading.source:
+        facts.insert(2, (words[3], _text(found.reading.follows)))
+    facts += [(f"{words[5]}: {name}", why) for name, why in found.missing.items()]
+    facts += [(words[6], f"{found.bad.path}: {found.bad.what}")] if found.bad else []
+    return document(f"{words[0]}: {found.name}", facts, list(_sections(found, language)))
+
+
+def body(found: Any) -> str:
+    """The sections alone, for a notebook."""
+    return "".join(f"<h3>{escape(head)}</h3>{made}" for _, head, _, made in _sections(found, "en"))
+
+
+def _sections(found: Any, language: str) -> Any:
+    for name, titles in TITLES.items():
+        if name in found.results:
+            head, why = titles[language == "zh"]
+            result = found.results[name]
+            yield name, head, why, _large(found, result) + (result._repr_html_() if name == "costs" else shown(result))
+
+
+def _large(found: Any, result: Any) -> str:
+    """Of attention, the heads worth a look as large maps before the grids."""
+    if not isinstance(result, Attention):
+        return ""
+    made = []
+    with canvas.style():
+        for h in found.worth(result):
+            figure = picture(result, kind=h.kind, layer=h.layer, head=h.head)
+            made.append(
+                f"<figure>{image(figure, h.name)}<figcaption>{escape(h.name)}: {escape(h.does)}</figcaption></figure>"
+            )
+    return "".join(made)
+
+
+def _text(tokens: Any) -> str:
+    whole = "".join(token.text for token in tokens if token.part == 1).strip()
+    return whole if len(whole) <= 400 else whole[:400] + " …"
+
+
+def costs_table(counted: Count) -> str:
+    parts = table(["parameters", ""], [(name, number) for name, number in counted.groups.items()])
+    sizes = table(["memory, MB", ""], [(name, size / 1e6) for name, size in counted.bytes.items()])
+    work = table(["million operations a token", ""], [(name, number / 1e6) for name, number in counted.flops.items()])
+    return parts + sizes + work
