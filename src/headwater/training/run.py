@@ -44,19 +44,15 @@ class Run:
 
     @classmethod
     def new(cls, folder: Path, settings: Settings) -> Run:
-        """Make the folder. One that holds anything is refused: no run is ever written over another."""
-        refuse_odd(folder)
-        if folder.exists() and any(folder.iterdir()):
-            raise BadSetting(f"{folder} must be new or empty, it holds a run or other files; "
-                             f"choose another --out, or go on with: headwater train --resume {folder}")  # fmt: skip
+        """Make the folder."""
+        refuse_taken(folder)
         run = cls(folder)
         for path in (folder, run.model, run.checkpoints, run.plots):
             try:
                 path.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise BadFile(
-                    f"{path} can not be made: {(error.strerror or str(error)).lower()}; choose another --out"
-                ) from None
+                why = (error.strerror or str(error)).lower()
+                raise BadFile(f"{path} can not be made: {why}; choose another --out") from None
         run.write_json(run.env, {"run": uuid.uuid4().hex, **machine()})
         run.write_settings(settings)
         return run
@@ -114,6 +110,16 @@ class Run:
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         return read_lines(self.folder / name)
+
+
+def refuse_taken(folder: Path) -> None:
+    """A folder that holds anything is refused: no run is ever written over another."""
+    refuse_odd(folder)
+    if folder.exists() and any(folder.iterdir()):
+        raise BadSetting(
+            f"{folder} must be new or empty, it holds a run or other files; "
+            f"choose another --out, or go on with: headwater train --resume {folder}"
+        )
 
 
 def refuse_odd(path: Path) -> None:

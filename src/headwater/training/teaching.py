@@ -26,7 +26,7 @@ from headwater.training.loop import Outcome, Trainer
 from headwater.training.material import Material, fingerprints, gathered, seen, taught
 from headwater.training.objectives import OBJECTIVES
 from headwater.training.plots import Plots
-from headwater.training.run import Run, free_name
+from headwater.training.run import Run, free_name, refuse_taken
 from headwater.training.settings import LEAVES, SAME, Settings, changes, read
 from headwater.training.snapshot import keeper, restore
 from headwater.training.starting import begin
@@ -64,6 +64,8 @@ def train(
     """Learn from files, or from examples ({"train": […], "valid": […]}). Every setting may be given by its name."""
     chosen = {**(config or {}), **given, **({"paths": [str(p) for p in paths]} if paths else {})}
     settings = planning.early(read(chosen))
+    if settings.out:
+        refuse_taken(Path(settings.out))
     together = team(settings.device)
     if not settings.paths and not examples:
         raise BadSetting('train: it needs files or examples to learn from, got none; headwater.train("pairs.tsv")')
@@ -73,8 +75,8 @@ def train(
     settings = lesson.settings
     stem = Path(settings.paths[0]).stem if settings.paths else "examples"
     folder = Path(settings.out) if settings.out else free_name(settings.task, stem)
-    run = Run.new(folder, settings)
     say(lesson)
+    run = Run.new(folder, settings)
     with run.held():
         lesson.material.tokenizer.save(run.model)
         outcome = _go(run, lesson, listeners, facts_of(lesson))

@@ -42,7 +42,9 @@ def put(model: torch.nn.Module, tensors: Mapping[str, Tensor], where: object) ->
     """Copy tensors into a model. Every path and shape is checked before the first value is written."""
     own = dict(model.named_parameters())
     if odd := sorted(set(own) ^ set(tensors)):
-        raise BadFile(f"{where} must hold this model's tensors, {odd[0]} is {'missing' if odd[0] in own else 'not one'}")
+        raise BadFile(
+            f"{where} must hold this model's tensors, {odd[0]} is {'missing' if odd[0] in own else 'not one'}"
+        )
     for path, parameter in own.items():
         if parameter.shape != tensors[path].shape:
             raise BadFile(f"{where}: {path} must be {tuple(parameter.shape)}, it is {tuple(tensors[path].shape)}")
@@ -77,7 +79,9 @@ def load_model(folder: str | Path) -> Native:
         raise NotFound(f"{folder} must hold a model, it has no config.json; is this the right folder?")
     config = parse_object(read_bounded(path, MOST_CONFIG), path)
     if config.get("model_type") != KIND:
-        raise BadFile(f"{path}: model_type must be {KIND!r}, it is {str(config.get('model_type'))[:40]!r}; load it by its family")
+        raise BadFile(
+            f"{path}: model_type must be {KIND!r}, it is {str(config.get('model_type'))[:40]!r}; load it by its family"
+        )
     spec, about = from_plain(config.get("spec")), config.get("about", {})
     if not isinstance(spec, Model) or not isinstance(about, dict):
         raise BadFile(f"{path}: spec must be a Model and about a table; the file is not as it was written")
