@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from headwater import core as hw
-from headwater.errors import Fault
+from headwater.errors import BadSetting, Fault
 from headwater.parts import from_plain, to_plain
 
 VOCAB = 7
@@ -224,7 +224,11 @@ def refused_or_runs(plain: Any) -> bool:
         assert "\n" not in str(fault) and "; " in str(fault), str(fault)
         return True
     if sum(p.numel() for p in spec.skeleton().parameters()) < 10**6 and spec_vocab(spec) > 1:
-        runs_both_ways(spec)
+        try:
+            runs_both_ways(spec)
+        except BadSetting as fault:  # the rules of the first weights are asked when there are weights to draw
+            assert str(fault).startswith("init: some rule must match every path")
+            return True
     return False
 
 
@@ -250,6 +254,12 @@ def test_a_wrong_layer_asks_for_no_memory(name):
     plain = to_plain(spec)
     plain["decoder"]["layers"][0]["branches"][0]["layer"] = WRONG[name][1]
     assert refused_or_runs(plain)
+
+
+def test_a_missing_rule_is_seen_before_memory_is_asked_for(monkeypatch):
+    monkeypatch.setattr(torch.nn.Module, "to_empty", lambda *args, **kwargs: pytest.fail("memory was asked for"))
+    with pytest.raises(BadSetting, match="some rule must match every path"):
+        hw.Model(decoder=hw.decoder(VOCAB, d_model=8, heads=2).decoder, init=(("x", hw.Normal(1)),)).build()
 
 
 def test_the_counter_sees_memory():

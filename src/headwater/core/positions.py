@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from headwater.core.rope import NoScaling
+from headwater.core.rope import NoScaling, Scaling
 from headwater.errors import TooLong
 from headwater.parts import must, part
 
@@ -161,7 +161,7 @@ class Rotary:
 
     theta: float = 10000.0
     share: float = 1.0
-    scaling: Any = NoScaling()
+    scaling: Scaling = NoScaling()
     acts: ClassVar[str] = "attention"
     shared: ClassVar[bool] = True
 

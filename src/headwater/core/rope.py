@@ -16,7 +16,9 @@ from torch import Tensor
 from headwater.parts import must, part
 
 
-class _Scaling:
+class Scaling:
+    """What a rotary position may be scaled by; this one does nothing."""
+
     gain: ClassVar[float] = 1.0
 
     def speeds(self, speed: Tensor, theta: float) -> Tensor:
@@ -27,12 +29,12 @@ class _Scaling:
 
 
 @part
-class NoScaling(_Scaling):
+class NoScaling(Scaling):
     """The speeds as they are."""
 
 
 @part
-class LinearScaling(_Scaling):
+class LinearScaling(Scaling):
     """Every speed divided by the factor: places are squeezed together."""
 
     factor: float
@@ -45,7 +47,7 @@ class LinearScaling(_Scaling):
 
 
 @part
-class DynamicScaling(_Scaling):
+class DynamicScaling(Scaling):
     """Dynamic NTK: past the trained length L the base grows by (factor·n/L - (factor - 1))^(D/(D-2)); n of each row.
 
     Keys already in a cache stay as they were turned, so past L a cached answer is not quite that of the whole text.
@@ -69,7 +71,7 @@ class DynamicScaling(_Scaling):
 
 
 @part
-class Llama3Scaling(_Scaling):
+class Llama3Scaling(Scaling):
     """By wavelength: below trained/high unchanged, above trained/low divided by factor, between: a blend of the two."""
 
     factor: float
@@ -89,19 +91,19 @@ class Llama3Scaling(_Scaling):
 
 
 @part
-class PerFrequency(_Scaling):
+class PerFrequency(Scaling):
     """Each speed divided by a factor of its own."""
 
     factors: tuple[float, ...]
 
     def speeds(self, speed: Tensor, theta: float) -> Tensor:
         fits = len(self.factors) == speed.numel() and all(factor > 0 for factor in self.factors)
-        must(fits or speed.is_meta, self, f"there must be {speed.numel()} factors above 0", len(self.factors), "mend it")
+        must(fits or speed.is_meta, self, f"there must be {speed.numel()} factors above 0", len(self.factors), "mend")
         return speed / torch.tensor(self.factors, dtype=speed.dtype, device=speed.device)
 
 
 @part
-class YarnScaling(_Scaling):
+class YarnScaling(Scaling):
     """YaRN: fast waves stay, slow ones are divided by factor, a ramp between; cos, sin grow by 0.1·ln(factor) + 1."""
 
     factor: float
