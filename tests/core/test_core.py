@@ -212,3 +212,13 @@ def test_layers_with_equal_positions_share_them():
         return hw.decoder(9, **SIZES, position=position).build(seed=0).decoder.positions
 
     assert len(owned("rotary")) == len(owned("relative")) == 1 and len(owned("xl")) == 2
+
+
+def test_recomputing_tells_a_cache_nothing_twice():
+    model, found = hw.decoder(9, **SIZES).build(seed=0), []
+    for on in (False, True):
+        cache = hw.growing(model.recompute(on))
+        model.zero_grad()
+        torch.cat([model.decode(part, cache=cache) for part in IDS.split(3, 1)], 1).square().sum().backward()
+        found.append(model.decoder.layers[0].ffn.up.weight.grad.clone())
+    assert torch.equal(*found)

@@ -206,7 +206,8 @@ class TransformerStack(nn.Module):
         call = Call(tuple(lanes), cache)
         if memory is not None:
             call = replace(call, memory=memory.states, cross=self._across(places, rows, memory, x.dtype))
-        run: Callable[..., Tensor] = self._again if self.recompute and torch.is_grad_enabled() else self._once
+        again = self.recompute and torch.is_grad_enabled() and cache.made_for is None  # a cache must not be told twice
+        run: Callable[..., Tensor] = self._again if again else self._once
         for step, index in enumerate(self.order):
             x = run(self.layers[index], x, call, step)
         return self.dropout(self.final_norm(x))
