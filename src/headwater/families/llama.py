@@ -90,8 +90,9 @@ def decoder(c: Settings, kind: str, norm: Any, **changes: Any) -> Model:
         return Block((pre(norm, self_attn=attn), pre(norm, ffn=make_ffn(ffn))))
 
     rules = sees if isinstance(sees, list) else [sees] * layers
+    blocks = {rule: block(rule) for rule in dict.fromkeys(rules)}
     embed = Tokens(vocab, scale=changes.get("scale", 1.0))
-    stack = Stack(c.size("hidden_size"), embed, tuple(block(rule) for rule in rules), norm)
+    stack = Stack(c.size("hidden_size"), embed, tuple(blocks[rule] for rule in rules), norm)
     heads = {
         "language": LanguageHead(vocab),
         "states": NoHead(),
