@@ -140,7 +140,7 @@ class Sums:
         self.total: dict[str, Tensor] = {}
         self.count: dict[str, float] = {}
         self.walk: list[Tensor] = []
-        self.got = torch.zeros(spot.heads, len(columns))  # what each column gets, from `seen` rows
+        self.got = torch.zeros(spot.heads, len(columns))  # what each column gets, of the rows that see it
         self.seen = torch.zeros(len(columns))
         self.wanted = {name: torch.zeros(len(columns)) for name in ("same", "repeat")}
 
@@ -151,7 +151,8 @@ class Sums:
         entropy = -torch.special.xlogy(weights, weights).sum(2)
         seen = (weights > 0).sum(2)
         self.got += (weights * free).sum(1)
-        self.seen += ((weights > 0).any(0) & free).sum(0)
+        seeable = (i >= j) | (self.spot.kind != "decoder.self_attn")
+        self.seen += (seeable & free).sum(0)
         self._rows("entropy", entropy, free[:, 0])
         self._rows("spread", entropy / seen.clamp(min=2).log(), free[:, 0] & (seen > 1).any(0))
         self._rows("peak", weights.amax(2), free[:, 0])
@@ -163,7 +164,7 @@ class Sums:
             self._cells("previous", weights, i - 1 == j)
             self._cells("next", weights, i + 1 == j)
             self._rows("distance", (weights * (i - j).abs()).sum(2), free[:, 0])
-            same = (self.q[i] == self.k[j]) & (i != j)
+            same = (self.q[i] == self.k[j]) & (i != j) & seeable
             after = torch.zeros_like(same)
             after[:, 1:] = same[:, :-1] & (j < i)[:, :-1] & (i != j)[:, 1:]  # what came after an earlier equal token
             for name, cells in (("same", same), ("repeat", after)):

@@ -1,0 +1,90 @@
+"""Tiny models of all three shapes that read bytes, with wide weights so that a wrong term shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import headwater
+from headwater.families.folder import Loaded
+from headwater.text.pieces import byte_alphabet
+from headwater.text.tokenizer import Tokenizer
+
+SPECIALS = {"bos": "<s>", "eos": "</s>", "pad": "<pad>", "mask": "<mask>"}
+SIZES = {"d_model": 32, "heads": 4, "layers": 3, "d_ff": 48, "dropout": 0.1}
+STYLES = {
+    "pre": {"placement": "pre", "norm": "rms", "position": "rotary", "kv_heads": 2},
+    "post": {"placement": "post"},
+    "sandwich": {"placement": "sandwich", "position": "learned"},
+    "alibi": {"placement": "pre", "position": "alibi"},
+    "relative": {"placement": "pre", "position": "relative"},
+    "xl": {"placement": "pre", "position": "xl"},
+}
+
+
+def byte_tokenizer():
+    """Every byte is a token; four control tokens come after them."""
+    vocab = {character: n for n, character in enumerate(byte_alphabet())}
+    added = [
+        {"id": 256 + n, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": False, "special": True}
+        for n, text in enumerate(SPECIALS.values())
+    ]  # fmt: skip
+    spec = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+                  "vocab": vocab | {text: 256 + n for n, text in enumerate(SPECIALS.values())}, "merges": []},
+    }  # fmt: skip
+    return Tokenizer(spec, SPECIALS)
+
+
+def loaded(spec, seed=0, by=1.7):
+    model = spec.build(seed=seed).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(by)
+    config = {"eos_token_id": 257, "decoder_start_token_id": 256}
+    return Loaded(model, byte_tokenizer(), config, Path("tiny"), "language")
+
+
+@pytest.fixture(scope="session")
+def make():
+    """make("decoder", "pre"): a model with its tokenizer."""
+
+    def built(shape, style="pre", **sizes):
+        sizes = {**SIZES, **STYLES[style], **sizes}
+        return loaded(getattr(headwater, "transformer" if shape == "both" else shape)(260, **sizes))
+
+    return built
+
+
+@pytest.fixture(scope="session", params=["decoder", "encoder", "both"])
+def any_shape(request, make):
+    return make(request.param)
+
+
+@pytest.fixture(scope="session")
+def writer(make):
+    return make("decoder")
+
+
+@pytest.fixture(scope="session")
+def filler(make):
+    return make("encoder", "post")
+
+
+@pytest.fixture(scope="session")
+def translator(make):
+    return make("both", "post")
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return byte_tokenizer()
