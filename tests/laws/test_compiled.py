@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from combinations import CASES, Case
-from law_kit import ids, same
+from law_tools import ids, same
 
 from headwater import core as hw
 

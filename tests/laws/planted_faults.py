@@ -1,0 +1,377 @@
+"""Mistakes that people make, each as a function that plants it, with the laws that must see it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import combinations as cases
+import torch
+from torch import nn
+
+from headwater import parts
+from headwater.core import cache, embed, kernels, masks, model, norms, positions, rope, stack
+
+FAULTS: dict[str, tuple] = {}
+
+
+def fault(*laws: str, **choices: str):
+    """A function that plants a fault by a monkeypatch, the laws that must each see it, and the cases to try."""
+
+    def listed(plant):
+        FAULTS[plant.__name__.replace("_", " ")] = plant, laws, choices
+        return plant
+
+    return listed
+
+
+# ----------------------------------------------------------------------------------------------------- wrong masks
+
+
+@fault("sees_exactly_what_it_may", "hidden_changes_nothing", "cached_is_whole", rule="all", shape="decoder")
+def past_sees_one_ahead(patch):
+    patch.setattr(masks.Past, "allows", lambda self, q, k: k <= q + 1)
+    patch.setattr(masks.Sight, "causal", False)
+
+
+@fault("sees_exactly_what_it_may", "cached_is_whole", rule="all", shape="decoder")
+def past_is_inverted(patch):
+    patch.setattr(masks.Past, "allows", lambda self, q, k: k > q)
+    patch.setattr(masks.Sight, "causal", False)
+
+
+@fault("sees_exactly_what_it_may", "hidden_changes_nothing", rule="all", shape="decoder")
+def fused_causal_is_forgotten(patch):
+    for kernel in (kernels.Kernel, kernels.FusedKernel):
+        patch.setattr(kernel, "run", lambda self, q, k, v, mask, causal: self.spelled_out(q, k, v, mask))
+
+
+@fault("sees_exactly_what_it_may", rule="near", shape="decoder")
+def window_is_one_too_long(patch):
+    patch.setattr(masks.Window, "allows", lambda self, q, k: (k <= q) & (q - k <= self.size))
+
+
+@fault("sees_exactly_what_it_may", rule="near", shape="decoder")
+def window_is_one_too_short(patch):
+    patch.setattr(masks.Window, "allows", lambda self, q, k: (k <= q) & (q - k < self.size - 1))
+
+
+@fault("sees_exactly_what_it_may", rule="near", shape="encoder")
+def around_looks_back_only(patch):
+    patch.setattr(masks.Around, "allows", lambda self, q, k: (q - k).clamp(min=0) <= self.size)
+
+
+@fault("sees_exactly_what_it_may", rule="both", shape="decoder")
+def both_is_either(patch):
+    patch.setattr(masks.Both, "allows", lambda self, q, k: self.first.allows(q, k) | self.second.allows(q, k))
+
+
+@fault("cached_is_whole", rule="all", shape="decoder")
+def triangle_stands_in_the_top_left_corner(patch):
+    """The causal mask of a cached call laid as if queries began at place 0."""
+
+    def run(self, q, k, v, mask, causal):
+        corner = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
+        return self.spelled_out(q, k, v, corner)
+
+    for kernel in (kernels.Kernel, kernels.FusedKernel):
+        patch.setattr(kernel, "run", run)
+
+
+# ------------------------------------------------------------------------------------------------- wrong padding
+
+
+@fault("padded_left_is_unpadded", "cached_batches_are_alone", "padded_anywhere_is_unpadded", position="learned")
+def places_are_indices_not_counts(patch):
+    def places_after(self, count):
+        return count + torch.arange(self.ids.shape[1])[None].expand_as(self.ids)
+
+    patch.setattr(embed.Rows, "places_after", places_after)
+
+
+PADDING = ("padded_left_is_unpadded", "hidden_changes_nothing", "sees_exactly_what_it_may", "cached_batches_are_alone")
+
+
+@fault(*PADDING, shape="both")
+def padding_is_visible(patch):
+    real = masks.Sight.allowed
+    patch.setattr(masks.Sight, "allowed", lambda self: real(dataclasses.replace(self, keep=None)))
+
+
+@fault("padded_left_is_unpadded", "padded_right_is_unpadded", shape="both")
+def mask_means_the_opposite(patch):
+    real = masks.Sight.allowed
+
+    def allowed(self):
+        return real(self if self.keep is None else dataclasses.replace(self, keep=~self.keep))
+
+    patch.setattr(masks.Sight, "allowed", allowed)
+
+
+@fault("padded_right_is_unpadded", "padded_anywhere_is_unpadded", bridge="pooled")
+def pooling_groups_move_with_padding(patch):
+    def forward(self, memory):
+        x, keep = memory.states, memory.keep
+        keep = torch.ones_like(memory.ids, dtype=torch.bool) if keep is None else keep
+        spare = -x.shape[1] % self.factor
+        keep = nn.functional.pad(keep, (0, spare)).unflatten(1, (-1, self.factor))
+        x = nn.functional.pad(x, (0, 0, 0, spare)).unflatten(1, (-1, self.factor)) * keep[..., None]
+        return embed.Rows(memory.ids, keep.any(2), states=x.sum(2) / keep.sum(2)[..., None].clamp(min=1))
+
+    patch.setattr(model.MeanPoolBridge, "forward", forward)
+
+
+@fault("batched_is_alone", "padded_right_is_unpadded", "accumulated_is_full_batch", norm="layer")
+def norm_looks_across_the_batch(patch):
+    def forward(self, x):
+        return (x - x.mean((0, -1), keepdim=True)) / x.std((0, -1), keepdim=True) * self.weight
+
+    patch.setattr(nn.LayerNorm, "forward", forward)
+
+
+@fault("padded_right_is_unpadded", position="rotary dynamic")
+def speeds_depend_on_the_longest_row(patch):
+    def at_length(self, speed, theta, places):
+        return speed / (1 + places.shape[1] / 10)
+
+    patch.setattr(rope.DynamicScaling, "at_length", at_length)
+
+
+# ----------------------------------------------------------------------------------------------- wrong documents
+
+
+@fault("packed_is_alone", "sees_exactly_what_it_may", bridge="unpooled")
+def documents_see_each_other(patch):
+    real = masks.Sight.allowed
+    patch.setattr(masks.Sight, "allowed", lambda self: real(dataclasses.replace(self, q_docs=None)))
+
+
+@fault("packed_is_alone", position="learned")
+def places_run_on_through_documents(patch):
+    patch.setattr(embed, "_within", lambda documents: torch.arange(documents.shape[1]).expand_as(documents))
+
+
+@fault("packed_is_alone", rule="all", shape="decoder")
+def triangle_ignores_documents(patch):
+    patch.setattr(masks.Sight, "causal", property(lambda self: self.aligned and self.rule.reach == (None, 0)))
+
+
+# -------------------------------------------------------------------------------------------------- wrong caches
+
+CACHED = ("cached_is_whole", "cached_batches_are_alone", "cache_follows_its_rows")
+
+
+@fault(*CACHED, shape="decoder", rule="all")
+def cache_forgets_a_column(patch):
+    real = cache.Growing.extend
+
+    def extend(self, slot, k, v):
+        k, v = real(self, slot, k, v)
+        k = k.clone()
+        k[:, :, 0] = 0
+        return k, v
+
+    patch.setattr(cache.Growing, "extend", extend)
+
+
+@fault(*CACHED, position="learned", shape="decoder")
+def count_stands_still(patch):
+    patch.setattr(cache.Cache, "advance", lambda self, tokens, keep: None)
+
+
+@fault("cached_batches_are_alone", position="rotary", shape="decoder")
+def count_includes_padding(patch):
+    patch.setattr(cache.Cache, "advance", lambda self, tokens, keep: setattr(self, "count", self.count + tokens))
+
+
+@fault("cached_is_whole", shape="decoder", rule="near")
+def rolling_is_one_too_short(patch):
+    def short(self, t, dim):
+        return t if self.window is None else t.narrow(dim, max(0, t.shape[dim] - 1), min(1, t.shape[dim]))
+
+    patch.setattr(cache.Growing, "_last", short)
+
+
+@fault("cached_batches_are_alone", shape="decoder", rule="near")
+def rolling_counts_padding(patch):
+    real = cache.Growing._last
+
+    def last(self, t, dim):
+        self.order = None
+        return real(self, t, dim)
+
+    patch.setattr(cache.Growing, "_last", last)
+
+
+@fault(*CACHED, shape="decoder", rule="all")
+def fixed_shows_what_is_not_written(patch):
+    real = cache.Fixed.keys
+
+    def keys(self, places, keep):
+        found, keep = real(self, places, keep)
+        return found, torch.ones_like(keep)
+
+    patch.setattr(cache.Fixed, "keys", keys)
+
+
+@fault("cached_is_whole", layers="shared", shape="decoder")
+def shared_layers_share_their_cache(patch):
+    """What the last use of a layer wrote is all that its earlier uses find again."""
+    real = cache.Growing.extend
+
+    def extend(self, slot, k, v):
+        found = real(self, slot, k, v)
+        self.kept = dict.fromkeys(self.kept, self.kept[slot]) if slot[0] == 2 else self.kept
+        return found
+
+    patch.setattr(cache.Growing, "extend", extend)
+
+
+@fault("cache_follows_its_rows", shape="both")
+def select_forgets_the_source(patch):
+    real = cache.Cache.select
+
+    def select(self, rows):
+        crossed = self.crossed
+        real(self, rows)
+        self.crossed = crossed
+
+    patch.setattr(cache.Cache, "select", select)
+
+
+@fault("cache_follows_its_rows", shape="decoder")
+def crop_leaves_one_more(patch):
+    real = cache.Cache.crop
+    patch.setattr(cache.Cache, "crop", lambda self, length: real(self, length + 1))
+
+
+# ---------------------------------------------------------------------------------------- wrong heads, wrong scale
+
+
+def _spelled(scale=1.0, tiled=False):
+    real = kernels.Kernel.spelled_out
+
+    def spelled_out(self, q, k, v, mask):
+        if tiled and k.shape[1] < q.shape[1]:
+            groups = q.shape[1] // k.shape[1]
+            k, v = k.repeat(1, groups, 1, 1), v.repeat(1, groups, 1, 1)
+        return real(self, q * scale, k, v, mask)
+
+    return spelled_out
+
+
+@fault("watched_is_fused", "fused_is_plain", kernel="fused", attention="heads")
+def scale_is_missing(patch):
+    patch.setattr(kernels.Kernel, "spelled_out", _spelled(scale=2.0))
+
+
+@fault("watched_is_fused", "fused_is_plain", kernel="fused", attention="grouped")
+def groups_are_tiled_not_interleaved(patch):
+    patch.setattr(kernels.Kernel, "spelled_out", _spelled(tiled=True))
+
+
+@fault("watched_is_fused", kernel="plain")
+def weights_are_heard_before_they_are_hidden(patch):
+    def spelled_out(self, q, k, v, mask):
+        groups = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        shown = self.weights((self.scale * (q @ k.mT)).exp())
+        if mask is not None:
+            allowed = mask if mask.dtype == torch.bool else mask > -torch.inf
+            shown = shown * allowed
+        return shown / shown.sum(-1, keepdim=True).clamp(min=1e-9) @ v
+
+    patch.setattr(kernels.Kernel, "spelled_out", spelled_out)
+
+
+@fault("fused_is_plain", kernel="fused")
+def plain_ignores_the_mask(patch):
+    real = kernels.Kernel.spelled_out
+    patch.setattr(kernels.Kernel, "spelled_out", lambda self, q, k, v, mask: real(self, q, k, v, None))
+
+
+@fault("blind_rows_are_finite", kernel="plain", shape="both")
+def blind_rows_divide_by_zero(patch):
+    def spelled_out(self, q, k, v, mask):
+        groups = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        scores = self.scale * (q @ k.mT)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        return self.weights(scores.softmax(-1)) @ v
+
+    patch.setattr(kernels.Kernel, "spelled_out", spelled_out)
+
+
+@fault("cached_is_whole", "padded_left_is_unpadded", position="rotary", shape="decoder")
+def keys_turn_the_other_way(patch):
+    """q and k must turn the same way: then only their distance counts."""
+
+    def turn(self, q, k, angles):
+        return positions.rotate(q, *angles), positions.rotate(k, angles[0], -angles[1] + 0.1 * k.shape[2])
+
+    patch.setattr(positions.Turn, "turn", turn)
+
+
+@fault("fused_is_plain", "watched_is_fused", kernel="fused", position="alibi")
+def bias_is_added_to_one_back_end_only(patch):
+    real = kernels.Kernel.spelled_out
+
+    def spelled_out(self, q, k, v, mask):
+        return real(self, q, k, v, mask if mask is None or mask.dtype == torch.bool else mask > -torch.inf)
+
+    patch.setattr(kernels.Kernel, "spelled_out", spelled_out)
+
+
+# ---------------------------------------------------------------------------------------------- wrong housekeeping
+
+
+@fault("recomputed_is_kept")
+def recomputing_drops_other_values(patch):
+    def again(layer, x, call, step):
+        return torch.utils.checkpoint.checkpoint(layer, x, call, step, use_reentrant=False, preserve_rng_state=False)
+
+    patch.setattr(stack.TransformerStack, "_again", staticmethod(again))
+
+
+@fault("copied_is_same")
+def a_copy_shares_its_weights(patch):
+    patch.setattr(copy, "deepcopy", lambda model: copy.copy(model))
+
+
+@fault("copied_is_same", norm="layer")
+def a_weight_is_not_in_the_state_dict(patch):
+    real = nn.Module.load_state_dict
+    patch.setattr(nn.Module, "load_state_dict", lambda self, state: real(self, _but_norms(state), strict=False))
+
+
+def _but_norms(state):
+    return {name: tensor for name, tensor in state.items() if "norm" not in name}
+
+
+@fault("copied_is_same", table="tied")
+def ties_break_on_leaving_meta(patch):
+    patch.setattr(model.Transformer, "_apply", nn.Module._apply)
+
+
+@fault("counted_is_built", table="tied")
+def tied_weights_are_counted_twice(patch):
+    patch.setattr(model.Transformer, "_apply", nn.Module._apply)
+    cases.built.cache_clear()
+
+
+@fault("written_is_read")
+def printing_leaves_a_field_out(patch):
+    real = parts._changed
+    patch.setattr(parts, "_changed", lambda value: real(value)[:3])
+
+
+@fault("counted_is_built", norm="offset rms")
+def a_norm_asks_for_memory_at_once(patch):
+    real = norms.OffsetRMSNormLayer.__init__
+
+    def start(self, d_model, eps):
+        real(self, d_model, eps)
+        self.weight = nn.Parameter(torch.empty(d_model, device="cpu"))
+
+    patch.setattr(norms.OffsetRMSNormLayer, "__init__", start)
