@@ -111,7 +111,7 @@ def test_a_wrong_file_is_one_line(shown, tmp_path, text, says):
 
 
 def test_a_folder_and_a_huge_file_are_refused(shown, tmp_path):
-    assert "this is a folder" in shown(str(tmp_path))[2]
+    assert "must have a config.json, it has none" in shown(str(tmp_path))[2]
     path = tmp_path / "weights.json"
     with path.open("wb") as file:
         file.truncate(20 * 2**20)

@@ -18,7 +18,7 @@ from made import CONFIGS, make, reconfigure, rewrite, tiny
 import headwater
 from headwater.core import Transformer
 from headwater.errors import BadFile, BadSetting, Fault, NotFound, Unavailable
-from headwater.families import room
+from headwater.weights import room
 from headwater.weights.shards import write_folder
 from headwater.weights.tensors import TensorFile
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,16 +19,18 @@ from headwater.core import Model, Transformer
 from headwater.core.init import constants, fresh
 from headwater.errors import BadFile, BadSetting, NotFound, nearest
 from headwater.families.family import FAMILIES, Family, find, head_kind
-from headwater.families.room import check_room
 from headwater.text.load import load as load_tokenizer
 from headwater.text.tokenizer import Tokenizer
 from headwater.weights.files import atomic, read_bounded
+from headwater.weights.room import check_room
 from headwater.weights.settings import MOST_BYTES, Settings
 from headwater.weights.shards import open_folder, write_folder
 from headwater.weights.strict_json import parse_object
 from headwater.weights.tensors import Tensors
 
+INPUTS = ("decoder.embed.tokens", "encoder.embed.tokens")
 TABLES = ("encoder.embed.tokens", "decoder.embed.tokens", "head.out", "head.language.out")  # which may be one table
+Pairs = tuple[tuple[str, str], ...]
 
 
 @dataclass
@@ -78,6 +80,28 @@ class Loaded:
         return self.config.get(key) if value is None else value
 
 
+class Plan(NamedTuple):
+    """What config.json alone tells."""
+
+    relation: Family
+    head: str
+    spec: Model
+    labels: list[str]
+
+
+def plan(folder: Path, head: str | None = None) -> Plan:
+    """Read config.json. Every setting that may change what the model computes has been read, or is refused by name."""
+    if not (folder / "config.json").is_file():
+        raise NotFound(f"{folder}: a model folder must have a config.json, it has none; is this the right folder?")
+    c = Settings.read(folder / "config.json")
+    relation = find(c.word("model_type"), c.where)
+    kind = _kind(relation, c, head)
+    spec = relation.read(c, kind)
+    labels = c.labels() if kind in ("class", "tags") else []
+    c.done()
+    return Plan(relation, kind, spec, labels)
+
+
 def load_folder(folder: str | Path, *, head: str | None = None, new_head: Any = None) -> Loaded:
     """The model in a public folder, in float32 and eval mode.
 
@@ -85,14 +109,7 @@ def load_folder(folder: str | Path, *, head: str | None = None, new_head: Any = 
     new_head: a head part of your own, with first weights, on the body in the file.
     """
     folder = Path(folder)
-    if not (folder / "config.json").is_file():
-        raise NotFound(f"{folder}: a model folder must have a config.json, it has none; is this the right folder?")
-    c = Settings.read(folder / "config.json")
-    relation = find(c.word("model_type"), c.where)
-    kind = _kind(relation, c, head if new_head is None else "states")
-    spec = relation.read(c, kind)
-    labels = c.labels() if kind in ("class", "tags") else []
-    c.done()
+    relation, kind, spec, labels = plan(folder, head if new_head is None else "states")
     file = open_folder(folder)
     model = build_from(spec, relation, kind, file, new_head)
     config = _json(folder / "config.json")
@@ -113,7 +130,7 @@ def build_from(spec: Model, relation: Family, kind: str, file: Tensors, new_head
     names = relation.names + relation.heads[kind]
     sources = {ours: theirs for theirs in file if (found := names.find_theirs(theirs)) for ours in found.ours()}
     skeleton = replace(spec, tied=()).skeleton()
-    skeleton.spec = spec = replace(spec, tied=ties(skeleton, file, sources))
+    skeleton.spec = spec = replace(spec, tied=ties(skeleton, spec.tied, file, sources))
     skeleton.tie()
     wanted = {name: p for name, p in skeleton.named_parameters() if name in sources or name not in relation.optional}
     second = {f"{path}.weight": _home(f"{path}.weight", spec) for path, _ in spec.tied}
@@ -124,22 +141,22 @@ def build_from(spec: Model, relation: Family, kind: str, file: Tensors, new_head
     return skeleton.eval()
 
 
-def ties(model: Transformer, file: Tensors, sources: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+def ties(model: Transformer, meant: Pairs, file: Tensors, sources: Mapping[str, str]) -> Pairs:
     """Tied are two tables of one shape of which the file holds only one, or both and equal. The flag is not asked.
 
-    model: its skeleton with nothing tied; sources: our names that the file holds, and its names for them. A table that
-    the file lacks is stood for by the first that was tied to it.
+    model: its skeleton with nothing tied; meant: pairs the family would tie; sources: our names that the file holds,
+    and its names for them. A table the file lacks is stood for by the one it is tied to.
     """
     shapes = {path: tuple(m.weight.shape) for path, m in model.named_modules() if hasattr(m, "weight")}
     holder = {path: sources.get(f"{path}.weight") for path in TABLES if path in shapes}
     decided: list[tuple[str, str]] = []
     for path, theirs in list(holder.items())[1:]:
-        for base in TABLES[:2]:
-            if base == path or shapes.get(base) != shapes[path]:
+        for base in dict.fromkeys([*(home for one, home in meant if one == path), *INPUTS]):
+            if base == path or (base, path) in decided or shapes.get(base) != shapes[path]:
                 continue
             if theirs is None or holder[base] is None or torch.equal(file[theirs], file[str(holder[base])]):
                 decided.append((path, base))
-                holder[base] = holder[base] or theirs
+                holder[base] = holder[path] = holder[base] or theirs
                 break
     return tuple(decided)
 

@@ -18,13 +18,13 @@ from headwater.core.init import constants
 from headwater.errors import BadFile, BadSetting, nearest
 from headwater.families.family import FAMILIES
 from headwater.families.folder import Loaded, sizes, ties, value_of
-from headwater.families.room import check_room
 from headwater.fast.packed import PACKED, PackedLinear, PackedTable
 from headwater.parts import swap
 from headwater.text.gguf_text import from_gguf, to_gguf
 from headwater.weights.gguf import GgufFile
 from headwater.weights.gguf_write import write_gguf
 from headwater.weights.names import Names, table
+from headwater.weights.room import check_room
 from headwater.weights.settings import Settings
 
 BODY = """
@@ -75,6 +75,15 @@ LAYOUTS = {"llama": Layout("llama", PAIRED), "qwen2": Layout("qwen2", HALVED), "
 
 def load_gguf(path: str | Path) -> Loaded:
     file = GgufFile(path)
+    layout, config, spec = plan_of(file)
+    model = build(spec, layout.names, file)
+    tokenizer = from_gguf(file.metadata, path)
+    return Loaded(model, tokenizer, config, Path(path), "language")
+
+
+def plan_of(file: GgufFile) -> tuple[Layout, dict[str, Any], Model]:
+    """What the header alone tells: how the tensors are laid out, the settings as a config.json, and the spec."""
+    path = file.where
     architecture = str(file.metadata.get("general.architecture"))
     if architecture not in LAYOUTS:
         said = nearest(architecture, LAYOUTS)
@@ -84,10 +93,7 @@ def load_gguf(path: str | Path) -> Loaded:
     c = Settings(dict(config), path)
     spec = FAMILIES[layout.model_type].read(c, "language")
     c.done()
-    spec = swap(spec, Rotary, lambda rotary: _factors(rotary, file))
-    model = build(spec, layout.names, file)
-    tokenizer = from_gguf(file.metadata, path)
-    return Loaded(model, tokenizer, config, Path(path), "language")
+    return layout, config, swap(spec, Rotary, lambda rotary: _factors(rotary, file))
 
 
 def config_of(file: GgufFile, architecture: str, model_type: str) -> dict[str, Any]:
@@ -135,7 +141,7 @@ def build(spec: Model, names: Names, file: GgufFile) -> Transformer:
     check_room(spec, len(file), file.where)
     sources = {ours: theirs for theirs in file if (found := names.find_theirs(theirs)) for ours in found.ours()}
     model = replace(spec, tied=()).skeleton()
-    model.spec = spec = replace(spec, tied=ties(model, file, sources))
+    model.spec = spec = replace(spec, tied=ties(model, spec.tied, file, sources))
     model.tie()
     wanted, by = dict(model.named_parameters()), sizes(spec)
     tied = {f"{path}.weight": f"{home}.weight" for path, home in spec.tied}

@@ -8,9 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from headwater.families.folder import Loaded, load_folder, save_folder, tokenizer_of
+from headwater.core import Model
+from headwater.families.folder import Loaded, load_folder, plan, save_folder, tokenizer_of
 from headwater.families.known import locate
-from headwater.weights.native import KIND, is_native, load_model, save_model
+from headwater.weights.native import KIND, described, is_native, load_model, save_model
 
 
 def find_model(name: str | Path) -> Path:
@@ -35,6 +36,17 @@ def load(name: str | Path, *, head: str | None = None, new_head: Any = None) -> 
     if is_native(path):
         return _ours(path)
     return load_folder(path, head=head, new_head=new_head)
+
+
+def spec_of(name: str | Path) -> Model:
+    """What a MODEL is made of, from config.json or the header of a .gguf file alone: no weight is read."""
+    path = find_model(name)
+    if path.suffix == ".gguf":
+        from headwater.families.gguf import plan_of
+        from headwater.weights.gguf import GgufFile
+
+        return plan_of(GgufFile(path))[2]
+    return described(path)[0] if is_native(path) else plan(path).spec
 
 
 def _ours(folder: Path) -> Loaded:

@@ -20,6 +20,7 @@ from headwater.core.init import constants
 from headwater.errors import BadFile, NotFound
 from headwater.parts import from_plain, to_plain
 from headwater.weights.files import atomic, read_bounded
+from headwater.weights.room import check_room
 from headwater.weights.shards import open_folder, write_folder
 from headwater.weights.strict_json import parse_object
 
@@ -71,10 +72,9 @@ def is_native(folder: str | Path) -> bool:
     return path.is_file() and parse_object(read_bounded(path, MOST_CONFIG), path).get("model_type") == KIND
 
 
-def load_model(folder: str | Path) -> Native:
-    """The inverse of save_model, ready for use (eval mode)."""
-    folder = Path(folder)
-    path = folder / "config.json"
+def described(folder: str | Path) -> tuple[Model, dict[str, Any]]:
+    """The spec of a folder in this layout, and what is said about it; no weight is read."""
+    path = Path(folder) / "config.json"
     if not path.is_file():
         raise NotFound(f"{folder} must hold a model, it has no config.json; is this the right folder?")
     config = parse_object(read_bounded(path, MOST_CONFIG), path)
@@ -85,8 +85,16 @@ def load_model(folder: str | Path) -> Native:
     spec, about = from_plain(config.get("spec")), config.get("about", {})
     if not isinstance(spec, Model) or not isinstance(about, dict):
         raise BadFile(f"{path}: spec must be a Model and about a table; the file is not as it was written")
+    return spec, about
+
+
+def load_model(folder: str | Path) -> Native:
+    """The inverse of save_model, ready for use (eval mode)."""
+    spec, about = described(folder)
+    file = open_folder(folder)
+    check_room(spec, len(file), folder)
     model = spec.skeleton()
     model.to_empty(device="cpu")
-    put(model, open_folder(folder), folder)
+    put(model, file, folder)
     constants(model)
     return Native(model.eval(), about)

@@ -1,0 +1,231 @@
+"""The many ways a sound file may be written: halves, shards, old names, no prefix, old settings; and who is tied."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from made import CONFIGS, ask, ids, make, reconfigure, rewrite, tensors, tiny
+
+import headwater
+from headwater.core import Llama3Scaling
+from headwater.families.folder import save_folder
+from headwater.inspection.resolve import resolve
+from headwater.weights.shards import write_folder
+
+
+def answer(folder):
+    return ask(headwater.load(folder).model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "t5"])
+def test_other_kinds_of_numbers_become_float32(family, dtype, tmp_path):
+    folder = make(tmp_path / "m", family)
+    rewrite(folder, lambda held: {name: tensor.to(dtype) for name, tensor in held.items()})
+    half = headwater.load(folder).model
+    assert {p.dtype for p in half.parameters()} == {torch.float32}
+    rewrite(folder, lambda held: {name: tensor.to(torch.float32) for name, tensor in held.items()})
+    assert torch.equal(ask(half), answer(folder))
+
+
+@pytest.mark.parametrize("family", ["llama", "t5", "bart"])
+def test_shards_are_the_whole(family, tmp_path):
+    folder = make(tmp_path / "m", family)
+    before = answer(folder)
+    paths = write_folder(folder, tensors(folder), largest=4000)
+    assert len(paths) > 3
+    assert not (folder / "model.safetensors").exists()
+    assert torch.equal(answer(folder), before)
+
+
+@pytest.mark.parametrize(
+    ("family", "prefix"),
+    [("gpt2", "transformer."), ("bert", "bert."), ("llama", "model."), ("bart", "model."), ("gpt_neox", "gpt_neox.")],
+)
+def test_the_prefix_may_be_absent(family, prefix, tmp_path):
+    """The published GPT-2 has none; a body saved alone never has."""
+    folder = make(tmp_path / "m", family)
+    before = answer(folder)
+    rewrite(folder, lambda held: {name.removeprefix(prefix): tensor for name, tensor in held.items()})
+    assert not any(name.startswith(prefix) for name in tensors(folder))
+    assert torch.equal(answer(folder), before)
+
+
+def test_old_names_of_norms(tmp_path):
+    folder = make(tmp_path / "m", "bert")
+    before = answer(folder)
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+
+    def spelt(name):
+        return next((name.removesuffix(new) + was for new, was in old.items() if name.endswith(new)), name)
+
+    rewrite(folder, lambda held: {spelt(name): tensor for name, tensor in held.items()})
+    assert any(name.endswith("gamma") for name in tensors(folder))
+    assert torch.equal(answer(folder), before)
+
+
+def test_buffers_of_old_files_are_passed_over(tmp_path):
+    folder = make(tmp_path / "m", "gpt2")
+    before = answer(folder)
+
+    def stored(held):
+        for i in range(2):
+            held[f"transformer.h.{i}.attn.bias"] = torch.ones(1, 1, 64, 64, dtype=torch.uint8)
+            held[f"transformer.h.{i}.attn.masked_bias"] = torch.tensor(-1e4)
+
+    rewrite(folder, stored)
+    assert torch.equal(answer(folder), before)
+
+
+ROPE = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **ROPE}},
+        {"rope_theta": 5e5, "rope_scaling": {"type": "llama3", **ROPE}},
+        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **ROPE}},
+    ],
+    ids=["rope_scaling", "its older key", "rope_parameters"],
+)
+def test_both_generations_of_rope_settings(said, tmp_path):
+    folder = make(tmp_path / "m", "llama", **said)
+    loaded = headwater.load(folder)
+    rotary = loaded.spec.decoder.layers[0].branches[0].layer.position
+    assert rotary.theta == 5e5
+    assert rotary.scaling == Llama3Scaling(8.0, 1.0, 4.0, 16)
+    assert torch.equal(ask(loaded.model), ask(tiny("llama", rope_theta=5e5, rope_scaling=said_new()).model))
+
+
+def said_new():
+    return {"rope_type": "llama3", **ROPE}
+
+
+# --------------------------------------------------------------------------------------------------------------- ties
+
+
+def test_tied_tables_stored_twice_and_different_are_both_kept(tmp_path):
+    """The flag says tied, the file knows better."""
+    folder = make(tmp_path / "m", "llama", tie_word_embeddings=True)
+    other = torch.randn(47, 16)
+    rewrite(folder, lambda held: held.update({"lm_head.weight": other}))
+    model = headwater.load(folder).model
+    assert torch.equal(model.head.out.weight, other)
+    assert not torch.equal(model.decoder.embed.tokens.weight, other)
+
+
+def test_tied_tables_stored_twice_and_equal_are_one(tmp_path):
+    folder = make(tmp_path / "m", "llama", tie_word_embeddings=False)
+    rewrite(folder, lambda held: held.update({"lm_head.weight": held["model.embed_tokens.weight"].clone()}))
+    model = headwater.load(folder).model
+    assert model.head.out.weight is model.decoder.embed.tokens.weight
+
+
+@pytest.mark.parametrize("lost", ["lm_head.weight", "model.embed_tokens.weight"])
+def test_the_one_table_in_the_file_serves_both(lost, tmp_path):
+    folder = make(tmp_path / "m", "llama", tie_word_embeddings=False)
+    rewrite(folder, lambda held: {name: tensor for name, tensor in held.items() if name != lost})
+    model = headwater.load(folder).model
+    assert model.head.out.weight is model.decoder.embed.tokens.weight
+
+
+def untied_t5(folder, *names):
+    """A T5 whose tables all differ, stored under the given names alone."""
+    make(folder, "t5", tie_word_embeddings=False)
+    draw = {name: torch.randn(47, 16) for name in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head")}
+
+    def stored(held):
+        held.pop("shared.weight", None)
+        held.update({f"{name}.weight": draw[name] for name in names})
+
+    rewrite(folder, stored)
+    model = headwater.load(folder).model
+    found = (model.encoder.embed.tokens.weight, model.decoder.embed.tokens.weight, model.head.out.weight)
+    return draw, found
+
+
+def test_t5_without_shared_keeps_three_tables(tmp_path):
+    """The published trap: an input table silently taken from the output's."""
+    draw, found = untied_t5(tmp_path / "m", "encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
+    assert [torch.equal(table, kept) for table, kept in zip(draw.values(), found, strict=True)] == [True] * 3
+
+
+def test_t5_with_one_input_table_and_an_output(tmp_path):
+    for name in ("encoder.embed_tokens", "decoder.embed_tokens"):
+        draw, found = untied_t5(tmp_path / name, name, "lm_head")
+        assert torch.equal(found[0], draw[name])
+        assert found[1] is found[0]
+        assert torch.equal(found[2], draw["lm_head"])
+
+
+def test_what_was_saved_keeps_its_tables(tmp_path):
+    untied_t5(tmp_path / "m", "encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
+    loaded = headwater.load(tmp_path / "m")
+    save_folder(loaded, tmp_path / "again")
+    assert {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"} <= set(
+        tensors(tmp_path / "again")
+    )
+    assert torch.equal(answer(tmp_path / "again"), ask(loaded.model))
+
+
+# --------------------------------------------------------------------------------------------------------- every family
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_saved_and_loaded_is_the_same(family, tmp_path):
+    made = tiny(family)
+    folder = save_folder(made, tmp_path / "m")
+    assert torch.equal(answer(folder), ask(made.model))
+    assert json.loads((folder / "config.json").read_text())["model_type"] == family
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_config_alone_tells_the_model(family, tmp_path):
+    """headwater show draws a folder before any weight is there."""
+    made = tiny(family)
+    (tmp_path / "config.json").write_text(json.dumps(made.config))
+    spec = resolve(str(tmp_path))
+    assert sum(p.numel() for p in spec.skeleton().parameters()) == sum(p.numel() for p in made.model.parameters())
+
+
+def test_a_folder_is_not_written_over(tmp_path):
+    folder = make(tmp_path / "m", "bert")
+    with pytest.raises(headwater.BadFile, match="must be a new or empty folder"):
+        make(folder, "bert")
+
+
+def test_a_changed_tensor_is_seen_after_saving(tmp_path, monkeypatch):
+    """The planted fault of save: a disk that gives back something else."""
+    from headwater.families import folder as module
+
+    made = tiny("bert")
+    honest = module.write_folder
+    monkeypatch.setattr(
+        module, "write_folder", lambda where, held: honest(where, {n: t * 1.01 for n, t in held.items()})
+    )
+    with pytest.raises(headwater.BadFile, match="reads back changed"):
+        save_folder(made, tmp_path / "m")
+
+
+def test_heads_can_be_chosen(tmp_path):
+    folder = make(tmp_path / "m", "bert", architectures=["BertForPreTraining"])
+    both = ask(headwater.load(folder).model)
+    assert torch.equal(ask(headwater.load(folder, head="language").model), both["language"])
+    assert headwater.load(folder, head="states").model(ids()).shape == (2, 9, 16)
+    with pytest.raises(headwater.BadSetting, match="bert has no head 'langage'; did you mean 'language'"):
+        headwater.load(folder, head="langage")
+    reconfigure(folder, architectures=["Unheard"])
+    assert headwater.load(folder).head == "language"
+
+
+def test_two_languages_with_a_table_each(tmp_path):
+    """The output is the decoder's table, though the encoder's has the same shape."""
+    made = tiny("marian", share_encoder_decoder_embeddings=False)
+    folder = save_folder(made, tmp_path / "m")
+    model = headwater.load(folder).model
+    assert model.head.out.weight is model.decoder.embed.tokens.weight
+    assert model.head.out.weight is not model.encoder.embed.tokens.weight
+    assert torch.equal(ask(model), ask(made.model))
