@@ -1,0 +1,170 @@
+"""What a page may ask, field by field: strict types, bounds on every length and number, nothing unknown."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from headwater.errors import BadFile, BadInput
+from headwater.inspection.subjects import Reading, named, read
+from headwater.serving.shelf import Opened
+from headwater.weights.strict_json import parse_object
+
+MOST_BODY, MOST_TEXT, MOST_TOKENS = 1 << 20, 60_000, 2048
+
+Name = Annotated[str, Field(min_length=1, max_length=120)]
+Text = Annotated[str, Field(max_length=MOST_TEXT)]
+Id = Annotated[int, Field(ge=0, lt=1 << 31)]
+Ids = Annotated[list[Id], Field(min_length=1, max_length=MOST_TOKENS)]
+Small = Annotated[int, Field(ge=0, le=1 << 16)]
+
+
+class Ask(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class OfModel(Ask):
+    model: Name
+
+
+class OfText(OfModel):
+    """text: what a single stack reads, or the decoder writes; source: what the encoder reads. ids win over texts."""
+
+    text: Text = ""
+    source: Text = ""
+    ids: Ids | None = None
+    source_ids: Ids | None = None
+
+
+class OfTrace(Ask):
+    trace: Name
+    kind: Name
+    layer: Small
+    head: Annotated[int, Field(ge=-2, le=1 << 16)]
+
+
+class Tile(OfTrace):
+    level: Annotated[int, Field(ge=0, le=6)]
+    row: Small
+    column: Small
+    power: Annotated[float, Field(ge=0.1, le=1)] = 1.0
+
+
+class Block(OfTrace):
+    rows: tuple[Small, Small]
+    columns: tuple[Small, Small]
+
+
+class Thumbs(Ask):
+    trace: Name
+    kind: Name
+
+
+class Chosen(OfText):
+    """How the next token is chosen: see generation.choosers. new: how many of the ids were chosen before it."""
+
+    new: Small = 0
+    temperature: Annotated[float, Field(gt=0, le=10)] | None = None
+    top_k: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
+    shown: Annotated[int, Field(ge=1, le=200)] = 24
+
+    def choosers(self) -> dict[str, Any]:
+        names = ("temperature", "top_k", "top_p", "min_p")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+class Hidden(OfText):
+    place: Small
+    shown: Annotated[int, Field(ge=1, le=200)] = 24
+
+
+class Lens(OfText):
+    places: Annotated[int, Field(ge=1, le=64)] = 12
+
+
+class Message(Ask):
+    role: Annotated[str, Field(pattern="^(system|user|assistant)$")]
+    content: Text
+
+
+class Talk(Chosen):
+    messages: Annotated[list[Message], Field(max_length=200)] = []
+    tokens: Annotated[int, Field(ge=1, le=1024)] = 128
+
+
+class Step(OfText):
+    layer: Small = 0
+    head: Small = 0
+    place: Small = 0
+
+
+class OfRun(Ask):
+    run: Name
+    after: Annotated[int, Field(ge=-1, lt=1 << 53)] = -1
+
+
+class Checkpoint(OfRun):
+    checkpoint: Annotated[int, Field(ge=0, lt=1 << 53)]
+    text: Text = ""
+    source: Text = ""
+    kind: Name = "decoder.self_attn"
+    layer: Small = 0
+    head: Annotated[int, Field(ge=-2, le=1 << 16)] = 0
+
+
+A = TypeVar("A", bound=Ask)
+
+
+def parsed(kind: type[A], raw: bytes) -> A:
+    """A request from its bytes. What is wrong is told by the field's name, never by its contents."""
+    try:
+        return kind.model_validate(_whole(parse_object(raw, "the request"), kind))
+    except BadFile as fault:
+        raise BadInput(str(fault).partition(";")[0]) from None
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(str(step) for step in first["loc"])[:80]
+        raise BadInput(f"the request's {where or 'body'} is refused: {first['msg'][:120]}") from None
+
+
+def _whole(value: dict[str, Any], kind: type[Ask]) -> dict[str, Any]:
+    """JSON has one list; a pair is a tuple here."""
+    return {k: tuple(v) if isinstance(v, list) and k in ("rows", "columns") else v for k, v in value.items()}
+
+
+def reading_of(opened: Opened, ask: OfText) -> Reading:
+    """The tokens that are meant; a decoder that has a source and no text writes one itself."""
+    subject = opened.subject
+    if ask.ids is None:
+        source = ask.source_ids or ask.source
+        given = read(opened.given, source, ask.text or None) if subject.two else read(opened.given, ask.text)
+        _check_length(given)
+        return given
+    if subject.two and not (ask.source_ids or ask.source):
+        raise BadInput("an encoder-decoder reads a source, got none; give source or source_ids")
+    _check_ids("ids", ask.ids, subject.model.writer)
+    source_ids = (ask.source_ids or subject.prompt(ask.source)) if subject.two else []
+    if subject.two:
+        _check_ids("source_ids", source_ids, subject.model.encoder)
+    tokens = named(ask.ids, subject.tokenizer, source=not subject.two)
+    source_tokens = named(source_ids, subject.tokenizer, source=True)
+    follows = tokens[1:] if subject.model.decoder is not None else ()
+    made = Reading(subject.model, subject.tokenizer, tokens, source_tokens, follows, labels=subject.labels)
+    _check_length(made)
+    return made
+
+
+def _check_ids(what: str, ids: list[int], stack: Any) -> None:
+    size = stack.embed.tokens.num_embeddings
+    if beyond := [n for n in ids if n >= size]:
+        raise BadInput(f"{what} must be below {size}, got {beyond[0]}; they are another model's")
+
+
+def _check_length(reading: Reading) -> None:
+    longest = max(len(reading.tokens), len(reading.source))
+    if longest > MOST_TOKENS:
+        raise BadInput(f"the page shows up to {MOST_TOKENS} tokens, got {longest}; shorten the text")

@@ -1,0 +1,161 @@
+"""The next token: what the model says, and what is left of it after each chooser; a hidden token; the logit lens.
+
+Choosing is generation's own code, so the page, Python and the command line agree to the last digit.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwater.errors import BadInput, Fault
+from headwater.generation.ask import Voice
+from headwater.generation.choosers import named as choosers_named
+from headwater.generation.picking import Choice, Stage, choose
+from headwater.generation.requests import Event, Request, Row
+from headwater.inspection.logit_lens import lens
+from headwater.inspection.results import plain
+from headwater.inspection.scores import in_parts, language, vocabulary
+from headwater.inspection.subjects import Reading, Token, still
+from headwater.serving.asking import Chosen, Hidden, OfText, reading_of
+from headwater.serving.asking import Lens as LensAsk
+from headwater.serving.shelf import Opened
+from headwater.serving.tracing import labels
+
+HELD = 8
+
+
+class Said:
+    """The scores after a text, and how probable each of its tokens was. Kept for the sliders, which ask again."""
+
+    def __init__(self) -> None:
+        self.held: OrderedDict[Any, tuple[Tensor, list[float | None]]] = OrderedDict()
+
+    def of(self, opened: Opened, reading: Reading) -> tuple[Tensor, list[float | None]]:
+        key = (opened.key, tuple(t.id for t in reading.tokens), tuple(t.id for t in reading.source))
+        if key not in self.held:
+            self.held[key] = scored(reading)
+            while len(self.held) > HELD:
+                self.held.popitem(last=False)
+        self.held.move_to_end(key)
+        return self.held[key]
+
+
+def scored(reading: Reading) -> tuple[Tensor, list[float | None]]:
+    """The scores [V] after the last token, and the share the model gave each token; None for the first."""
+    head = language(reading.model)
+    shares: list[float | None] = [None]
+    with still(reading.model), torch.inference_mode():
+        states, rows = reading.states()
+        scores = head(states[:, -1:], rows)[0, 0].float()
+        ids = reading.ids[0, 1:]
+        for first, log_p in in_parts(head, states[:, :-1], rows, vocabulary(head)):
+            own = log_p.gather(1, ids[first : first + len(log_p), None])
+            shares += own[:, 0].exp().tolist()
+    return scores, shares
+
+
+def next_token(opened: Opened, ask: Chosen, said: Said) -> dict[str, Any]:
+    if opened.shape == "encoder":
+        raise BadInput("an encoder alone has no next token: it fills gaps; hide a token instead")
+    reading = begun(opened, ask)
+    scores, shares = said.of(opened, reading)
+    choice = chosen(opened, reading, ask, scores)
+    return {
+        "tokens": labels(reading.tokens),
+        "source": labels(reading.source),
+        "shares": plain(shares),
+        "token": choice.token,
+        "ends": choice.token in opened.subject.ends,
+        "stages": [stage.by for stage in choice.stages],
+        "left": [int((stage.shares > 0).sum()) for stage in choice.stages],
+        "rows": candidates(reading, choice.stages, choice.token, ask.shown),
+    }
+
+
+def begun(opened: Opened, ask: OfText) -> Reading:
+    """What has been read when the next token is asked for. A decoder with a source begins with its first token."""
+    if opened.shape == "both" and ask.ids is None:
+        start = opened.subject.start
+        if start is None:
+            raise BadInput("this model names no token to begin with; give ids")
+        ids = [start]
+        if ask.text:
+            written = opened.subject.target(ask.text)
+            ids += written[:-1] if written[-1] in opened.subject.ends else written
+        ask = ask.model_copy(update={"ids": ids})
+    return reading_of(opened, ask)
+
+
+def chosen(opened: Opened, reading: Reading, ask: Chosen, scores: Tensor) -> Choice:
+    """As generate would: the number of tokens said is the step, so a seed gives one whole answer."""
+    voice = Voice.of(opened.subject.voice)
+    ids = tuple(t.id for t in reading.tokens)
+    choosers = (*voice.rules, *choosers_named(**ask.choosers()))
+    for chooser in choosers:
+        chooser.check(len(scores))
+    prompt, new = ids[: len(ids) - ask.new], ids[len(ids) - ask.new :]
+    row = Row(Request(prompt, None, choosers, len(new) + 1, seed=ask.seed, trace=True), len(new) + 1)
+    row.events = [Event(token, "", 0.0, (), None) for token in new]
+    (choice,) = choose(scores[None], [row])
+    if isinstance(choice, Fault):
+        raise choice
+    return choice
+
+
+def candidates(reading: Reading, stages: Any, token: int, count: int) -> list[dict[str, Any]]:
+    """The most probable tokens before any chooser, and the chosen one, each with its share after every stage."""
+    ids = [i for i, _ in Stage.top(stages[0], count)]
+    ids += [] if token in ids else [token]
+    return [{**_named(reading, i), "shares": plain([float(stage.shares[i]) for stage in stages])} for i in ids]
+
+
+def _named(reading: Reading, token: int) -> dict[str, Any]:
+    return labels([reading.name(token)])[0]
+
+
+def hidden(opened: Opened, ask: Hidden) -> dict[str, Any]:
+    """What the model puts in a place whose token is hidden by its mask (or not hidden, where it has none)."""
+    reading = reading_of(opened, ask)
+    if opened.shape != "encoder":
+        raise BadInput("only an encoder fills gaps; this model writes one token after another")
+    if not 0 <= ask.place < len(reading.tokens):
+        raise BadInput(f"place must be below {len(reading.tokens)}, got {ask.place}")
+    mask = getattr(reading.tokenizer, "mask", None)
+    was = reading.tokens[ask.place]
+    if mask is not None:
+        gap = Token(mask, "▢")
+        reading = replace(reading, tokens=(*reading.tokens[: ask.place], gap, *reading.tokens[ask.place + 1 :]))
+    head = language(reading.model)
+    with still(reading.model), torch.inference_mode():
+        states, rows = reading.states()
+        scores = head(states[:, ask.place : ask.place + 1], rows)[0, 0].float()
+    stage = Stage("the model", scores.softmax(-1))
+    rows_told = candidates(reading, [stage], was.id, ask.shown)
+    return {"tokens": labels(reading.tokens), "masked": mask is not None, "was": labels([was])[0], "rows": rows_told}
+
+
+def lens_of(opened: Opened, ask: LensAsk) -> dict[str, Any]:
+    """Layer by layer what would be said, at the last places."""
+    reading = reading_of(opened, ask) if opened.shape == "encoder" else begun(opened, ask)
+    first = max(0, len(reading.tokens) - ask.places)
+    found = lens(opened.given, reading, top=5, places=range(first, len(reading.tokens)))
+    cells = [
+        [
+            [{**_named(reading, int(i)), "share": plain(float(p))} for i, p in zip(ids, shares, strict=True)]
+            for ids, shares in zip(row_ids, row_shares, strict=True)
+        ]
+        for row_ids, row_shares in zip(found.ids, found.shares, strict=True)
+    ]
+    return {
+        "tokens": labels(reading.tokens[first:]),
+        "layers": list(found.layers),
+        "cells": cells,
+        "entropy": plain(found.entropy),
+        "answer": labels(found.answer),
+        "answer_shares": plain(found.answer_shares),
+    }

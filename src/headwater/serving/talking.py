@@ -1,0 +1,66 @@
+"""Talking with a model: a chat, a text that goes on, a translation, or labels; with the ids that were said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from headwater.errors import BadInput
+from headwater.generation.ask import Voice, stream
+from headwater.inspection.scores import says_tokens
+from headwater.inspection.subjects import still
+from headwater.serving.asking import Talk
+from headwater.serving.shelf import Opened
+from headwater.text.chat import encode_chat
+
+SECONDS = 120.0
+
+
+def talk(opened: Opened, ask: Talk) -> Iterator[dict[str, Any]]:
+    """Events: {"text", "token", "share"} as it is said, then {"done", "ids", "source_ids"}; or one {"labels"}."""
+    subject = opened.subject
+    if not says_tokens(subject.model) or opened.shape == "encoder":
+        yield labelled(opened, ask)
+        return
+    prompt = _prompt(opened, ask)
+    new: list[int] = []
+    stopped = "length"
+    settings = {**ask.choosers(), "seed": ask.seed, "max_tokens": ask.tokens, "seconds": SECONDS}
+    for event in stream(subject.voice, prompt, **settings):
+        new.append(event.token)
+        stopped = event.stopped or stopped
+        yield {"text": event.text, "token": event.token, "share": round(float(torch.tensor(event.logprob).exp()), 6)}
+    if subject.two:
+        said = new[:-1] if new and new[-1] in subject.ends else new
+        yield {"done": stopped, "ids": [subject.start, *said], "source_ids": prompt}
+    else:
+        yield {"done": stopped, "ids": [*prompt, *new], "source_ids": []}
+
+
+def _prompt(opened: Opened, ask: Talk) -> list[int]:
+    subject = opened.subject
+    if subject.two:
+        return subject.prompt(ask.source or ask.text)
+    if ask.messages:
+        if subject.tokenizer is None or not subject.tokenizer.chat_template:
+            raise BadInput("this model has no chat template; give it a text to go on with")
+        return encode_chat(subject.tokenizer, [m.model_dump() for m in ask.messages])
+    return list(Voice.of(subject.voice).ids(subject.prompt(ask.text)))
+
+
+def labelled(opened: Opened, ask: Talk) -> dict[str, Any]:
+    """What a head with labels says: shares of a text's labels, or a tag for each token."""
+    subject = opened.subject
+    if not subject.labels:
+        raise BadInput("this model neither writes nor names labels; look at its attention, or use headwater embed")
+    ids = subject.prompt(ask.text)
+    with still(subject.model), torch.inference_mode():
+        answer = subject.model(torch.tensor([ids]))[0].float().softmax(-1)
+    if answer.dim() == 1:
+        order = answer.argsort(descending=True).tolist()
+        return {"labels": [[subject.labels[n], round(float(answer[n]), 6)] for n in order[:50]], "ids": ids}
+    best = answer.max(-1)
+    tags = [[subject.labels[int(n)], round(float(p), 6)] for n, p in zip(best.indices, best.values, strict=True)]
+    return {"tags": tags, "ids": ids}

@@ -1,0 +1,77 @@
+// Asking the server: JSON, bytes, or lines as they come. Every refusal becomes an Asked error with a kind and words.
+// @ts-check
+import { t } from "./words.js";
+
+export class Refusal extends Error {
+  /** @param {string} kind @param {string} message @param {number} status */
+  constructor(kind, message, status) {
+    super(message);
+    this.kind = kind;
+    this.status = status;
+  }
+}
+
+const WAITS = [150, 400, 1000, 2000];
+
+/**
+ * @param {string} name @param {object} body @param {AbortSignal | undefined} signal
+ * @returns {Promise<Response>}
+ */
+async function ask(name, body, signal) {
+  for (let turn = 0; ; turn++) {
+    let answer;
+    try {
+      const headers = { "content-type": "application/json" };
+      answer = await fetch(`/api/${name}`, { method: "POST", headers, body: JSON.stringify(body), signal });
+    } catch (error) {
+      if (signal?.aborted) throw error;
+      throw new Refusal("Gone", t("error.gone"), 0);
+    }
+    if (answer.ok) return answer;
+    if (answer.status === 503 && turn < WAITS.length) {
+      await new Promise((resolve) => setTimeout(resolve, WAITS[turn]));
+      continue;
+    }
+    const told = await answer.json().catch(() => ({}));
+    throw refusal(told, answer.status);
+  }
+}
+
+/** @param {any} told @param {number} status */
+function refusal(told, status) {
+  const { kind = "Fault", message = t("error.unknown") } = told.error ?? {};
+  return new Refusal(String(kind), String(message), status);
+}
+
+/** @param {string} name @param {object} [body] @param {AbortSignal} [signal] @returns {Promise<any>} */
+export async function post(name, body = {}, signal) {
+  return (await ask(name, body, signal)).json();
+}
+
+/** @param {string} name @param {object} body @param {AbortSignal} [signal] */
+export async function bytes(name, body, signal) {
+  return (await ask(name, body, signal)).arrayBuffer();
+}
+
+/**
+ * Call each(line) for every JSON line as it comes.
+ * @param {string} name @param {object} body @param {(line: any) => void} each @param {AbortSignal} signal
+ */
+export async function lines(name, body, each, signal) {
+  const answer = await ask(name, body, signal);
+  const reader = /** @type {ReadableStream<Uint8Array>} */ (answer.body).getReader();
+  const decoder = new TextDecoder();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    rest += decoder.decode(value, { stream: !done });
+    const whole = rest.split("\n");
+    rest = whole.pop() ?? "";
+    for (const line of whole) {
+      const said = JSON.parse(line);
+      if (said.error) throw refusal(said, 200);
+      each(said);
+    }
+    if (done) return;
+  }
+}

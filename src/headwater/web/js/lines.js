@@ -1,0 +1,63 @@
+// Attention as lines between two columns of tokens: who looks (left) at whom (right), the stronger the darker.
+// @ts-check
+import { css, s, visible } from "./dom.js";
+
+const ROW = 22;
+const WIDTH = 520;
+const FAINT = 0.02;
+
+/**
+ * @param {{rows: string[], columns: string[], weights: Float32Array, width: number, hover?: (row: number | null) => void}} data
+ * weights: rows × columns, row by row
+ */
+export function lines(data) {
+  const { rows, columns, weights } = data;
+  const height = Math.max(rows.length, columns.length) * ROW + 12;
+  const wide = Math.max(300, Math.min(WIDTH, data.width));
+  const [from, to] = [wide * 0.3, wide * 0.7];
+  const y = (/** @type {number} */ n) => n * ROW + ROW / 2 + 6;
+  const web = s("g", { fill: "none", stroke: css("--accent") });
+  /** @type {SVGPathElement[][]} */
+  const byRow = rows.map(() => []);
+  /** @type {SVGPathElement[][]} */
+  const byColumn = columns.map(() => []);
+  for (let r = 0; r < rows.length; r++)
+    for (let c = 0; c < columns.length; c++) {
+      const weight = weights[r * columns.length + c];
+      if (weight < FAINT) continue;
+      const mid = (from + to) / 2;
+      const path = s("path", {
+        d: `M${from},${y(r)} C${mid},${y(r)} ${mid},${y(c)} ${to},${y(c)}`,
+        "stroke-width": 0.6 + 3 * weight,
+        "stroke-opacity": Math.min(1, 0.08 + weight * 0.9),
+      });
+      path.append(s("title", {}, `${visible(rows[r])} → ${visible(columns[c])}: ${weight.toFixed(4)}`));
+      byRow[r].push(path);
+      byColumn[c].push(path);
+      web.append(path);
+    }
+  const picture = s("svg", { viewBox: `0 0 ${wide} ${height}`, width: wide, height, class: "lines", role: "img", "font-family": css("--font"), "font-size": 13 });
+  picture.append(web);
+  const focus = (/** @type {SVGPathElement[] | null} */ mine) => {
+    web.setAttribute("stroke-opacity", mine ? "0.15" : "1");
+    web.querySelectorAll("path").forEach((p) => (p.style.opacity = mine && !mine.includes(p) ? "0.06" : ""));
+  };
+  const side = (/** @type {string[]} */ labels, /** @type {number} */ x, /** @type {string} */ anchor, /** @type {SVGPathElement[][]} */ own, /** @type {boolean} */ isRow) =>
+    labels.forEach((label, n) => {
+      const enter = () => {
+        focus(own[n]);
+        if (isRow) data.hover?.(n);
+      };
+      const leave = () => {
+        focus(null);
+        data.hover?.(null);
+      };
+      const shown = visible(label).length > 18 ? visible(label).slice(0, 17) + "…" : visible(label);
+      picture.append(
+        s("text", { x, y: y(n), "text-anchor": anchor, "dominant-baseline": "central", fill: css("--ink"), tabindex: 0, onpointerenter: enter, onpointerleave: leave, onfocus: enter, onblur: leave }, shown),
+      );
+    });
+  side(rows, from - 8, "end", byRow, true);
+  side(columns, to + 8, "start", byColumn, false);
+  return picture;
+}

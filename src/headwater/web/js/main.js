@@ -1,0 +1,138 @@
+// The frame of the page: which view, which model, which language, light or dark.
+// @ts-check
+import { post } from "./api.js";
+import { fill, h } from "./dom.js";
+import { select, trouble } from "./parts.js";
+import { go, here, link, taste } from "./state.js";
+import { language, speak, t } from "./words.js";
+import * as anatomy from "./views/anatomy.js";
+import * as attention from "./views/attention.js";
+import * as check from "./views/check.js";
+import * as next from "./views/next.js";
+import * as start from "./views/start.js";
+import * as talk from "./views/talk.js";
+import * as training from "./views/training.js";
+import * as walk from "./views/walk.js";
+
+/**
+ * What a view is given. set changes its address (a new entry in the history with push).
+ * @typedef {object} Context
+ * @property {Record<string, string>} params
+ * @property {any} about the model; null in views that need none
+ * @property {any} shelf
+ * @property {AbortSignal} signal ends when the view is left
+ * @property {(changes: Record<string, any>, push?: boolean) => void} set
+ */
+/** @typedef {{update?: (params: Record<string, string>) => boolean, theme?: () => void, destroy?: () => void}} Mounted */
+/** @typedef {{mount: (root: HTMLElement, context: Context) => Promise<Mounted | void>, needs?: string}} View */
+
+/** @type {Record<string, View>} */
+const VIEWS = { start, attention, next, talk, walk, anatomy, check, training };
+
+const nav = h("nav", { class: "views" });
+const top = h("div", { class: "tools" });
+const main = h("main", { id: "main", tabindex: -1 });
+/** @type {any} */
+let shelf = { items: [], runs: [] };
+/** @type {{view: string, model: string, leaving: AbortController, mounted: Mounted} | null} */
+let shown = null;
+
+function theme() {
+  const dark = window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  return taste.get("theme", dark);
+}
+
+function frame() {
+  const { view, params } = here();
+  const names = shelf.items.map((/** @type {any} */ item) => [item.name, item.name]);
+  const current = params.model ?? "";
+  const known = names.some((/** @type {string[]} */ n) => n[0] === current);
+  const models = select(known ? names : [["", t("choose")], ...names], current, (name) => go(view === "start" ? "attention" : view, { model: name }), t("model"));
+  models.id = "model";
+  const other = language() === "zh" ? "en" : "zh";
+  fill(
+    top,
+    h("a", { class: "brand", href: link("start", { model: params.model }) }, "Headwater"),
+    models,
+    h("span", { class: "grow" }),
+    h("button", { class: "quiet", id: "language", type: "button", lang: other === "zh" ? "zh-CN" : "en", onclick: () => speakIn(other) }, other === "zh" ? "中文" : "English"),
+    h("button", { class: "quiet", id: "theme", type: "button", onclick: turn }, t(theme() === "dark" ? "theme.light" : "theme.dark")),
+  );
+  fill(
+    nav,
+    Object.keys(VIEWS).map((name) => h("a", { href: link(name, { model: params.model }), "aria-current": name === view ? "page" : null }, t(`view.${name}`))),
+  );
+  const skip = document.getElementById("skip");
+  if (skip) skip.textContent = t("skip");
+  document.title = `${t(`view.${view in VIEWS ? view : "start"}`)} · Headwater`;
+}
+
+/** @param {string} name */
+async function speakIn(name) {
+  taste.set("language", name);
+  await speak(name);
+  await render(true);
+}
+
+function turn() {
+  const next_ = theme() === "dark" ? "light" : "dark";
+  taste.set("theme", next_);
+  document.documentElement.dataset.theme = next_;
+  frame();
+  if (shown?.mounted.theme) shown.mounted.theme();
+  else render(true);
+}
+
+/** @param {boolean} [anew] */
+async function render(anew = false) {
+  const { view: asked, params } = here();
+  const name = asked in VIEWS ? asked : "start";
+  frame();
+  if (!anew && shown && shown.view === name && shown.model === params.model && shown.mounted.update?.(params)) return;
+  shown?.leaving.abort();
+  shown?.mounted.destroy?.();
+  const leaving = new AbortController();
+  const mine = (shown = { view: name, model: params.model, leaving, mounted: {} });
+  const view = VIEWS[name];
+  const root = h("div", { class: `view ${name}` });
+  fill(main, root);
+  window.scrollTo(0, 0);
+  try {
+    const about = view.needs === "model" ? await theModel(params.model, leaving.signal) : null;
+    if (leaving.signal.aborted) return;
+    if (view.needs === "model" && !about) return go("start", {}, true);
+    const set = (/** @type {Record<string, any>} */ changes, push = false) => go(name, { ...here().params, ...changes }, !push);
+    const mounted = await view.mount(root, { params, about, shelf, signal: leaving.signal, set });
+    if (shown === mine) mine.mounted = mounted ?? {};
+    else mounted?.destroy?.();
+    root.dataset.ready = "yes";
+  } catch (error) {
+    if (!leaving.signal.aborted) fill(root, h("h1", {}, t(`view.${name}`)), trouble(error), h("p", {}, h("a", { href: link("start") }, t("back.start"))));
+  }
+}
+
+/** @param {string | undefined} name @param {AbortSignal} signal */
+async function theModel(name, signal) {
+  const first = name ?? shelf.items[0]?.name;
+  if (!first) return null;
+  if (!name) go(here().view, { ...here().params, model: first }, true);
+  return post("about", { model: first }, signal);
+}
+
+async function begin() {
+  document.documentElement.dataset.theme = theme();
+  await speak(taste.get("language", navigator.language.toLowerCase().startsWith("zh") ? "zh" : "en"));
+  const page = /** @type {HTMLElement} */ (document.getElementById("page"));
+  fill(page, h("header", { class: "top" }, top), nav, main);
+  try {
+    shelf = await post("shelf");
+  } catch (error) {
+    frame();
+    fill(main, trouble(error));
+    return;
+  }
+  window.addEventListener("hashchange", () => render());
+  await render();
+}
+
+begin();

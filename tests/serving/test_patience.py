@@ -1,0 +1,235 @@
+"""A real server on a free port: slow clients are closed, others are served meanwhile, the queue is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+
+import pytest
+import uvicorn
+
+from headwater.errors import Unavailable
+from headwater.serving.app import app
+from headwater.serving.faults import Busy
+from headwater.serving.gate import Guard
+from headwater.serving.patience import Patient
+from headwater.serving.shelf import Shelf
+from headwater.serving.starting import bound
+from headwater.serving.worker import Worker
+
+
+class Hurried(Patient):
+    headers_seconds, body_seconds, reading_seconds = 0.4, 0.6, 0.5
+
+
+@contextlib.contextmanager
+def running(protocol=Hurried):
+    listening = bound("127.0.0.1", 0)
+    port = listening.getsockname()[1]
+    config = uvicorn.Config(
+        app(Shelf([]), Guard("127.0.0.1", port)),
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        log_level="critical",
+        h11_max_incomplete_event_size=32 << 10,
+        limit_concurrency=100,
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield port
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def port():
+    with running() as number:
+        yield number
+
+
+def call(port, raw, wait=5.0):
+    with socket.create_connection(("127.0.0.1", port), timeout=wait) as line:
+        line.sendall(raw)
+        return read_all(line)
+
+
+def read_all(line):
+    got = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := line.recv(65536):
+            got += part
+    return got
+
+
+def closed_after(port, *pieces, pause=0.15):
+    """Send the pieces slowly; seconds until the server hangs up."""
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as line:
+        began = time.monotonic()
+        for piece in pieces:
+            with contextlib.suppress(OSError):
+                line.sendall(piece)
+            line.settimeout(pause)
+            try:
+                if not line.recv(10):
+                    break
+            except TimeoutError:
+                continue
+            except ConnectionResetError:
+                break
+        line.settimeout(5)
+        with contextlib.suppress(ConnectionResetError):
+            line.recv(10)
+        return time.monotonic() - began
+
+
+def posting(port, name, length, more=""):
+    said = f"host: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n{more}content-length: {length}"
+    return f"POST /api/{name} HTTP/1.1\r\n{said}\r\n\r\n".encode()
+
+
+def alive(port):
+    head = f"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nconnection: close\r\n\r\n".encode()
+    return call(port, head).startswith(b"HTTP/1.1 200")
+
+
+def test_headers_that_do_not_end_are_cut_off(port):
+    drops = [b"GET / HTTP/1.1\r\n", *[b"x-a: b\r\n"] * 60]
+    assert 0.3 < closed_after(port, *drops) < 2, "one byte now and then does not move the deadline"
+    assert closed_after(port, b"") < 2, "nor does silence"
+
+
+def test_a_body_that_does_not_end_is_cut_off(port):
+    assert 0.4 < closed_after(port, posting(port, "shelf", 99), *[b" "] * 60) < 2
+
+
+def test_the_second_request_on_a_line_has_a_deadline_too(port):
+    whole = f"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as line:
+        line.sendall(whole)
+        got = b""
+        while b'{"alive":true}' not in got:
+            got += line.recv(4096)
+        line.sendall(b"GET /healthz HTT")
+        began = time.monotonic()
+        assert read_all(line) == b"" and time.monotonic() - began < 2
+
+
+def test_many_slow_clients_keep_nobody_out(port):
+    idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
+    try:
+        for line in idle:
+            line.sendall(b"GET / HT")
+        began = time.monotonic()
+        assert alive(port) and time.monotonic() - began < 2
+    finally:
+        for line in idle:
+            line.close()
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GARBAGE\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n",
+        b"GET " + b"/a" * 40_000 + b" HTTP/1.1\r\n\r\n",
+        b"POST /api/shelf HTTP/1.1\r\nhost: HOST\r\nconnection: close\r\ncontent-length: 5\r\n"
+        b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    ],
+)
+def test_what_is_no_request_is_refused(port, raw):
+    answer = call(port, raw.replace(b"HOST", f"127.0.0.1:{port}".encode()))
+    assert answer == b"" or answer.split(b" ")[1] in (b"400", b"403", b"415", b"414", b"431")
+    assert alive(port)
+
+
+def test_an_upgrade_is_not_followed(port):
+    head = f"GET / HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nconnection: Upgrade, close\r\nupgrade: websocket\r\n\r\n"
+    assert b" 101 " not in call(port, head.encode())
+
+
+def test_a_port_that_is_taken_is_said():
+    held = bound("127.0.0.1", 0)
+    with pytest.raises(Unavailable, match=r"can not be listened on .* choose another --port, or 0 for a free one"):
+        bound("127.0.0.1", held.getsockname()[1])
+    held.close()
+
+
+# --------------------------------------------------------------------------------------------------------- the worker
+
+
+def test_one_at_a_time_and_no_more_than_so_many_wait():
+    async def scene():
+        worker, inside, most = Worker(most=3), [], []
+
+        def work():
+            inside.append(1)
+            most.append(len(inside))
+            time.sleep(0.05)
+            inside.pop()
+            return 7
+
+        calls = [asyncio.create_task(worker.call(work)) for _ in range(3)]
+        await asyncio.sleep(0)
+        with pytest.raises(Busy, match="ask again"):
+            await worker.call(work)
+        assert await asyncio.gather(*calls) == [7, 7, 7] and max(most) == 1 and worker.waiting == 0
+
+    asyncio.run(scene())
+
+
+def test_a_stream_that_nobody_hears_stops_after_one_item():
+    async def scene():
+        worker, made = Worker(), []
+
+        def work():
+            for n in range(1000):
+                made.append(n)
+                time.sleep(0.002)
+                yield n
+
+        stream = worker.stream(work)
+        assert [await anext(stream) for _ in range(3)] == [0, 1, 2]
+        await stream.aclose()
+        count = len(made)
+        await asyncio.sleep(0.05)
+        assert len(made) == count < 20 and worker.waiting == 0
+
+    asyncio.run(scene())
+
+
+def test_a_fault_in_a_stream_arrives():
+    async def scene():
+        def work():
+            yield 1
+            raise Busy("no")
+
+        stream = Worker().stream(work)
+        assert await anext(stream) == 1
+        with pytest.raises(Busy):
+            await anext(stream)
+
+    asyncio.run(scene())
+
+
+def test_a_talk_that_is_cut_off_frees_its_place(port):
+    body = json.dumps({"model": "tiny decoder", "text": "the cat", "tokens": 1000}).encode()
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as line:
+            line.sendall(posting(port, "talk", len(body)) + body)
+            assert line.recv(200).startswith(b"HTTP/1.1 200")
+    began = time.monotonic()
+    about = json.dumps({"model": "tiny decoder"}).encode()
+    head = posting(port, "about", len(about), more="connection: close\r\n")
+    assert b" 200 " in call(port, head + about, 20)
+    assert time.monotonic() - began < 5
