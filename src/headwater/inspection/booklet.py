@@ -15,7 +15,7 @@ from headwater.inspection import canvas
 from headwater.inspection.logit_lens import Lens
 from headwater.inspection.maps import Attention
 from headwater.inspection.patterns import Heads, strength
-from headwater.inspection.pictures import picture
+from headwater.inspection.pictures import png
 from headwater.inspection.places import Positions
 from headwater.inspection.subjects import Token
 from headwater.inspection.surprise import NextTokens, TokenLosses
@@ -51,16 +51,16 @@ def _scoped() -> str:
 @functools.singledispatch
 def shown(result: Any) -> str:
     """A picture, and the same in words."""
-    return image(picture(result), str(result)) + _words(result)
+    return image(result, str(result)) + _words(result)
 
 
 def _words(result: Any) -> str:
     return f"<pre>{escape(str(result))}</pre>"
 
 
-def image(figure: Any, told: str) -> str:
+def image(result: Any, told: str, **which: Any) -> str:
     """An <img> that carries its picture; told: for those who cannot see it."""
-    data = base64.b64encode(canvas.to_bytes(figure, dpi=96)).decode()
+    data = base64.b64encode(png(result, **which)).decode()
     return f'<img alt="{escape(told[:300], quote=True)}" src="data:image/png;base64,{data}">'
 
 
@@ -82,13 +82,12 @@ def _cell(value: Any) -> str:
 
 @shown.register
 def _(result: Attention) -> str:
-    with canvas.style():
-        return "".join(f"<p>{image(picture(result, kind=kind), kind)}</p>" for kind in result.kinds) + _words(result)
+    return "".join(f"<p>{image(result, kind, kind=kind)}</p>" for kind in result.kinds) + _words(result)
 
 
 @shown.register
 def _(result: Positions) -> str:
-    return (image(picture(result), str(result)) if result.drawn else "") + _words(result)
+    return (image(result, str(result)) if result.drawn else "") + _words(result)
 
 
 @shown.register
@@ -96,7 +95,7 @@ def _(result: Heads) -> str:
     measures = ("previous", "self", "first", "repeat", "spread", "distance")
     rows = [[h.name, h.does, strength(h), *(getattr(h, m) for m in measures)] for h in result.worth(12)]
     counted = table(["what heads do", "how many"], [[does, many] for does, many in result.counts().items()])
-    return table(["head", "does", "how much", *measures], rows) + counted + image(picture(result), str(result))
+    return table(["head", "does", "how much", *measures], rows) + counted + image(result, str(result))
 
 
 @shown.register
@@ -124,7 +123,7 @@ def _(result: TokenLosses) -> str:
         told = f"p = {math.exp(-loss):.2%}, {loss:.2f} nats; {instead}"
         style = f"background:rgba(217,119,6,{min(1.0, loss / most):.2f})"
         spans.append(f'<span class="t" style="{style}" title="{escape(told, quote=True)}">{escape(token.text)}</span>')
-    return f"<p>{''.join(spans)}</p>" + image(picture(result), str(result)) + _words(result)
+    return f"<p>{''.join(spans)}</p>" + image(result, str(result)) + _words(result)
 
 
 @shown.register

@@ -114,14 +114,19 @@ def to_bytes(figure: Any, kind: str = "png", dpi: int = 110) -> bytes:
     return buffer.getvalue()
 
 
-def write(figure: Any, path: str | Path) -> Path:
-    path = Path(path)
-    kind = path.suffix.lstrip(".").lower()
+def kind_of(path: str | Path) -> str:
+    kind = Path(path).suffix.lstrip(".").lower()
     if kind not in KINDS:
-        raise BadSetting(f"a picture must end in .png, .svg or .pdf, got {path.name!r}; {nearest(kind, KINDS)}")
+        name = Path(path).name
+        raise BadSetting(f"a picture must end in .png, .svg or .pdf, got {name!r}; {nearest(kind, KINDS)}")
+    return kind
+
+
+def write(picture: bytes, path: str | Path) -> Path:
+    path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(to_bytes(figure, kind))
+        path.write_bytes(picture)
     except OSError as error:
         raise BadFile(f"{path} must be a place that can be written, got: {error.strerror}; choose another") from None
     return path

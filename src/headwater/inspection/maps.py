@@ -170,7 +170,7 @@ def _cut(span: tuple[int, int] | None, pooled: int, most: int) -> tuple[int, int
 
 
 def to_bytes(weights: np.ndarray) -> np.ndarray:
-    return np.rint(weights * 255).astype(np.uint8)
+    return np.rint(np.nan_to_num(weights) * 255).astype(np.uint8)
 
 
 def pool(weights: Tensor, size: int) -> Tensor:

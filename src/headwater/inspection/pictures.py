@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,26 @@ MOST_COLUMNS = 24  # places of a lens that are drawn: the last ones
 MEASURES = ("previous", "self", "first", "repeat", "spread", "distance")
 
 
+_drawn_before: weakref.WeakKeyDictionary[Any, dict[Any, bytes]] = weakref.WeakKeyDictionary()
+
+
+def png(result: Any, **which: Any) -> bytes:
+    """The picture of a result as PNG; drawn once for as long as the result lives."""
+    known = _drawn_before.setdefault(result, {})
+    key = tuple(sorted(which.items()))
+    if key not in known:
+        with canvas.style():
+            known[key] = canvas.to_bytes(picture(result, **which))
+    return known[key]
+
+
 def save(result: Any, path: str | Path, **which: Any) -> Path:
+    """Write the picture of a result: .png, .svg or .pdf."""
+    kind = canvas.kind_of(path)
+    if kind == "png":
+        return canvas.write(png(result, **which), path)
     with canvas.style():
-        return canvas.write(picture(result, **which), path)
+        return canvas.write(canvas.to_bytes(picture(result, **which), kind), path)
 
 
 @functools.singledispatch
@@ -61,21 +79,30 @@ def _(result: Attention, kind: str | None = None, layer: int | None = None, head
 
 
 def _grid(maps: list[Any], kind: str) -> Any:
-    """Thumbnails: a row for each layer, a column for each head."""
+    """Thumbnails: a row for each layer, a column for each head, all of them one image."""
     width, height = max(len(m.heads) for m in maps), len(maps)
-    side = min(1.3, 16 / max(width, height))
-    figure = canvas.sheet(max(3.2, side * width + 0.8), max(2.0, side * height + 0.8))
-    axes = figure.subplots(height, width, squeeze=False)
-    for row, m in zip(axes, maps, strict=True):
-        for axis, head in zip(row, m.heads, strict=False):
-            axis.imshow(m.tile(head, size=128), cmap=canvas.SEQUENTIAL, aspect="auto", interpolation="nearest")
-        for axis in row:
-            axis.set_axis_off()
-        row[0].text(-0.08, 0.5, m.layer, transform=row[0].transAxes, ha="right", va="center", fontsize=8)
-    for axis, head in zip(axes[0], maps[0].heads, strict=False):
-        axis.set_title(head, fontsize=8, pad=2)
-    figure.suptitle(f"{kind}: layers down, heads across", fontsize=10)
+    tiles = [[m.tile(head, size=96) for head in m.heads] for m in maps]
+    figure = canvas.sheet(min(14.0, max(3.2, 0.62 * width + 1.2)), min(24.0, max(2.4, 0.62 * height + 1.0)))
+    axis = figure.subplots()
+    down, across = (n + max(1, n // 12) for n in tiles[0][0].shape)  # a tile and the gap after it
+    axis.imshow(mosaic(tiles, down, across), cmap=canvas.SEQUENTIAL, vmin=0, vmax=255, aspect="auto",
+                interpolation="nearest")  # fmt: skip
+    axis.set_xticks([across * n + tiles[0][0].shape[1] / 2 for n in range(width)], maps[0].heads)
+    axis.set_yticks([down * n + tiles[0][0].shape[0] / 2 for n in range(height)], [m.layer for m in maps])
+    axis.xaxis.tick_top()
+    axis.tick_params(length=0, labelsize=8)
+    axis.spines[:].set_visible(False)
+    axis.set(title=f"{kind}: heads across", ylabel="layer")
     return figure
+
+
+def mosaic(tiles: list[list[np.ndarray]], down: int, across: int) -> np.ndarray:
+    """Tiles side by side as one matrix; between them nothing."""
+    whole = np.full((down * len(tiles), across * max(map(len, tiles))), np.nan, np.float32)
+    for y, row in enumerate(tiles):
+        for x, tile in enumerate(row):
+            whole[y * down : y * down + tile.shape[0], x * across : x * across + tile.shape[1]] = tile
+    return whole
 
 
 def _one(result: Attention, kind: str | None, layer: int | None, head: int | None) -> Any:
@@ -115,23 +142,26 @@ def _(result: Alignment) -> Any:
 
 @picture.register
 def _(result: Heads) -> Any:
-    """A panel for each measure, layers down and heads across, all kinds below one another."""
+    """A panel for each measure, layers down and heads across; a row of panels for each kind. Distance is that of the
+    largest.
+    """
     kinds = list(dict.fromkeys(head.kind for head in result.heads))
     tables = {kind: [h for h in result.heads if h.kind == kind] for kind in kinds}
     heights = [1 + max(h.layer for h in tables[kind]) for kind in kinds]
-    figure = canvas.sheet(2.1 * len(MEASURES) + 0.6, sum(min(6.0, 0.22 * n + 1.0) for n in heights) + 0.3)
-    axes = figure.subplots(len(kinds), len(MEASURES), squeeze=False, height_ratios=heights)
-    for row, kind in zip(axes, kinds, strict=True):
-        for axis, measure in zip(row, MEASURES, strict=True):
-            image = axis.imshow(_table(tables[kind], measure), cmap=canvas.SEQUENTIAL, vmin=0, aspect="auto",
-                                vmax=None if measure == "distance" else 1, interpolation="nearest")  # fmt: skip
-            axis.set_title(measure, fontsize=9)
-            axis.tick_params(length=0, labelsize=7)
-            axis.spines[:].set_visible(False)
-            if measure == "distance" or axis is axes[-1][-2]:
-                figure.colorbar(image, ax=axis, shrink=0.8, pad=0.03).ax.tick_params(length=0, labelsize=7)
-        row[0].set_ylabel(f"{kind}\nlayer", fontsize=8)
-    figure.supxlabel("head", fontsize=9)
+    figure = canvas.sheet(11.5, sum(min(6.0, 0.2 * n + 0.7) for n in heights) + 0.3)
+    axes = figure.subplots(len(kinds), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axis, kind in zip(axes, kinds, strict=True):
+        panels = [_table(tables[kind], measure) for measure in MEASURES]
+        panels[-1] = panels[-1] / max(float(np.nanmax(np.nan_to_num(panels[-1]))), 1e-9)
+        across = panels[0].shape[1] + 1
+        image = axis.imshow(mosaic([panels], len(panels[0]), across), cmap=canvas.SEQUENTIAL, vmin=0, vmax=1,
+                            aspect="auto", interpolation="nearest")  # fmt: skip
+        axis.set_xticks([across * n + (across - 2) / 2 for n in range(len(MEASURES))], MEASURES)
+        axis.xaxis.tick_top()
+        axis.tick_params(length=0, labelsize=8)
+        axis.spines[:].set_visible(False)
+        axis.set_ylabel(f"{kind}\nlayer", fontsize=8)
+    canvas.rule(figure, image, list(axes), "share (distance: of the largest)")
     return figure
 
 

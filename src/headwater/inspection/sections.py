@@ -5,11 +5,9 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from headwater.inspection import canvas
 from headwater.inspection.booklet import document, image, shown, table
 from headwater.inspection.costs import Count
 from headwater.inspection.maps import Attention
-from headwater.inspection.pictures import picture
 
 # name -> heading and one sentence, each in English and Chinese, in the order of the report
 TITLES: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
@@ -98,12 +96,9 @@ def _large(found: Any, result: Any) -> str:
     if not isinstance(result, Attention):
         return ""
     made = []
-    with canvas.style():
-        for h in found.worth(result):
-            figure = picture(result, kind=h.kind, layer=h.layer, head=h.head)
-            made.append(
-                f"<figure>{image(figure, h.name)}<figcaption>{escape(h.name)}: {escape(h.does)}</figcaption></figure>"
-            )
+    for h in found.worth(result):
+        drawn = image(result, h.name, kind=h.kind, layer=h.layer, head=h.head)
+        made.append(f"<figure>{drawn}<figcaption>{escape(h.name)}: {escape(h.does)}</figcaption></figure>")
     return "".join(made)
 
 
