@@ -21,7 +21,7 @@ from torch import Tensor
 
 from headwater.errors import BadFile, BadSetting, NotFound, nearest
 from headwater.families.family import find
-from headwater.families.folder import Loaded, load_folder, sizes
+from headwater.families.folder import Loaded, load_folder, plan, sizes
 from headwater.families.known import KNOWN, locate
 from headwater.families.old_text import fairseq_tokenizer, public_tokenizer
 from headwater.weights.files import atomic, read_bounded
@@ -29,7 +29,6 @@ from headwater.weights.names import listed
 from headwater.weights.pickles import Read, read
 from headwater.weights.settings import MOST_BYTES
 from headwater.weights.shards import INDEX, WHOLE, write_folder
-from headwater.weights.strict_json import parse_object
 
 
 @dataclass(frozen=True)
@@ -61,6 +60,9 @@ def convert(
         raise BadFile(f"{new}: it must be a new or empty folder, it is there already; choose another, or give --force")
     source = Path(old) if Path(old).exists() or str(old) not in KNOWN else locate(str(old))
     folder, pickles = _find(source)
+    public = (folder / "config.json").is_file()
+    if public:
+        plan(folder)  # whatever config.json has wrong is said before anything is read
     new.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=new.parent, prefix=f".{new.name}-") as aside:
         made, raw = Path(aside) / "made", Path(aside) / "raw"
@@ -68,7 +70,7 @@ def convert(
         raw.mkdir()
         found = read(pickles, raw)
         kept, dropped = _without(found.tensors, list(drop), source)
-        write = _write_public if (folder / "config.json").is_file() else _write_fairseq
+        write = _write_public if public else _write_fairseq
         written, remark = write(folder, Read(kept, found.settings), made, Path(vocabulary) if vocabulary else folder)
         _compare(made, written, source)
         _put_in_place(made, new)
@@ -106,9 +108,7 @@ def _without(tensors: Mapping[str, Tensor], drop: list[str], where: object) -> t
 
 
 def _write_public(folder: Path, found: Read, made: Path, vocabulary: Path) -> tuple[dict[str, Tensor], str]:
-    raw = read_bounded(folder / "config.json", MOST_BYTES)
-    config = parse_object(raw, folder / "config.json")
-    relation = find(str(config.get("model_type", "")), folder / "config.json")
+    relation = plan(folder).relation
     known = [relation.names, *relation.heads.values()]
     strange = [name for name in found.tensors if not any(names.find_theirs(name) for names in known)]
     if strange:

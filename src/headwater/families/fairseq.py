@@ -28,6 +28,7 @@ from headwater.core import (
     post,
     pre,
 )
+from headwater.core.kinds import Placing
 from headwater.core.positions import Position, Sines
 from headwater.errors import BadFile
 from headwater.families.bart import EMBED_NORM, FINAL_NORM, TABLE, pair_names
@@ -40,7 +41,7 @@ PAD = 1  # fairseq's first ids are <s> <pad> </s> <unk>; places begin after the 
 
 
 @part
-class LateSines:
+class LateSines(Placing):
     """All sines, then all cosines, of (place + first) · 10000^(-i / (D/2 - 1)), i < D/2."""
 
     first: int = PAD + 1

@@ -171,7 +171,7 @@ def _home(path: str, spec: Model) -> str:
 
 def sizes(spec: Model) -> dict[str, int]:
     """What changes in a name table go by: heads and key/value heads."""
-    stack = spec.decoder if spec.decoder is not None else spec.encoder
+    stack: Any = spec.decoder if spec.decoder is not None else spec.encoder
     attn = stack.layers[0].branches[0].layer
     return {"heads": attn.heads, "kv_heads": attn.kv_heads or attn.heads}
 

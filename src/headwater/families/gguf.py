@@ -110,6 +110,7 @@ def config_of(file: GgufFile, architecture: str, model_type: str) -> dict[str, A
     if "token_embd.weight" not in file.stored:
         raise BadFile(f"{file.where}: it has no token_embd.weight, and so no tokens; is it a whole model?")
     config["vocab_size"] = file.stored["token_embd.weight"].shape[0]
+    config["tie_word_embeddings"] = "output.weight" not in file.stored
     for role, key in (("bos", "bos_token_id"), ("eos", "eos_token_id"), ("padding", "pad_token_id")):
         if f"tokenizer.ggml.{role}_token_id" in file.metadata:
             config[key] = file.metadata[f"tokenizer.ggml.{role}_token_id"]
@@ -194,7 +195,8 @@ def save_gguf(loaded: Loaded, path: str | Path, kind: str = "F16") -> Path:
 
 def _metadata(loaded: Loaded, model_type: str) -> dict[str, Any]:
     """config.json as GGUF's settings."""
-    stack, config = loaded.spec.decoder, loaded.config
+    stack: Any = loaded.spec.decoder
+    config = loaded.config
     attn, rotary = stack.layers[0].branches[0].layer, stack.layers[0].branches[0].layer.position
     told = {
         "rope_theta": rotary.theta,
