@@ -84,17 +84,40 @@ WRONG = {
     "infinite": (lambda: hw.Rotary(float("inf")), "Rotary: theta must be a finite number, got inf"),
     "a number for yes": (lambda: hw.LayerNorm(bias=1), "LayerNorm: bias must be True or False, got 1"),
     "nothing": (lambda: hw.Attention(None), "heads must be a whole number .*, got None"),
-    "a number for a part": (lambda: hw.Model(decoder=3), "Model: decoder must be a part, got 3"),
-    "a class for a part": (lambda: hw.Attention(2, kernel=hw.Plain), "kernel must be a part, got 'type'"),
+    "a number for a part": (lambda: hw.Model(decoder=3), "Model: decoder must be a Stack part or nothing, got 3"),
+    "a class for a part": (lambda: hw.Attention(2, kernel=hw.Plain), "kernel must be an Attending part, got 'type'"),
     "another part for a rule": (lambda: hw.Attention(2, sees=hw.NoNorm()), "sees must be a Rule part, got 'NoNorm'"),
     "a layer for a branch": (lambda: hw.Block((hw.Attention(2),)), "branches must be Branch parts, got .'Attention',"),
     "a number for a tuple": (lambda: hw.Block(7), "Block: branches must be Branch parts, got 7"),
-    "numbers for layers": (lambda: hw.Stack(8, hw.Tokens(3), (1, 2)), "Stack: layers must be parts, got .1, 2."),
+    "numbers for layers": (lambda: hw.Stack(8, hw.Tokens(3), (1, 2)), "Stack: layers must be Layers parts, got .1, 2."),
     "words for an order": (lambda: hw.Stack(8, hw.Tokens(3), (), order=("a",)), "order must be whole numbers"),
     "half a pair": (lambda: hw.Model(decoder=STACK, tied=(("a",),)), "Model: tied must be pairs of a word and a word"),
-    "no rule": (lambda: hw.Model(decoder=STACK, init=(("*", 1),)), "Model: init must be pairs of a word and a part"),
+    "no rule": (
+        lambda: hw.Model(decoder=STACK, init=(("*", 1),)),
+        "Model: init must be pairs of a word and a Filling part",
+    ),
 }
 STACK = hw.Stack(8, hw.Tokens(9), (BLOCK,))
+MISPLACED = {
+    "norm": lambda: hw.Branch("ffn", hw.FeedForward(3), norm=hw.Xavier()),
+    "layer": lambda: hw.Branch("ffn", hw.RMSNorm()),
+    "head": lambda: hw.Model(head=hw.RMSNorm(), decoder=STACK),
+    "embed": lambda: hw.Stack(8, hw.Past(), (BLOCK,)),
+    "layers": lambda: hw.Stack(8, hw.Tokens(3), (hw.FeedForward(3),)),
+    "position": lambda: hw.Attention(2, position=hw.NoNorm()),
+    "kernel": lambda: hw.Attention(2, kernel=hw.Past()),
+    "bridge": lambda: hw.Model(decoder=STACK, bridge=hw.Plain()),
+    "transform": lambda: hw.LanguageHead(3, transform=hw.LayerNorm()),
+    "pool": lambda: hw.Pool(hw.LanguageHead(3)),
+    "init": lambda: hw.Model(decoder=STACK, init=(("*", hw.NoNorm()),)),
+}
+
+
+@pytest.mark.parametrize("slot", MISPLACED)
+def test_a_part_in_the_wrong_place_is_refused_by_name(slot):
+    with pytest.raises(BadSetting, match=f": {slot} must be .*part.*, got ") as caught:
+        MISPLACED[slot]()
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -183,7 +183,8 @@ def _wanted(hint: Any, many: bool = False) -> str:
         return ("pairs of " if many else "a pair of ") + " and ".join(_wanted(option) for option in options)
     if options:
         return " or ".join(sorted("nothing" if option is type(None) else _wanted(option) for option in options))
-    one = _WORDS.get(hint) or ("a part" if hint is Any else f"a {hint.__name__} part")
+    article = "an" if str(getattr(hint, "__name__", ""))[:1] in "AEIOU" else "a"
+    one = _WORDS.get(hint) or ("a part" if hint is Any else f"{article} {hint.__name__} part")
     return re.sub("^a (.*?)(?= from |$)", r"\1s", one) if many else one
 
 

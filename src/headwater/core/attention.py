@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from headwater.core.cache import NoCache, Slot
 from headwater.core.kernels import Fused
+from headwater.core.kinds import Attending, Layer, Norm, Placing
 from headwater.core.masks import Everyone, Rule, Sight
 from headwater.core.norms import NoNorm
 from headwater.core.positions import NoPosition
@@ -45,7 +46,7 @@ class Call:
 
 
 @part
-class Attention:
+class Attention(Layer):
     """Self-attention. kv_heads below heads groups the queries; head_dim is d_model / heads unless given.
 
     bias names the projections that have one, out of "qkvo". scale is 1/√head_dim unless given.
@@ -57,11 +58,11 @@ class Attention:
     v_head_dim: int | None = None
     bias: str = ""
     sees: Rule = Everyone()
-    position: Any = NoPosition()
-    qk_norm: Any = NoNorm()
+    position: Placing = NoPosition()
+    qk_norm: Norm = NoNorm()
     scale: float | None = None
     dropout: float = 0.0
-    kernel: Any = Fused()
+    kernel: Attending = Fused()
 
     def __post_init__(self) -> None:
         kv = self.kv_heads if self.kv_heads is not None else self.heads

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwater.core.kinds import Embedding, Norm, Placing
 from headwater.core.norms import NoNorm
 from headwater.core.positions import NoPosition
 from headwater.errors import BadInput
@@ -56,17 +57,17 @@ def _within(documents: Tensor) -> Tensor:
 
 
 @part
-class Tokens:
+class Tokens(Embedding):
     """tokens(id) · scale + kinds(kind) + position, then norm, dropout and, for a narrow table, a projection to d_model.
 
     scale is √d_model in the paper; only the token is scaled, never the position. kinds: how many token types there are.
     """
 
     vocab: int
-    position: Any = NoPosition()
+    position: Placing = NoPosition()
     scale: float = 1.0
     kinds: int = 0
-    norm: Any = NoNorm()
+    norm: Norm = NoNorm()
     width: int | None = None
     dropout: float = 0.0
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from headwater.core.kinds import Layer
 from headwater.errors import BadSetting, nearest
 from headwater.parts import must, part
 
@@ -39,7 +40,7 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
 
 
 @part
-class FeedForward:
+class FeedForward(Layer):
     """down(act(up(x))), with dropout on the hidden values."""
 
     d_ff: int
@@ -55,7 +56,7 @@ class FeedForward:
 
 
 @part
-class GatedFeedForward:
+class GatedFeedForward(Layer):
     """down(act(gate(x)) · up(x)): SwiGLU with silu, GEGLU with gelu."""
 
     d_ff: int

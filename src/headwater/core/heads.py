@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from headwater.core.embed import Rows
 from headwater.core.feedforward import activation
+from headwater.core.kinds import BeforeHead, Head, Norm, Pooling
 from headwater.parts import must, part
 
 
 @part
-class NoHead:
+class NoHead(Head):
     """The hidden states themselves."""
 
     def build(self, d_model: int) -> nn.Module:
@@ -29,31 +28,31 @@ class States(nn.Module):
 
 
 @part
-class NoTransform:
+class NoTransform(BeforeHead):
     def build(self, d_model: int, width: int) -> nn.Module:
         must(width == d_model, "LanguageHead", f"width must be d_model ({d_model})", width, "or give a transform to it")
         return nn.Identity()
 
 
 @part
-class Transform:
+class Transform(BeforeHead):
     """norm(act(dense(x))): what masked language models do before the vocabulary."""
 
     activation: str
-    norm: Any
+    norm: Norm
 
     def build(self, d_model: int, width: int) -> nn.Module:
         return TransformLayer(d_model, width, self)
 
 
 @part
-class LanguageHead:
+class LanguageHead(Head):
     """Scores over the vocabulary: out(transform(x) · scale). width: that of a narrow table (ALBERT)."""
 
     vocab: int
     bias: bool = False
     scale: float = 1.0
-    transform: Any = NoTransform()
+    transform: BeforeHead = NoTransform()
     width: int | None = None
 
     def __post_init__(self) -> None:
@@ -65,7 +64,7 @@ class LanguageHead:
 
 
 @part
-class TokenHead:
+class TokenHead(Head):
     """Scores for each token: tags, or with two outputs the start and the end of an answer."""
 
     outputs: int
@@ -113,7 +112,7 @@ class TokenScores(nn.Module):
 
 
 @part
-class FirstToken:
+class FirstToken(Pooling):
     """The state of the first real token."""
 
     def pick(self, x: Tensor, rows: Rows) -> Tensor:
@@ -123,7 +122,7 @@ class FirstToken:
 
 
 @part
-class LastToken:
+class LastToken(Pooling):
     """The state of the last real token."""
 
     def pick(self, x: Tensor, rows: Rows) -> Tensor:
@@ -131,7 +130,7 @@ class LastToken:
 
 
 @part
-class Mean:
+class Mean(Pooling):
     """The mean state of the real tokens."""
 
     def pick(self, x: Tensor, rows: Rows) -> Tensor:
@@ -142,10 +141,10 @@ class Mean:
 
 
 @part
-class Pool:
+class Pool(Head):
     """One vector a row: act(dense(pick(x)))."""
 
-    pool: Any = FirstToken()
+    pool: Pooling = FirstToken()
     activation: str = "tanh"
 
     def build(self, d_model: int) -> nn.Module:
@@ -153,11 +152,11 @@ class Pool:
 
 
 @part
-class ClassHead:
+class ClassHead(Head):
     """Scores for the whole row: out(dropout(pooled))."""
 
     classes: int
-    pooled: Any = Pool()
+    pooled: Head = Pool()
     dropout: float = 0.0
     bias: bool = True
 
@@ -170,10 +169,10 @@ class ClassHead:
 
 
 @part
-class Picked:
+class Picked(Head):
     """The picked state as it is, where Pool would change it."""
 
-    pool: Any = FirstToken()
+    pool: Pooling = FirstToken()
 
     def build(self, d_model: int) -> nn.Module:
         return PickedLayer(self)
@@ -208,10 +207,10 @@ class ClassScores(nn.Module):
 
 
 @part
-class Several:
+class Several(Head):
     """Several heads on the same states, answered by name: masked words and the next sentence (BERT's pre-training)."""
 
-    heads: tuple[tuple[str, Any], ...]
+    heads: tuple[tuple[str, Head], ...]
 
     def build(self, d_model: int) -> nn.Module:
         return SeveralHeads(self, d_model)

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from headwater.core.kinds import Filling
 from headwater.core.norms import OffsetRMSNormLayer
 from headwater.core.positions import Position
 from headwater.parts import must, part
 
 
 @part
-class Xavier:
+class Xavier(Filling):
     """Uniform within ±gain · √(6 / (rows + columns)): the paper's."""
 
     gain: float = 1.0
@@ -32,7 +33,7 @@ class Xavier:
 
 
 @part
-class Normal:
+class Normal(Filling):
     """Normal with mean 0."""
 
     std: float
@@ -45,7 +46,7 @@ class Normal:
 
 
 @part
-class Width:
+class Width(Filling):
     """Normal with std 1/√columns: for tables whose rows are later scaled by √d_model."""
 
     def fill(self, t: Tensor, draw: torch.Generator) -> None:
@@ -53,7 +54,7 @@ class Width:
 
 
 @part
-class Zero:
+class Zero(Filling):
     """All zeros: every bias, and a branch that is to begin by adding nothing."""
 
     def fill(self, t: Tensor, draw: torch.Generator) -> None:

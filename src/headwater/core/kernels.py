@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from headwater.core.kinds import Attending
 from headwater.core.masks import Sight
 from headwater.core.taps import Tap
 from headwater.errors import BadSetting, Unavailable, nearest
@@ -20,7 +21,7 @@ from headwater.parts import must, part
 
 
 @part
-class Fused:
+class Fused(Attending):
     """PyTorch's scaled_dot_product_attention: flash where the machine has it."""
 
     def build(self, scale: float, dropout: float) -> Kernel:
@@ -28,7 +29,7 @@ class Fused:
 
 
 @part
-class Plain:
+class Plain(Attending):
     """The formula as it stands."""
 
     def build(self, scale: float, dropout: float) -> Kernel:
@@ -36,7 +37,7 @@ class Plain:
 
 
 @part
-class XFormers:
+class XFormers(Attending):
     """xFormers' memory-efficient attention."""
 
     def build(self, scale: float, dropout: float) -> Kernel:
@@ -46,7 +47,7 @@ class XFormers:
 
 
 @part
-class SoftCapped:
+class SoftCapped(Attending):
     """The formula with scores held within ±cap by cap · tanh(score / cap) before the mask (Gemma 2)."""
 
     cap: float

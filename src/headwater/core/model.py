@@ -17,12 +17,14 @@ from headwater.core.cache import NoCache
 from headwater.core.embed import Rows
 from headwater.core.heads import NoHead
 from headwater.core.init import PAPER, NoFirstWeights, materialise
+from headwater.core.kinds import Between, Filling, Head
+from headwater.core.stack import Stack
 from headwater.errors import BadInput, BadSetting, Unavailable
 from headwater.parts import must, part
 
 
 @part
-class NoBridge:
+class NoBridge(Between):
     """The decoder reads what the encoder wrote."""
 
     def build(self) -> nn.Module:
@@ -30,7 +32,7 @@ class NoBridge:
 
 
 @part
-class MeanPool:
+class MeanPool(Between):
     """Cross-attention down-sampling: the decoder reads the means of each `factor` neighbouring states."""
 
     factor: int
@@ -75,12 +77,12 @@ class Model:
     init: rules for the first weights (see init.py). They change no answer of a loaded model.
     """
 
-    head: Any = NoHead()
-    decoder: Any = None
-    encoder: Any = None
-    bridge: Any = NoBridge()
+    head: Head = NoHead()
+    decoder: Stack | None = None
+    encoder: Stack | None = None
+    bridge: Between = NoBridge()
     tied: tuple[tuple[str, str], ...] = ()
-    init: tuple[tuple[str, Any], ...] = PAPER
+    init: tuple[tuple[str, Filling], ...] = PAPER
 
     def __post_init__(self) -> None:
         some = self.encoder is not None or self.decoder is not None

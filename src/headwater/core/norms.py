@@ -6,11 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from headwater.core.kinds import Norm
 from headwater.parts import must, part
 
 
 @part
-class LayerNorm:
+class LayerNorm(Norm):
     """y = (x - mean) / sqrt(var + eps) * weight + bias, with the biased variance and eps inside the root."""
 
     eps: float = 1e-5
@@ -24,7 +25,7 @@ class LayerNorm:
 
 
 @part
-class RMSNorm:
+class RMSNorm(Norm):
     """y = x / sqrt(mean(x²) + eps) * weight: no mean is taken away and nothing is added."""
 
     eps: float = 1e-6
@@ -37,7 +38,7 @@ class RMSNorm:
 
 
 @part
-class OffsetRMSNorm:
+class OffsetRMSNorm(Norm):
     """RMSNorm whose weight is stored as its distance from one (Gemma)."""
 
     eps: float = 1e-6
@@ -50,7 +51,7 @@ class OffsetRMSNorm:
 
 
 @part
-class NoNorm:
+class NoNorm(Norm):
     """Leaves x as it is."""
 
     def build(self, d_model: int) -> nn.Module:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from headwater.core.kinds import Placing
 from headwater.core.rope import NoScaling, Scaling
 from headwater.errors import TooLong
 from headwater.parts import must, part
@@ -55,7 +56,7 @@ class Position(nn.Module):
 
 
 @part
-class NoPosition:
+class NoPosition(Placing):
     acts: ClassVar[str] = "nowhere"
     shared: ClassVar[bool] = True
 
@@ -67,7 +68,7 @@ class NoPosition:
 
 
 @part
-class Sinusoidal:
+class Sinusoidal(Placing):
     """PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i + 1) = cos(p / base^(2i/D)): the paper's, interleaved."""
 
     base: float = 10000.0
@@ -82,7 +83,7 @@ class Sinusoidal:
 
 
 @part
-class SinusoidalHalves:
+class SinusoidalHalves(Placing):
     """The same sines, all of them first and then all cosines (Marian)."""
 
     base: float = 10000.0
@@ -97,7 +98,7 @@ class SinusoidalHalves:
 
 
 @part
-class Learned:
+class Learned(Placing):
     """A table of vectors, one a place. first: the row of place 0 (RoBERTa and BART begin at 2)."""
 
     size: int
@@ -153,7 +154,7 @@ class LearnedTable(Position):
 
 
 @part
-class Rotary:
+class Rotary(Placing):
     """RoPE: the pair (x_i, x_{i + D/2}) is turned by place · theta^(-2i/D).
 
     share: the part of each head that turns. scaling: how the speeds change beyond the trained length (see rope.py).
@@ -209,7 +210,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @part
-class Alibi:
+class Alibi(Placing):
     """Scores fall by slope · distance; head h of H has slope 2^(-8h/H), or BLOOM's rule where H is no power of 2."""
 
     acts: ClassVar[str] = "attention"
@@ -220,7 +221,7 @@ class Alibi:
 
 
 @part
-class RelativeBias:
+class RelativeBias(Placing):
     """T5: a learned bias per head for each bucket of distance; near distances have a bucket each, far ones share.
 
     two_way: half of the buckets are for keys ahead. Equal parts in one stack are one table.
@@ -282,7 +283,7 @@ class BucketTable(Position):
 
 
 @part
-class RelativeXL:
+class RelativeXL(Placing):
     """Transformer-XL: score = (q + u)·k + (q + v)·R(distance), R = W sines(distance); u, v, W belong to one layer."""
 
     acts: ClassVar[str] = "attention"

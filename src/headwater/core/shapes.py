@@ -132,7 +132,9 @@ def _alone(side: str, vocab: int, sees: Any, head: Any, sizes: dict[str, Any]) -
     tied = (("head.out", f"{side}.embed.tokens"),) if head is None else ()
     init = PAPER if s.placed is post else scaled_normal(s.layers)
     stack, head = s.stack(vocab, sees), LanguageHead(vocab) if head is None else head
-    return Model(**{side: stack}, head=head, tied=tied, init=init)
+    if side == "encoder":
+        return Model(head, encoder=stack, tied=tied, init=init)
+    return Model(head, decoder=stack, tied=tied, init=init)
 
 
 def _sizes(given: dict[str, Any]) -> Sizes:

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from headwater.core.attention import AttentionLayer, Call, CrossAttentionLayer, Lane
 from headwater.core.embed import Rows
+from headwater.core.kinds import Embedding, Layer, Layers, Norm
 from headwater.core.masks import Everyone, Sight
 from headwater.core.norms import NoNorm
 from headwater.core.positions import Position
@@ -29,10 +30,10 @@ class Branch:
     """One layer beside the residual stream; role is its name in the block: self_attn, cross_attn, ffn."""
 
     role: str
-    layer: Any
-    norm: Any = NoNorm()
-    out_norm: Any = NoNorm()
-    post_norm: Any = NoNorm()
+    layer: Layer
+    norm: Norm = NoNorm()
+    out_norm: Norm = NoNorm()
+    post_norm: Norm = NoNorm()
 
     def __post_init__(self) -> None:
         must(self.role.isidentifier(), self, "role must be a name", self.role, "such as self_attn or ffn")
@@ -59,7 +60,7 @@ def _one(layer: dict[str, Any]) -> tuple[str, Any]:
 
 
 @part
-class Block:
+class Block(Layers):
     """Branches one after another: each reads what the one before it wrote."""
 
     branches: tuple[Branch, ...]
@@ -73,7 +74,7 @@ class Block:
 
 
 @part
-class ParallelBlock:
+class ParallelBlock(Layers):
     """Branches side by side: all read the same stream, and their sum is added to it (GPT-J, GPT-NeoX)."""
 
     branches: tuple[Branch, ...]
@@ -101,9 +102,9 @@ class Stack:
     """
 
     d_model: int
-    embed: Any
-    layers: tuple[Any, ...]
-    final_norm: Any = NoNorm()
+    embed: Embedding
+    layers: tuple[Layers, ...]
+    final_norm: Norm = NoNorm()
     order: tuple[int, ...] = ()
     dropout: float = 0.0
 

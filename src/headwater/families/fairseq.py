@@ -6,7 +6,7 @@ the model_type `fairseq` (norms after each branch, as in the paper) or `fairseq_
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,12 +23,12 @@ from headwater.core import (
     NoHead,
     NoNorm,
     Past,
+    SinusoidalHalves,
     Stack,
     Tokens,
     post,
     pre,
 )
-from headwater.core.kinds import Placing
 from headwater.core.positions import Position, Sines
 from headwater.errors import BadFile
 from headwater.families.bart import EMBED_NORM, FINAL_NORM, TABLE, pair_names
@@ -41,20 +41,19 @@ PAD = 1  # fairseq's first ids are <s> <pad> </s> <unk>; places begin after the 
 
 
 @part
-class LateSines(Placing):
-    """All sines, then all cosines, of (place + first) · 10000^(-i / (D/2 - 1)), i < D/2."""
+class LateSines(SinusoidalHalves):
+    """All sines, then all cosines, of (place + first) · base^(-i / (D/2 - 1)), i < D/2."""
 
     first: int = PAD + 1
-    acts: ClassVar[str] = "embedding"
 
     def build(self, width: int, heads: int = 1) -> Position:
         must(width % 2 == 0 and width > 2, self, "the width must be even and above 2", width, "choose another d_model")
-        return LateWaves(width, self.first)
+        return LateWaves(width, self.base, self.first)
 
 
 class LateWaves(Sines):
-    def __init__(self, width: int, first: int) -> None:
-        super().__init__(width, 10000.0, halves=True)
+    def __init__(self, width: int, base: float, first: int) -> None:
+        super().__init__(width, base, halves=True)
         self.first = first
 
     def constants(self) -> None:

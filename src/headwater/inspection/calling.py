@@ -130,13 +130,13 @@ def _ours(model: Transformer) -> dict[str, Any]:
     if causal and model.decoder is not None:
         found["step"] = step
     found["vocab"] = getattr(model.writer.spec.embed, "vocab", None)
-    found["source_vocab"] = getattr(model.spec.encoder.embed, "vocab", None) if both else None
+    found["source_vocab"] = getattr(model.spec.encoder and model.spec.encoder.embed, "vocab", None) if both else None
     return found
 
 
 def _reach(model: Transformer) -> tuple[tuple[str, Reach], ...]:
     """Layer by layer, how far a place may depend on others: the reaches of all mixing before it add up."""
-    side, spec = ("decoder", model.spec.decoder) if model.decoder is not None else ("encoder", model.spec.encoder)
+    side, spec = "decoder" if model.decoder is not None else "encoder", model.writer.spec
     total: Reach = (0, 0)
     found: dict[str, Reach] = {}
     for index in model.writer.order:

@@ -304,8 +304,8 @@ def _by_layer(figure: Any, axis: Any, result: Gradients) -> None:
             cells[f"{side}.{name.removesuffix('.weight')}", int(number)] = math.log10(max(norm.gradient, 1e-12))
     rows = list(dict.fromkeys(row for row, _ in cells))
     table = np.full((len(rows), 1 + max((n for _, n in cells), default=0)), np.nan)
-    for (row, number), value in cells.items():
-        table[rows.index(row), number] = value
+    for (row, layer), value in cells.items():
+        table[rows.index(row), layer] = value
     image = axis.imshow(table, cmap=canvas.SEQUENTIAL, aspect="auto", interpolation="nearest")
     axis.set_yticks(range(len(rows)), rows, fontsize=7)
     axis.tick_params(length=0)

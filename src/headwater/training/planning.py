@@ -10,9 +10,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from headwater.core import ClassHead, LanguageHead, Mean, Model, Picked, TokenHead, decoder, encoder, transformer
+from headwater.core import (
+    ClassHead,
+    LanguageHead,
+    Mean,
+    Model,
+    Picked,
+    TokenHead,
+    Tokens,
+    decoder,
+    encoder,
+    transformer,
+)
 from headwater.data.batches import Batch
 from headwater.errors import BadSetting, Unavailable, nearest
+from headwater.parts import swap
 from headwater.training.loop import DTYPES, Trainer
 from headwater.training.material import Material
 from headwater.training.schedules import schedule
@@ -120,7 +132,7 @@ def spec_of(settings: Settings, material: Material) -> Model:
     if material.task == "language-model":
         return encoder(vocab, **sizes) if material.objective == "masked" else decoder(vocab, activation="gelu", **sizes)
     made = encoder(vocab, head_for(material, s.dropout), activation="gelu", **sizes)
-    return replace(made, encoder=replace(made.encoder, embed=replace(made.encoder.embed, kinds=2)))
+    return swap(made, Tokens, lambda embed: replace(embed, kinds=2))
 
 
 def head_for(material: Material, dropout: float) -> Any:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
+from headwater.core.kinds import Layer
 from headwater.parts import must, part
 
 
 @part
-class Experts:
+class Experts(Layer):
     """Σ w_e · ffn_e(x) over the `chosen` experts with the highest router scores; w is a softmax over the chosen."""
 
-    ffn: Any
+    ffn: Layer
     count: int
     chosen: int
 
