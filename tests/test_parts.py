@@ -85,7 +85,7 @@ WRONG = {
     "a number for yes": (lambda: hw.LayerNorm(bias=1), "LayerNorm: bias must be True or False, got 1"),
     "nothing": (lambda: hw.Attention(None), "heads must be a whole number .*, got None"),
     "a number for a part": (lambda: hw.Model(decoder=3), "Model: decoder must be a Stack part or nothing, got 3"),
-    "a class for a part": (lambda: hw.Attention(2, kernel=hw.Plain), "kernel must be an Attending part, got 'type'"),
+    "a class for a part": (lambda: hw.Attention(2, kernel=hw.Plain), "kernel must be an Attending part, got 'class'"),
     "another part for a rule": (lambda: hw.Attention(2, sees=hw.NoNorm()), "sees must be a Rule part, got 'NoNorm'"),
     "a layer for a branch": (lambda: hw.Block((hw.Attention(2),)), "branches must be Branch parts, got .'Attention',"),
     "a number for a tuple": (lambda: hw.Block(7), "Block: branches must be Branch parts, got 7"),
@@ -153,7 +153,7 @@ def test_a_bomb_of_repeats_is_refused_at_once():
     plain: Any = {"kind": "NoNorm"}
     for _ in range(6):
         plain = {"times": 10_000, "of": plain}
-    with pytest.raises(BadSetting, match="Stack: layers must be parts"):
+    with pytest.raises(BadSetting, match="^Stack: layers must be Layers parts, got .'tuple', .{0,60}$"):
         from_plain({"kind": "Stack", "d_model": 8, "embed": {"kind": "Tokens", "vocab": 9}, "layers": plain})
 
 

@@ -191,5 +191,6 @@ def _wanted(hint: Any, many: bool = False) -> str:
 def _short(value: Any) -> Any:
     """Numbers, words and None as they are; of anything longer its kind is enough for one line."""
     if type(value) is tuple:
-        return tuple(_short(v) for v in value[:4])
-    return value if value is None or isinstance(value, int | float | str) else type(value).__name__
+        return tuple("tuple" if type(v) is tuple else _short(v) for v in value[:4])
+    kind = "class" if isinstance(value, type) else type(value).__name__
+    return value if value is None or isinstance(value, int | float | str) else kind

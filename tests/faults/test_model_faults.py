@@ -76,7 +76,7 @@ SETTINGS = {
     ),
     "two roles alike": (lambda: hw.Block((BRANCH, BRANCH)), "roles must be given and differ"),
     "no branches": (lambda: hw.Block(()), "Block: roles must be given and differ"),
-    "a role that is no name": (lambda: hw.Branch("self attn", hw.NoNorm()), "Branch: role must be a name"),
+    "a role that is no name": (lambda: hw.Branch("self attn", FFN), "Branch: role must be a name"),
     "two layers for one branch": (lambda: hw.pre(hw.NoNorm(), a=FFN, b=FFN), "one role=layer must be given"),
     "a norm after a parallel sum": (
         lambda: hw.ParallelBlock((hw.post(hw.LayerNorm(), ffn=hw.FeedForward(8)),)),
