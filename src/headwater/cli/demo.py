@@ -16,7 +16,7 @@ EXAMPLES = ("le 15 novembre 2026", ">>zh 15 November 2026", ">>de 2026年11月15
 
 def arguments(parser: Parser) -> None:
     parser.add_argument("--out", default="runs", help=say("where the run is written [runs]", "结果写在哪里 [runs]"))
-    parser.add_argument("--rows", type=int, default=20_000, help=say("dates to learn from [20000]", "用多少条日期训练"))
+    parser.add_argument("--rows", type=int, default=50_000, help=say("dates to learn from [50000]", "用多少条日期训练"))
     parser.add_argument("--steps", type=int, default=0, help=say("steps, in place of the usual number", "训练步数"))
     parser.add_argument("--no-ask", action="store_true", help=say("do not ask for dates at the end", "结束后不提问"))
 

