@@ -33,6 +33,7 @@ td.n{text-align:right;font-variant-numeric:tabular-nums}.t{padding:.08rem .02rem
 .lens td{padding:.1rem .3rem;text-align:center;font-size:.75rem;max-width:6.5rem;overflow:hidden;text-overflow:ellipsis}
 .bar{display:inline-block;height:.7rem;background:#2c5f9e;vertical-align:middle;border-radius:2px}
 pre{white-space:pre-wrap;font-size:.85rem}
+figure{display:inline-block;width:48%;min-width:20rem;margin:.5rem .5rem .5rem 0}figcaption{font-size:.85rem}
 @media(prefers-color-scheme:dark){body{color:#e5e7eb;background:#111827}h2{border-color:#374151}a{color:#93c5fd}}
 """
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -72,9 +73,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]], kind: str = "") ->
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, (int, float)):
-        return f'<td class="n">{"–" if isinstance(value, float) and math.isnan(value) else f"{value:,.3g}"}</td>'
-    return f"<td>{escape(str(value))}</td>"
+    if not isinstance(value, (int, float)):
+        return f"<td>{escape(str(value))}</td>"
+    shown = f"{value:,}" if isinstance(value, int) else "–" if math.isnan(value) else f"{value:,.2f}"
+    return f'<td class="n">{shown}</td>'
 
 
 # ------------------------------------------------------------------------------------------------------ better than PNG

@@ -225,6 +225,8 @@ def inspect(
         if name not in LOOKS:
             raise BadSetting(f"inspect: there is no look {name!r}; {nearest(name, LOOKS)}")
     reading = read(model, text, target)
+    if what is None and not reading.source:
+        wanted.remove("alignment")
     if what is None and layer is not None and head is not None:
         wanted.append("ablation")
     results, missing = {}, {}

@@ -66,13 +66,9 @@ def page(found: Any, language: str = "en") -> str:
     """The whole report of an Inspection."""
     words = WORDS["zh" if language == "zh" else "en"]
     source = found.reading.source or found.reading.tokens
-    facts = [
-        (words[1], found.name),
-        (words[2], _text(source)),
-        (words[4], f"{len(source)} + {len(found.reading.follows)}"),
-    ]
+    facts = [(words[1], found.name), (f"{words[2]} ({len(source)} {words[4]})", _text(source))]
     if found.reading.source:
-        facts.insert(2, (words[3], _text(found.reading.follows)))
+        facts.append((f"{words[3]} ({len(found.reading.follows)} {words[4]})", _text(found.reading.follows)))
     facts += [(f"{words[5]}: {name}", why) for name, why in found.missing.items()]
     facts += [(words[6], f"{found.bad.path}: {found.bad.what}")] if found.bad else []
     return document(f"{words[0]}: {found.name}", facts, list(_sections(found, language)))
