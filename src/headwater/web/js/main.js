@@ -45,7 +45,7 @@ function theme() {
 function frame() {
   const { view, params } = here();
   const names = shelf.items.map((/** @type {any} */ item) => [item.name, item.name]);
-  const current = params.model ?? "";
+  const current = params.model ?? params.run ?? "";
   const known = names.some((/** @type {string[]} */ n) => n[0] === current);
   const models = select(known ? names : [["", t("choose")], ...names], current, (name) => go(view === "start" ? "attention" : view, { model: name }), t("model"));
   models.id = "model";
@@ -60,7 +60,7 @@ function frame() {
   );
   fill(
     nav,
-    Object.keys(VIEWS).map((name) => h("a", { href: link(name, { model: params.model }), "aria-current": name === view ? "page" : null }, t(`view.${name}`))),
+    Object.keys(VIEWS).map((name) => h("a", { href: link(name, { model: current }), "aria-current": name === view ? "page" : null }, t(`view.${name}`))),
   );
   const skip = document.getElementById("skip");
   if (skip) skip.textContent = t("skip");
@@ -105,9 +105,10 @@ async function render(anew = false) {
     const mounted = await view.mount(root, { params, about, shelf, signal: leaving.signal, set });
     if (shown === mine) mine.mounted = mounted ?? {};
     else mounted?.destroy?.();
-    root.dataset.ready = "yes";
   } catch (error) {
     if (!leaving.signal.aborted) fill(root, h("h1", {}, t(`view.${name}`)), trouble(error), h("p", {}, h("a", { href: link("start") }, t("back.start"))));
+  } finally {
+    root.dataset.ready = "yes";
   }
 }
 

@@ -90,6 +90,12 @@ class Seen {
     return [rows, kind === "decoder.cross_attn" ? source : rows];
   }
 
+  /** Of cross-attention a row is the token that was read and the one that was then written. @param {import("../parts.js").Token} token @param {number} n */
+  label(token, n) {
+    const written = this.now.kind === "decoder.cross_attn" ? this.trace.follows[n] : null;
+    return written ? `${token.label} → ${written.label}` : token.label;
+  }
+
   /** @param {Record<string, string>} params */
   choose(params) {
     const kind = this.kinds.includes(params.kind) ? params.kind : this.kinds[this.kinds.length - 1];
@@ -126,7 +132,7 @@ class Seen {
       choice(heads, head === -1 ? "mean" : head === -2 ? "max" : "one", (v) => this.set({ head: v === "one" ? 0 : v }), t("attention.average")),
       choice([["root", t("scale.root")], ["linear", t("scale.linear")]], power === 1 ? "linear" : "root", (v) => this.set({ scale: v }), t("attention.scale")),
       h("span", { class: "grow" }),
-      keepers(`attention-${this.context.params.model}-${kind}-${this.now.layer}-${head}`, () => this.large.querySelector("canvas, svg"), () => this.data()),
+      keepers(`attention-${this.context.params.model}-${kind}-${this.now.layer}-${head}`, () => this.large.querySelector("canvas.heat, svg.lines"), () => this.data()),
     );
   }
 
@@ -139,7 +145,7 @@ class Seen {
     const atlas = new Uint8Array(await bytes("thumbs", { trace: this.trace.trace, kind }, this.context.signal).catch(() => new ArrayBuffer(0)));
     if (kind !== this.now.kind || !atlas.length) return;
     const [tall, wide] = thumb;
-    const table = h("div", { class: "thumbs", role: "group", "aria-label": t("attention.grid"), style: { "grid-template-columns": `2.2em repeat(${heads}, minmax(18px, 46px))` } });
+    const table = h("div", { class: "thumbs", role: "group", "aria-label": t("attention.grid"), style: { "grid-template-columns": `2.2em repeat(${heads}, minmax(14px, 46px))` } });
     for (let layer = 0; layer < layers; layer++) {
       table.append(h("span", { class: "faint" }, `${layer}`));
       for (let head = 0; head < heads; head++) {
@@ -159,6 +165,8 @@ class Seen {
     this.grid.querySelectorAll(".thumb").forEach((thumb) => {
       const on = /** @type {HTMLElement} */ (thumb).dataset.at === at;
       thumb.setAttribute("aria-pressed", String(on));
+      const box = on ? thumb.closest(".scroll") : null;
+      if (box) box.scrollTop = Math.max(0, /** @type {HTMLElement} */ (thumb).offsetTop - /** @type {HTMLElement} */ (box).offsetTop - 200);
     });
     this.table.querySelectorAll("tr[data-at]").forEach((row) => row.classList.toggle("chosen", /** @type {HTMLElement} */ (row).dataset.at === at));
   }
@@ -189,7 +197,7 @@ class Seen {
     }
     const [rows, columns] = this.sides(kind);
     const source = {
-      rows: rows.map((x) => x.label),
+      rows: rows.map((x, n) => this.label(x, n)),
       columns: columns.map((x) => x.label),
       tile: this.tiles({ ...this.now }),
     };
@@ -252,7 +260,7 @@ class Seen {
     const weights = new Float32Array(await bytes("block", { trace: this.trace.trace, kind, layer, head, rows: [r0, r1], columns: [c0, c1] }, this.context.signal));
     if (this.now.how !== "lines") return;
     const label = (/** @type {any} */ x) => x.label;
-    const picture = lines({ rows: rows.slice(r0, r1).map(label), columns: columns.slice(c0, c1).map(label), weights, width: this.large.clientWidth });
+    const picture = lines({ rows: rows.slice(r0, r1).map((x, n) => this.label(x, r0 + n)), columns: columns.slice(c0, c1).map(label), weights, width: this.large.clientWidth });
     const longest = Math.max(rows.length, columns.length);
     const step = (/** @type {number} */ by) => h("button", { type: "button", class: "quiet", disabled: first + by < 0 || first + by >= longest, onclick: () => this.set({ from: first + by }) }, by < 0 ? "←" : "→");
     fill(this.large, longest > WINDOW ? h("div", { class: "row" }, step(-WINDOW), h("span", { class: "faint" }, t("lines.part", { from: first, to: Math.min(longest, first + WINDOW), all: longest })), step(WINDOW)) : null, picture);

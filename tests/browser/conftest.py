@@ -1,0 +1,169 @@
+"""A real browser against the real server. Where there is none, the tests say so in plain words and do not run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+import uvicorn
+
+from headwater.serving.app import app
+from headwater.serving.gate import Guard
+from headwater.serving.patience import Patient
+from headwater.serving.shelf import Item, Shelf
+from headwater.serving.starting import bound
+from headwater.serving.tiny import made
+from headwater.weights.native import save_model
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+EVIL = '<img src=x onerror="window.hit=1">'
+
+
+def no_browser() -> str:
+    """Why the browser tests cannot run here; empty where they can."""
+    try:
+        import playwright.sync_api  # noqa: F401
+    except ModuleNotFoundError:
+        return "the browser part did not run: playwright is not installed (make browser)"
+    if not any(map(shutil.which, BROWSERS)):
+        return "the browser part did not run: no chromium is installed (apt-get install chromium fonts-noto-cjk)"
+    return ""
+
+
+def pytest_collection_modifyitems(items):
+    reason = no_browser()
+    for item in items:
+        if reason and Path(__file__).parent in Path(item.fspath).parents:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    path = next(filter(None, map(shutil.which, BROWSERS)))
+    with sync_playwright() as play:
+        started = play.chromium.launch(executable_path=path, args=FLAGS)
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    """A run with two checkpoints, and a model that a test may delete; one of them with a name that is an attack."""
+    from headwater.training.checkpoints import Checkpoints
+    from headwater.weights.native import tensors_of
+    from headwater.weights.tensors import pieces
+
+    root = tmp_path_factory.mktemp("served")
+    tiny = made("tiny encoder-decoder")
+    for name in ("doomed", "run"):
+        where = root / name / "model" if name == "run" else root / name
+        save_model(where, tiny.model, {"task": "text-to-text"})
+        tiny.tokenizer.save(where)
+    run = root / "run"
+    (run / "config.yaml").write_text("task: text-to-text\n")
+    lines = [
+        {"step": n, "split": "train", "loss": 5 / n, "lr": 1e-3, "grad_norm": 1.0, "time": 1.0} for n in range(1, 41)
+    ]
+    lines += [
+        {"step": n, "split": "valid", "loss": 4 / n, "exact": n / 40, "best": True, "time": 1.0} for n in (20, 40)
+    ]
+    lines += [{"step": 40, "note": EVIL, "time": time.time()}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    samples = [{"step": n, "input": f"the cat {EVIL}", "output": f"{EVIL} {n}"} for n in (20, 40)]
+    (run / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in samples))
+    (run / "checkpoints").mkdir()
+    store = Checkpoints(run / "checkpoints", "run")
+    for step in (20, 40):
+        tensors = {name: value * (1 + step / 100) for name, value in tensors_of(tiny.model).items()}
+        store.save(step, {"model.safetensors": lambda t=tensors: pieces("model.safetensors", t)})
+    return {"doomed": root / "doomed", EVIL: run}
+
+
+@pytest.fixture(scope="session")
+def address(folders):
+    listening = bound("127.0.0.1", 0)
+    port = listening.getsockname()[1]
+    items = [Item("doomed", "model", folders["doomed"]), Item(EVIL, "run", folders[EVIL])]
+    config = uvicorn.Config(
+        app(Shelf(items), Guard("127.0.0.1", port)), http=Patient, ws="none", lifespan="off", log_level="critical"
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{port}/"
+    server.should_exit = True
+    thread.join(10)
+
+
+class Visit:
+    """A page, with everything that should not happen written down."""
+
+    def __init__(self, context, address: str) -> None:
+        self.page, self.address = context.new_page(), address
+        self.page.set_default_timeout(20_000)
+        self.strangers: list[str] = []
+        self.errors: list[str] = []
+        self.expected: tuple[str, ...] = ()
+        self.page.on("request", lambda r: self.strangers.append(r.url) if not self._ours(r.url) else None)
+        self.page.on("console", lambda m: self.errors.append(m.text) if m.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda e: self.errors.append(str(e)))
+
+    def _ours(self, url: str) -> bool:
+        return url.startswith((self.address, "blob:" + self.address, "data:"))
+
+    def go(self, view: str, **params):
+        """Open a view and wait until it is drawn."""
+        place = f"#/{view}" + (f"?{urlencode(params)}" if params else "")
+        if self.page.url.startswith(self.address):  # as a link would, without loading the page again
+            self.page.evaluate("to => new Promise(done => { location.hash = to; setTimeout(done, 60); })", place)
+        else:
+            self.page.goto(self.address + place)
+        return self.settled()
+
+    def settled(self):
+        self.page.wait_for_selector(".view[data-ready=yes]")
+        self.page.wait_for_selector("[aria-busy=true]", state="detached")
+        return self.page
+
+    def check(self) -> None:
+        assert self.strangers == [], "a request left loopback"
+        assert [e for e in self.errors if not any(x in e for x in self.expected)] == []
+        assert self.page.evaluate("window.hit === undefined"), "text was run as code"
+
+
+@pytest.fixture
+def visit(browser, address):
+    """Make visits; each is checked at the end: no stranger was asked, no error was said, no text was run."""
+    made_: list[tuple] = []
+
+    def make(**options):
+        options = {"viewport": {"width": 1280, "height": 900}, "locale": "en-US", **options}
+        context = browser.new_context(**options)
+        one = Visit(context, address)
+        made_.append((context, one))
+        return one
+
+    yield make
+    for context, one in made_:
+        if os.environ.get("HEADWATER_SHOTS"):
+            one.page.screenshot(path=f"{os.environ['HEADWATER_SHOTS']}/{id(one)}.png", full_page=True)
+        one.check()
+        context.close()

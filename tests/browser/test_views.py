@@ -1,0 +1,319 @@
+"""Every view on every shape of model, in both languages, in a real browser."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from headwater.generation.ask import generate
+from headwater.inspection.maps import attention
+from headwater.serving.tiny import made
+
+SHAPES = {"both": "tiny encoder-decoder", "encoder": "tiny encoder", "decoder": "tiny decoder"}
+TEXT = "the cat sat on the mat"
+
+
+def asked(shape):
+    more = {"source": "the dog sat", "text": TEXT} if shape == "both" else {"text": TEXT}
+    return {"model": SHAPES[shape], **more}
+
+
+DRAWN = {  # a view, and what is on it when it has been drawn
+    "start": ".what .door",
+    "attention": ".large[data-drawn] canvas",
+    "next": ".candidates li",
+    "talk": "form, .notice",
+    "walk": ".step canvas, .step .candidates",
+    "anatomy": "svg.plan .box",
+    "check": ".laws li",
+    "training": ".charts svg",
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_view_is_drawn(visit, shape):
+    one = visit()
+    for view, mark in DRAWN.items():
+        page = one.go(view, **asked(shape))
+        page.wait_for_selector(mark)
+        assert page.locator(".notice.bad").count() == 0, view
+    assert page.evaluate("document.documentElement.lang") == "en"
+
+
+def test_every_view_in_chinese_dark_and_narrow(visit):
+    one = visit(locale="zh-CN", color_scheme="dark", viewport={"width": 390, "height": 800})
+    for view, mark in DRAWN.items():
+        page = one.go(view, **asked("both"))
+        page.wait_for_selector(mark)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 392, f"{view} is wider than a phone"
+        assert any("\u4e00" <= c <= "\u9fff" for c in page.inner_text("h1")), view
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+def test_the_language_and_the_light_are_a_switch_and_stay(visit):
+    page = visit().go("attention", **asked("decoder"))
+    page.click("#language")
+    page.wait_for_function("() => document.documentElement.lang === 'zh-CN'")
+    assert page.inner_text("h1") == "注意力"
+    page.click("#theme")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.reload()
+    page.wait_for_selector(".large[data-drawn] canvas")
+    assert page.inner_text("h1") == "注意力" and page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.click("#language")
+    page.wait_for_function("() => document.documentElement.lang === 'en'")
+
+
+# ------------------------------------------------------------------------------------------- what is drawn is true
+
+PIXEL = """([rows, columns]) => {
+    const ramp = document.querySelector("canvas.ramp").getContext("2d").getImageData(0, 0, 256, 1).data;
+    const all = [...ramp].filter((_, n) => n % 4 < 3);
+    const canvas = document.querySelector("canvas.heat"), pen = canvas.getContext("2d");
+    const ratio = canvas.width / canvas.clientWidth, map = document.querySelector(".map").heat;
+    const whole = pen.getImageData(0, 0, canvas.width, canvas.height), seen = [];
+    for (let r = 0; r < rows; r++) for (let c = 0; c < columns; c++) {
+        const [x, y] = map.middle(r, c);
+        const at = 4 * (Math.floor(y * ratio) * canvas.width + Math.floor(x * ratio));
+        seen.push([...whole.data.slice(at, at + 3)]);
+    }
+    return [seen, all];
+}"""
+
+
+@pytest.mark.parametrize(("shape", "scale"), [("both", "root"), ("encoder", "linear"), ("decoder", "root")])
+def test_the_pixels_of_a_heat_map_are_the_weights(visit, shape, scale):
+    kind = {"both": "decoder.cross_attn", "encoder": "encoder.self_attn", "decoder": "decoder.self_attn"}[shape]
+    page = visit().go("attention", **asked(shape), kind=kind, layer=1, head=2, scale=scale)
+    page.wait_for_selector(f".large[data-drawn='{kind} 1 2']")
+    page.wait_for_timeout(400)
+    loaded = made(SHAPES[shape])
+    found = attention(loaded, *(("the dog sat", TEXT) if shape == "both" else (TEXT,)))
+    weights = found.map(kind, 1).of(2)
+    seen, colours = page.evaluate(PIXEL, list(weights.shape))
+    colours = np.array(colours).reshape(256, 3)
+    share = (weights / weights.max()) ** (0.5 if scale == "root" else 1)
+    want = np.where(weights > 0, np.clip(np.rint(255 * share), 1, 255), 0).astype(int).reshape(-1)
+    off = np.abs(np.array(seen) - colours[want]).max(1)
+    near = np.minimum(off, np.abs(np.array(seen) - colours[np.clip(want + 1, 0, 255)]).max(1))
+    assert (off <= 1).mean() > 0.95 and near.max() <= 4, "a weight may round to the next of 256 colours, no further"
+    wrong = np.abs(np.array(seen) - colours[want[::-1]]).max(1)
+    assert (wrong > 4).any(), "another matrix would be seen"
+
+
+def test_the_number_under_the_pointer_is_the_weight(visit):
+    page = visit().go("attention", **asked("decoder"), layer=2, head=1)
+    page.wait_for_selector("canvas.heat")
+    page.focus("canvas.heat")
+    for key in ["ArrowDown"] * 4 + ["ArrowRight"] * 2:
+        page.keyboard.press(key)
+    page.wait_for_function("() => document.querySelector('.said.big').textContent.trim() !== ''")
+    weight = attention(made(SHAPES["decoder"]), TEXT).map("decoder.self_attn", 2).of(1)[4, 2]
+    shown = page.inner_text(".said.big").split(": ")[-1]
+    assert float(shown) == pytest.approx(float(weight), rel=6e-3, abs=1e-4)
+
+
+@pytest.mark.parametrize("shape", ["both", "decoder"])
+def test_probabilities_are_those_of_python(visit, shape):
+    params = {"temperature": 0.7, "top_k": 12}
+    page = visit().go("next", **asked(shape), **params)
+    page.wait_for_selector(".candidates li")
+    rows = page.eval_on_selector_all(
+        ".candidates button", "all => all.map(b => [b.dataset.id, b.dataset.before, b.dataset.after].map(Number))"
+    )
+    loaded = made(SHAPES[shape])
+    begin = {"begin": [loaded.start, *loaded.tokenizer.encode(TEXT, special=False)]} if shape == "both" else {}
+    prompt = "the dog sat" if shape == "both" else TEXT
+    answer = generate(loaded, prompt, max_tokens=1, trace=True, temperature=0.7, top_k=12, **begin)
+    for token, before, after in rows:
+        assert before == pytest.approx(float(answer.trace[0][0].shares[int(token)]), abs=2e-6)
+        assert after == pytest.approx(float(answer.trace[0][-1].shares[int(token)]), abs=2e-6)
+    chosen = page.get_attribute(".candidates li.chosen button", "data-id")
+    assert int(chosen) == answer.ids[0]
+
+
+def test_sliders_reshape_and_steps_follow_generate(visit):
+    page = visit().go("next", **asked("decoder"))
+    page.wait_for_selector(".candidates li")
+    page.fill("#top_k", "3")
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('.candidates button')].filter(b => b.dataset.after > 0).length === 3"
+    )
+    page.fill("#seed", "5")
+    page.wait_for_function("() => location.hash.includes('seed=5')")
+    page.wait_for_timeout(300)
+    before = page.locator(".chips .chip").count()
+    page.click("#next-step")
+    page.wait_for_function(f"() => document.querySelectorAll('.chips .chip').length === {before + 1}")
+    page.click("#next-ten")
+    page.wait_for_function(f"() => document.querySelectorAll('.chips .chip').length === {before + 11}")
+    loaded = made(SHAPES["decoder"])
+    answer = generate(loaded, TEXT, max_tokens=11, temperature=1.0, top_k=3, seed=5)
+    ids = page.evaluate(
+        "new URLSearchParams(location.hash.split('?')[1]).get('ids').split('.').map(n => parseInt(n, 36))"
+    )
+    assert ids[before:] == list(answer.ids)
+
+
+def test_another_token_is_a_branch_and_back_is_back(visit):
+    page = visit().go("next", **asked("decoder"))
+    page.wait_for_selector(".candidates li")
+    first = page.locator(".chips .chip").count()
+    page.locator(".candidates button").nth(6).click()
+    page.wait_for_function(f"() => document.querySelectorAll('.chips .chip').length === {first + 1}")
+    page.go_back()
+    page.wait_for_function(f"() => document.querySelectorAll('.chips .chip').length === {first}")
+    page.go_forward()
+    page.wait_for_function(f"() => document.querySelectorAll('.chips .chip').length === {first + 1}")
+
+
+def test_a_gap_is_filled_where_one_points(visit):
+    page = visit().go("next", **asked("encoder"))
+    page.wait_for_selector(".candidates li")
+    page.locator(".chips button").nth(3).click()
+    page.wait_for_function("() => location.hash.includes('place=3')")
+    page.wait_for_selector(".chip.chosen")
+    loaded = made(SHAPES["encoder"])
+    ids = torch.tensor([loaded.tokenizer.encode(TEXT)])
+    ids[0, 3] = loaded.tokenizer.mask
+    with torch.no_grad():
+        best = loaded.model(ids)[0, 3].softmax(-1)
+    page.wait_for_function(
+        f"() => Number(document.querySelector('.candidates .plain-row').dataset.id) === {int(best.argmax())}"
+    )
+    shown = float(page.get_attribute(".candidates .plain-row", "data-after"))
+    assert shown == pytest.approx(float(best.max()), abs=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ going about in it
+
+
+def test_refresh_and_back_keep_what_was_seen(visit):
+    one = visit()
+    page = one.go("attention", **asked("decoder"))
+    page.wait_for_selector(".thumb")
+    page.click(".thumb[data-at='2.3']")
+    page.wait_for_selector(".large[data-drawn='decoder.self_attn 2 3']")
+    page.click(".choice button[data-value=lines]")
+    page.wait_for_selector("svg.lines path", state="attached")
+    page.reload()
+    one.settled()
+    page.wait_for_selector("svg.lines path", state="attached")
+    assert page.get_attribute(".thumb[aria-pressed=true]", "data-at") == "2.3"
+    page.click("nav a >> nth=5")
+    page.wait_for_selector("svg.plan")
+    page.go_back()
+    page.wait_for_selector("svg.lines path", state="attached")
+
+
+def test_a_text_typed_in_is_read(visit):
+    page = visit().go("attention", model=SHAPES["decoder"])
+    page.fill("#text", "小河 flows")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".large[data-drawn] canvas")
+    assert "text=" in page.url
+
+
+def test_a_thousand_tokens_are_tiles(visit):
+    text = " ".join(["the cat sat on the mat and"] * 150)
+    one = visit()
+    page = one.go("attention", model=SHAPES["decoder"], text=text)
+    page.wait_for_selector(".large[data-drawn] canvas")
+    tokens = page.evaluate("document.querySelector('.map').heat.source.rows.length")
+    assert tokens >= 1000
+    sizes = []
+    page.on("response", lambda r: sizes.append(int(r.headers.get("content-length", 0))) if "tile" in r.url else None)
+    began = page.evaluate("performance.now()")
+    page.click(".thumb[data-at='1.1']")
+    page.wait_for_selector(".large[data-drawn='decoder.self_attn 1 1']")
+    page.wait_for_function("() => [...document.querySelector('.map').heat.tiles.values()].every(Boolean)")
+    assert page.evaluate("performance.now()") - began < 4000
+    assert sizes and max(sizes) <= 256 * 256
+    slow = page.evaluate("""() => {
+        const map = document.querySelector('.map').heat, began = performance.now();
+        for (let n = 0; n < 30; n++) map.zoom(n % 2 ? 1.3 : 1 / 1.3, 300, 300);
+        return (performance.now() - began) / 30;
+    }""")
+    assert slow < 40, "drawing takes longer than a frame or two"
+
+
+def test_a_model_that_is_deleted_meanwhile(visit, folders):
+    import shutil
+
+    one = visit()
+    page = one.go("attention", model="doomed", source="the cat", text="the dog")
+    page.wait_for_selector(".large[data-drawn] canvas")
+    one.expected = ("404",)
+    shutil.move(folders["doomed"], folders["doomed"].with_name("moved"))
+    try:
+        page.reload()
+        page.wait_for_selector(".notice.bad")
+        assert "doomed was here when the page was opened and is gone now" in page.inner_text(".notice.bad")
+        page.click("text=Back to the start")
+        page.wait_for_selector(".shelf")
+    finally:
+        shutil.move(folders["doomed"].with_name("moved"), folders["doomed"])
+
+
+def test_what_was_said_is_one_click_from_its_attention(visit):
+    page = visit().go("talk", model=SHAPES["both"])
+    page.fill("#say", "the dog sat")
+    page.click("#send")
+    page.wait_for_selector(".turn[data-done]")
+    page.click(".turn .door")
+    page.wait_for_selector(".large[data-drawn='decoder.cross_attn 0 0']")
+
+
+def test_a_run_with_its_checkpoints(visit):
+    evil = '<img src=x onerror="window.hit=1">'
+    page = visit().go("training", run=evil)
+    page.wait_for_selector(".charts svg")
+    page.fill("#scrub-text", "the cat sat")
+    seen = []
+    for step in (0, 1):
+        page.fill("#scrub", str(step))
+        page.wait_for_selector(f".scrubbed[data-step='{(20, 40)[step]}'] canvas")
+        seen.append(page.evaluate("document.querySelector('.scrubbed canvas').toDataURL()"))
+    assert seen[0] != seen[1]
+    page.reload()
+    page.wait_for_selector(".charts svg")
+
+
+@pytest.mark.parametrize("view", ["attention", "next", "anatomy"])
+def test_what_is_seen_can_be_kept(visit, tmp_path, view):
+    page = visit().go(view, **asked("decoder"))
+    page.wait_for_selector(DRAWN[view])
+    for kind in ("png", "svg", "json"):
+        kept(page, tmp_path, view, kind)
+
+
+def kept(page, tmp_path, view, kind):
+    with page.expect_download() as waiting:
+        page.locator(f"[data-keep={kind}]").first.click()
+    path = tmp_path / waiting.value.suggested_filename
+    waiting.value.save_as(path)
+    content = path.read_bytes()
+    if kind == "png":
+        assert content.startswith(b"\x89PNG") and len(content) > 1000
+    elif kind == "svg":
+        from xml.etree import ElementTree
+
+        assert ElementTree.fromstring(content).tag.endswith("svg")
+    else:
+        data = json.loads(content)
+        if view == "attention":
+            want = attention(made(SHAPES["decoder"]), TEXT).map("decoder.self_attn", 0).of(0)
+            np.testing.assert_allclose(np.array(data["weights"]), want, atol=1e-6)
+
+
+def test_it_is_ready_at_once(visit):
+    """From the server's answer to a drawn start page."""
+    one = visit()
+    one.go("start")
+    one.page.goto(one.address)
+    one.settled()
+    took = one.page.evaluate("performance.now() - performance.getEntriesByType('navigation')[0].responseEnd")
+    assert took < 3000, "under a second on a quiet machine; others may be at work on this one"
