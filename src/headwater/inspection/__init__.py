@@ -16,11 +16,12 @@ Every function takes a Reading in the place of `text`, so that a text is cut, an
     heads(model, text, target=None)                -> Heads          one Head a head: self, previous, …, does
     lens(model, text, target=None, top=5, places=None)
                                                    -> Lens           top ids and shares [layers + 1, Q, top]
-    next_tokens(model, text, n=10, target=None)    -> NextTokens     ids, shares, tokens
+    next_tokens(model, text, n=10, target=None, place=None)
+                                                   -> NextTokens     choices: NextToken(token, share); entropy
     token_losses(model, text, target=None)         -> TokenLosses    one loss a token, in nats
     gradients(model, text, target=None)            -> Gradients      norms by parameter, flow by layer
     first_bad(model, text, target=None)            -> Spoilt | None  the module where NaN or inf first arises
-    attribution(model, text, target=None, place=None, token=None, by="integrated")
+    attribution(model, text, target=None, place=None, token=None, by="integrated" | "gradient" | "blanked")
                                                    -> Attribution    a score for each token that was read
     ablate(model, text, layer, head, target=None, kind=None)
                                                    -> Ablation       what is said without that head

@@ -109,7 +109,9 @@ def _(result: NextTokens) -> str:
         f'<td><span class="bar" style="width:{12 * share / most:.2f}rem"></span></td></tr>'
         for name, share in rows
     )
-    return f"<table>{body}</table><p class='why'>entropy {result.entropy / math.log(2):.2f} bits</p>"
+    before = escape(repr("".join(token.text for token in result.after if token.part == 1)[-60:]))
+    told = f"after {before}; entropy {result.entropy / math.log(2):.2f} bits"
+    return f"<table>{body}</table><p class='why'>{told}</p>"
 
 
 @shown.register

@@ -17,8 +17,19 @@ from headwater.errors import BadFile, BadSetting, nearest
 
 INK, PALE, BLUE, ORANGE = "#1f2937", "#d1d5db", "#2c5f9e", "#d97706"
 SEQUENTIAL, DIVERGING = "viridis", "PuOr"  # both can be told apart by the colour-blind
-CJK = ("Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "WenQuanYi Zen Hei", "WenQuanYi Micro Hei",
-       "Microsoft YaHei", "SimHei", "PingFang SC", "Hiragino Sans GB", "Droid Sans Fallback")  # fmt: skip
+CJK = (
+    *("Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "WenQuanYi Zen Hei", "WenQuanYi Micro Hei"),
+    *("Microsoft YaHei", "SimHei", "PingFang SC", "Hiragino Sans GB", "Droid Sans Fallback", "Noto Sans CJK JP"),
+)
+FILES = (
+    "NotoSansCJK",
+    "NotoSansSC",
+    "SourceHanSans",
+    "wqy-",
+    "msyh",
+    "simhei",
+    "PingFang",
+)  # as they are called on disk
 MOST_LABELS = 60
 KINDS = ("png", "svg", "pdf")
 
@@ -29,7 +40,22 @@ def fonts() -> tuple[str, ...]:
     from matplotlib import font_manager
 
     there = {font.name for font in font_manager.fontManager.ttflist}
-    return ("DejaVu Sans", *[name for name in CJK if name in there][:1])
+    known = [name for name in CJK if name in there]
+    return ("DejaVu Sans", *(known or _newer_than_the_list())[:1])
+
+
+def _newer_than_the_list() -> list[str]:
+    """matplotlib keeps a list of fonts, and does not see what was installed since it was made."""
+    from matplotlib import font_manager
+
+    paths = [path for path in font_manager.findSystemFonts() if Path(path).name.startswith(FILES)]
+    for path in sorted(paths, key=lambda path: ("Regular" not in path, path))[:1]:
+        with contextlib.suppress(RuntimeError, OSError):  # a font that cannot be read is no font
+            before = len(font_manager.fontManager.ttflist)
+            font_manager.fontManager.addfont(path)
+            names = [font.name for font in font_manager.fontManager.ttflist[before:]]
+            return sorted(names, key=lambda name: name not in CJK)
+    return []
 
 
 def notice(labels: Sequence[str]) -> str:

@@ -59,6 +59,10 @@ class Asked:
     kind: str | None
     named: bool  # the user asked for this look by name
 
+    def place(self) -> int | None:
+        """The place to ask about: after the last token; of a text that is written, where the model was least sure."""
+        return int(token_losses(self.model, self.reading).losses.argmax()) if self.reading.source else None
+
     @property
     def long(self) -> bool:
         return len(self.reading.tokens) > LONG and not self.named
@@ -80,8 +84,9 @@ def _attribution(asked: Asked) -> Result:
     """Integrated gradients; where they do not add up, the way that needs no gradient."""
     if asked.long:
         raise BadInput(f"left out for {len(asked.reading.tokens)} tokens; ask for it by name")
-    found = attribution(asked.model, asked.reading)
-    return found if found.gap <= ENOUGH else attribution(asked.model, asked.reading, by="blanked")
+    place = asked.place()
+    found = attribution(asked.model, asked.reading, place=place)
+    return found if found.gap <= ENOUGH else attribution(asked.model, asked.reading, place=place, by="blanked")
 
 
 def _gradients(asked: Asked) -> Result:
@@ -101,7 +106,7 @@ def _costs(asked: Asked) -> Result:
 
 
 LOOKS: dict[str, Callable[[Asked], Result]] = {
-    "next": lambda asked: next_tokens(asked.model, asked.reading),
+    "next": lambda asked: next_tokens(asked.model, asked.reading, place=asked.place()),
     "losses": lambda asked: token_losses(asked.model, asked.reading),
     "heads": lambda asked: heads(asked.model, asked.reading),
     "alignment": lambda asked: alignment(asked.model, asked.reading),
@@ -250,8 +255,9 @@ def _bad(model: Any, reading: Reading) -> Any:
 
 
 def _named(model: Any) -> str:
-    where = getattr(model, "where", None) or getattr(model, "folder", None)
+    where = Path(getattr(model, "where", None) or getattr(model, "folder", None) or "")
+    name = where.parent.name if where.name == "model" else where.name  # a run keeps its model in a folder of that name
     shape = Subject.of(model).model
     kind = "encoder-decoder" if shape.encoder is not None and shape.decoder is not None else (
         "decoder-only" if shape.decoder is not None else "encoder-only")  # fmt: skip
-    return f"{Path(where).name} ({kind})" if where else kind
+    return f"{name} ({kind})" if name else kind

@@ -308,6 +308,7 @@ def _by_layer(figure: Any, axis: Any, result: Gradients) -> None:
         table[rows.index(row), layer] = value
     image = axis.imshow(table, cmap=canvas.SEQUENTIAL, aspect="auto", interpolation="nearest")
     axis.set_yticks(range(len(rows)), rows, fontsize=7)
+    axis.set_xticks(range(0, table.shape[1], max(1, table.shape[1] // 8)))
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
     axis.set(title="By parameter", xlabel="layer")

@@ -12,8 +12,8 @@ from headwater.inspection.maps import Attention
 # name -> heading and one sentence, each in English and Chinese, in the order of the report
 TITLES: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
     "next": (
-        ("Next token", "The most probable tokens after the last one."),
-        ("下一个词元", "在最后一个词元之后,最可能出现的词元。"),
+        ("Next token", "The most probable tokens after the last one; of a translation, where it was least sure."),
+        ("下一个词元", "在最后一个词元之后最可能出现的词元;若是译文,则取模型最没把握的地方。"),
     ),
     "losses": (
         ("Surprise, token by token", "The deeper the colour, the less the model expected the token: -ln p."),

@@ -26,7 +26,7 @@ class NextToken:
 
 @dataclass(frozen=True, eq=False)
 class NextTokens(Result):
-    """The most probable tokens at one place, of an infinite choice. after: the tokens before it; place: where it is."""
+    """The most probable tokens at one place. after: the tokens until there; place: the last of them, or the gap."""
 
     place: int
     after: tuple[Token, ...]
@@ -35,17 +35,18 @@ class NextTokens(Result):
 
     def lines(self) -> list[str]:
         said = "   ".join(f"{choice.token.text!r} {choice.share:.1%}" for choice in self.choices)
-        return [f"next token: {said}   (entropy {self.entropy / math.log(2):.1f} bits)"]
+        before = "".join(token.text for token in self.after if token.part == 1)[-24:]
+        return [f"next token after {before!r}: {said}   (entropy {self.entropy / math.log(2):.1f} bits)"]
 
 
-def next_tokens(model: Any, text: Any, n: int = 10, target: Any = None) -> NextTokens:
+def next_tokens(model: Any, text: Any, n: int = 10, target: Any = None, *, place: int | None = None) -> NextTokens:
     """The n most probable tokens after a text; after `target` (or at its beginning) where a source is read; at the
-    first mask where the model fills gaps.
+    first mask where the model fills gaps; or after another place.
     """
     if n < 1:
         raise BadSetting(f"next_tokens: n must be at least 1, got {n}; 10 is usual")
     reading = text if isinstance(text, Reading) else _until(model, text, target)
-    place = last_place(reading)
+    place = last_place(reading) if place is None else range(len(reading.tokens))[place]
     with still(reading.model):
         states, rows = reading.states()
         head = language(reading.model)

@@ -125,6 +125,8 @@ def test_next_tokens_are_the_models_shares(writer, filler, translator):
     assert [token.id for token in start.after] == [256], "nothing is written yet"
     later = next_tokens(translator, "abc", target="xy")
     assert [token.text for token in later.after] == ["<s>", "x", "y"]
+    early = next_tokens(writer, "abcd", 4, place=2)
+    assert early.choices == found.choices and [token.text for token in early.after] == ["a", "b", "c"]
 
 
 def test_what_has_no_next_token_says_so(filler, writer):

@@ -95,7 +95,7 @@ def test_all_sections_are_there(written, shape):
 def test_the_words_tell_what_a_reader_asks(written):
     told = str(written["both"][0])
     for said in (
-        "next token:",
+        "next token after",
         "surprise:",
         "heads worth a look",
         "written ← looked at most",
