@@ -81,7 +81,7 @@ def test_wrong_places_would_show(wrong, public, tmp_path):
 
 
 def test_the_part_travels():
-    assert from_plain(to_plain(LateSines(5))) == LateSines(5)
+    assert from_plain(to_plain(LateSines(first=5))) == LateSines(first=5)
 
 
 def test_settings_that_change_the_maths_are_refused():

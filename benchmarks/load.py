@@ -1,0 +1,67 @@
+"""From the start of a process to the first logits, import included: Headwater beside transformers on the same folders.
+
+    python benchmarks/load.py [--rounds 5] [--threads 2]
+
+A LLaMA of the size of SmolLM2-135M with random weights (float32 and bfloat16), and MiniLM where it is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+from side_by_side import Contender, compare, finish
+
+from headwater.errors import Unavailable
+from headwater.families import FAMILIES
+from headwater.families.folder import sizes
+from headwater.families.known import locate
+from headwater.weights.settings import Settings
+from headwater.weights.tensors import write
+
+SMOLLM2 = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 49152, "hidden_size": 576,
+    "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536,
+    "max_position_embeddings": 8192, "rope_theta": 100000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def random_folder(folder: Path, dtype: torch.dtype) -> Path:
+    folder.mkdir()
+    relation = FAMILIES["llama"]
+    spec = relation.read(Settings(dict(SMOLLM2)), "language")
+    names = relation.names + relation.heads["language"]
+    held = names.write(dict(spec.build(seed=0).named_parameters()), **sizes(spec))
+    write(folder / "model.safetensors", {name: held[name].detach().to(dtype) for name in held})
+    (folder / "config.json").write_text(json.dumps(SMOLLM2))
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        folders = {
+            "llama_float32": random_folder(Path(place) / "float32", torch.float32),
+            "llama_bfloat16": random_folder(Path(place) / "bfloat16", torch.bfloat16),
+        }
+        try:
+            folders["minilm"] = locate("minilm")
+        except Unavailable as reason:
+            print(f"minilm is left out: {reason}")
+        for name, folder in folders.items():
+            contenders = [
+                Contender(who, "load_fresh.py", (f"load_{who}.py", str(folder)))
+                for who in ("headwater", "transformers")
+            ]
+            print(f"\n{name}\n")
+            finish(compare(contenders, args.rounds, args.threads), "headwater", f"load_{name}")
+
+
+if __name__ == "__main__":
+    main()
