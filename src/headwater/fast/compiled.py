@@ -58,7 +58,7 @@ def _opened(path: Path) -> ctypes.CDLL:
     made = ctypes.CDLL(str(path))
     if before is None:
         del os.environ["GOMP_SPINCOUNT"]
-    for name in ("step", "widen", "threads"):
+    for name in ("step", "widen", "product", "threads"):
         getattr(made, name).restype = None
     made.threads(torch.get_num_threads())
     return made

@@ -24,6 +24,7 @@ from headwater.weights.gguf_blocks import KINDS, Kind, pack_q8_0, unpacked
 PACKED: dict[str, Kind] = {kind.name: kind for kind in KINDS.values() if kind.name in ("Q8_0", "Q4_0", "Q4_1")}
 CODES = {"F32": 0, "F16": 1, "Q8_0": 2, "Q4_0": 3, "Q4_1": 4}  # as step.c numbers them
 BITS = {"int8": "Q8_0", "int4": "Q4_1"}
+FEW, WIDEST = 8, 1 << 16  # rows of activations; columns of a row that is widened on the stack
 TOGETHER = 1 << 22  # weights widened at a time: 16 MB, whatever the size of the layer
 
 
@@ -77,11 +78,25 @@ class PackedLinear(Packed):
 
     def forward(self, x: Tensor) -> Tensor:
         """x Wᵀ + b, W widened a few rows at a time."""
+        if x.numel() <= FEW * self.columns and (y := self._few(x)) is not None:
+            return y
         size = max(1, TOGETHER // self.columns)
         starts = range(0, self.rows, size)
         parts = [F.linear(x, self.widened(i, min(i + size, self.rows)).to(x.dtype)) for i in starts]
         y = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         return y if self.bias is None else y + self.bias
+
+    def _few(self, x: Tensor) -> Tensor | None:
+        """The same for a few rows, without writing the widened weights to memory; None where that cannot be done."""
+        lib, plain = library(), x.dtype == torch.float32 and x.device.type == "cpu"
+        if lib is None or not plain or x.requires_grad or not x.numel() or self.columns > WIDEST:
+            return None
+        x, bias = x.contiguous(), None if self.bias is None else self.bias.data_ptr()
+        y = torch.empty(*x.shape[:-1], self.rows)
+        matrix = Matrix(CODES[self.kind.name], self.rows, self.columns, self.blocks.data_ptr(), bias)
+        pointers = [ctypes.c_void_p(t.data_ptr()) for t in (x, y)]
+        lib.product(ctypes.byref(matrix), pointers[0], x.numel() // self.columns, pointers[1])
+        return y
 
 
 class PackedTable(Packed):

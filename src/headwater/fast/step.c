@@ -208,6 +208,21 @@ void widen(const Matrix *m, float *out) {
     for (int r = 0; r < m->rows; r++) widen_row(m, r, out + (size_t)r * m->cols);
 }
 
+/* y [n][rows] = x [n][cols] Wᵀ + b for a few rows of exact floats: a row of W is widened into the nearest cache. */
+void product(const Matrix *m, const float *x, int n, float *y) {
+#pragma omp parallel
+    {
+        float w[m->cols];
+#pragma omp for schedule(static)
+        for (int r = 0; r < m->rows; r++) {
+            widen_row(m, r, w);
+            for (int i = 0; i < n; i++) {
+                y[(size_t)i * m->rows + r] = dot_f32(w, x + (size_t)i * m->cols, m->cols) + (m->bias ? m->bias[r] : 0);
+            }
+        }
+    }
+}
+
 /* --------------------------------------------------------------------------------------------- the step itself */
 
 typedef struct {                                         /* scratch for n rows; plan.py asks for its size */
