@@ -30,7 +30,7 @@ def run(tmp_path_factory):
 def test_it_prints_what_is_worth_knowing(run, capsys):
     assert main(["inspect", str(run), "the cat 你好"]) == 0
     out = capsys.readouterr().out
-    for said in ("decoder-only", "tokens read", "next token after", "perplexity", "heads worth a look", "--out DIR writes"):
+    for said in ("decoder-only", "tokens read", "next token after", "perplexity", "heads worth a look", "--out DIR"):
         assert said in out
 
 

@@ -53,9 +53,12 @@ class Seen(Mapping[str, Any]):
 
 
 @contextlib.contextmanager
-def watch(model: nn.Module, *patterns: str) -> Iterator[Seen]:
-    """Hear all modules whose path matches one of the patterns. Values are copies, cut off from the gradient."""
-    model = getattr(model, "model", model)
+def watch(model: Any, *patterns: str) -> Iterator[Seen]:
+    """Hear all modules whose path matches one of the patterns. Values are copies, cut off from the gradient.
+
+    model: an nn.Module, or what headwater.load gives.
+    """
+    model = model if isinstance(model, nn.Module) else getattr(model, "model", model)
     if not isinstance(model, nn.Module):
         raise BadSetting(f"watch: a model must be given, got {type(model).__name__}; use headwater.load or .build()")
     paths = matching(model, *patterns)

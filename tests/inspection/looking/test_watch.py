@@ -89,6 +89,11 @@ def test_any_other_module_can_be_watched():
     with headwater.watch(model, "0") as seen:
         out = model(torch.ones(2, 3))
     assert bool((seen["0"] != out).any()), "a copy: what runs later in place must not change it"
+    outer = nn.Module()
+    outer.model = model
+    with headwater.watch(outer, "model.0") as seen:
+        outer.model(torch.ones(2, 3))
+    assert list(seen) == ["model.0"], "a part of that name is a part"
 
 
 def test_hooks_go_when_the_model_fails(writer):
