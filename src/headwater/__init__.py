@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from headwater.generation.ask import generate, stream
     from headwater.inspection.check import check
     from headwater.inspection.costs import count
+    from headwater.inspection.gathering import inspect
+    from headwater.inspection.watching import watch
 
 __version__ = "0.1.0"
 
@@ -40,11 +42,13 @@ HOMES = {
     "embed": "headwater.families.embedding",
     "encoder": "headwater.core.shapes",
     "generate": "headwater.generation.ask",
+    "inspect": "headwater.inspection.gathering",
     "load": "headwater.families.loading",
     "preset": "headwater.core.presets",
     "save": "headwater.families.loading",
     "stream": "headwater.generation.ask",
     "transformer": "headwater.core.shapes",
+    "watch": "headwater.inspection.watching",
 }
 
 __all__ = [
@@ -63,11 +67,13 @@ __all__ = [
     "embed",
     "encoder",
     "generate",
+    "inspect",
     "load",
     "preset",
     "save",
     "stream",
     "transformer",
+    "watch",
 ]
 
 
