@@ -30,6 +30,14 @@ VERBS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "prove that a model sees neither the future nor the padding, and find where it does",
             "查证模型看不到未来和填充;看到了就指出在哪里",
         ),
+        "inspect": (
+            "see a model read a text: attention, heads, surprise, logit lens, gradients; with pictures",
+            "看模型怎样读一段文本:注意力、各个头、意外程度、各层预测、梯度,并画成图",
+        ),
+        "ui": (
+            "a page in the browser: attention, next token, training, anatomy; nothing leaves this machine",
+            "在浏览器里看:注意力、下一个词元、训练、解剖;数据不出本机",
+        ),
     },
     ("Training", "训练"): {
         "demo": ("a model that reads dates in eleven languages, in a minute or two", "一两分钟训练一个会读日期的模型"),
