@@ -7,11 +7,24 @@ import { count, number } from "./words.js";
 
 const [LEFT, RIGHT, TOP, BOTTOM] = [56, 14, 12, 30];
 
-/** @param {{curves: Curve[], width: number, height?: number, log?: boolean, x: string, y: string, label: string}} plan */
+/**
+ * @param {{curves: Curve[], width: number, height?: number, log?: boolean, x: string, y: string, label: string}} plan
+ */
 export function chart(plan) {
   const { width, height = 240 } = plan;
-  const curves = plan.curves.map((c) => ({ ...c, points: c.points.filter(([, v]) => Number.isFinite(v) && (!plan.log || v > 0)) })).filter((c) => c.points.length);
-  const picture = s("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": plan.label, class: "chart", "font-family": css("--font"), "font-size": 11 });
+  const curves = plan.curves
+    .map((c) => ({ ...c, points: c.points.filter(([, v]) => Number.isFinite(v) && (!plan.log || v > 0)) }))
+    .filter((c) => c.points.length);
+  const picture = s("svg", {
+    viewBox: `0 0 ${width} ${height}`,
+    width,
+    height,
+    role: "img",
+    "aria-label": plan.label,
+    class: "chart",
+    "font-family": css("--font"),
+    "font-size": 11,
+  });
   const said = h("div", { class: "said", "aria-live": "polite" }, "\u00a0");
   const box = h("div", { class: "chart-box" }, picture, legend(curves), said);
   if (!curves.length) return box;
@@ -19,11 +32,30 @@ export function chart(plan) {
   const scale = scales(all, width, height, plan.log ?? false);
   axes(picture, scale, plan);
   for (const curve of curves) {
-    const d = curve.points.map(([px, py], n) => `${n ? "L" : "M"}${scale.x(px).toFixed(1)},${scale.y(py).toFixed(1)}`).join("");
-    picture.append(s("path", { d, fill: "none", stroke: curve.colour, "stroke-width": curve.faint ? 1 : 1.8, "stroke-opacity": curve.faint ? 0.35 : 1, "stroke-linejoin": "round" }));
-    if (curve.dots) for (const [px, py] of curve.points) picture.append(s("circle", { cx: scale.x(px), cy: scale.y(py), r: 3, fill: curve.colour }));
+    const d = curve.points
+      .map(([px, py], n) => `${n ? "L" : "M"}${scale.x(px).toFixed(1)},${scale.y(py).toFixed(1)}`)
+      .join("");
+    picture.append(
+      s("path", {
+        d,
+        fill: "none",
+        stroke: curve.colour,
+        "stroke-width": curve.faint ? 1 : 1.8,
+        "stroke-opacity": curve.faint ? 0.35 : 1,
+        "stroke-linejoin": "round",
+      }),
+    );
+    if (curve.dots)
+      for (const [px, py] of curve.points)
+        picture.append(s("circle", { cx: scale.x(px), cy: scale.y(py), r: 3, fill: curve.colour }));
   }
-  const hair = s("line", { y1: TOP, y2: height - BOTTOM, stroke: css("--line"), "stroke-dasharray": "3 3", visibility: "hidden" });
+  const hair = s("line", {
+    y1: TOP,
+    y2: height - BOTTOM,
+    stroke: css("--line"),
+    "stroke-dasharray": "3 3",
+    visibility: "hidden",
+  });
   picture.append(hair);
   picture.addEventListener("pointermove", (event) => {
     const x = (event.offsetX * width) / (picture.clientWidth || width);
@@ -48,7 +80,10 @@ function nearest(points, x) {
 
 /** @param {[number, number][]} points @param {number} width @param {number} height @param {boolean} log */
 function scales(points, width, height, log) {
-  const span = (/** @type {number[]} */ v) => [v.reduce((a, b) => Math.min(a, b), Infinity), v.reduce((a, b) => Math.max(a, b), -Infinity)];
+  const span = (/** @type {number[]} */ v) => [
+    v.reduce((a, b) => Math.min(a, b), Infinity),
+    v.reduce((a, b) => Math.max(a, b), -Infinity),
+  ];
   const [x0, x1] = span(points.map((p) => p[0]));
   let [y0, y1] = span(points.map((p) => p[1]));
   if (!log && y0 > 0 && y0 < 0.4 * y1) y0 = 0;
@@ -76,20 +111,32 @@ function ticks(low, high) {
 /** @param {number} low @param {number} high */
 function decades(low, high) {
   const made = [];
-  for (let n = Math.floor(Math.log10(low)); n <= Math.ceil(Math.log10(high)); n++) for (const m of [1, 3]) made.push(m * 10 ** n);
+  for (let n = Math.floor(Math.log10(low)); n <= Math.ceil(Math.log10(high)); n++)
+    for (const m of [1, 3]) made.push(m * 10 ** n);
   const inside = made.filter((v) => v >= low && v <= high);
   return inside.length > 1 ? inside : ticks(low, high);
 }
 
-/** @param {SVGElement} picture @param {ReturnType<typeof scales>} scale @param {{width: number, height?: number, x: string, y: string}} plan */
+/**
+ * @param {SVGElement} picture
+ * @param {ReturnType<typeof scales>} scale
+ * @param {{width: number, height?: number, x: string, y: string}} plan
+ */
 function axes(picture, scale, plan) {
   const { width, height = 240 } = plan;
   const soft = css("--soft");
   for (const v of scale.ticks.y) {
     picture.append(s("line", { x1: LEFT, x2: width - RIGHT, y1: scale.y(v), y2: scale.y(v), stroke: css("--line") }));
-    picture.append(s("text", { x: LEFT - 6, y: scale.y(v), fill: soft, "text-anchor": "end", "dominant-baseline": "central" }, tidy(v)));
+    picture.append(
+      s(
+        "text",
+        { x: LEFT - 6, y: scale.y(v), fill: soft, "text-anchor": "end", "dominant-baseline": "central" },
+        tidy(v),
+      ),
+    );
   }
-  for (const v of scale.ticks.x) picture.append(s("text", { x: scale.x(v), y: height - BOTTOM + 14, fill: soft, "text-anchor": "middle" }, tidy(v)));
+  for (const v of scale.ticks.x)
+    picture.append(s("text", { x: scale.x(v), y: height - BOTTOM + 14, fill: soft, "text-anchor": "middle" }, tidy(v)));
   picture.append(s("text", { x: width - RIGHT, y: height - 3, fill: soft, "text-anchor": "end" }, plan.x));
 }
 
@@ -100,10 +147,19 @@ function tidy(v) {
 
 /** @param {{name: string, colour: string, faint?: boolean}[]} curves */
 function legend(curves) {
-  return h("div", { class: "keys" }, curves.filter((c) => !c.faint).map((c) => h("span", {}, h("i", { style: { background: c.colour } }), c.name)));
+  return h(
+    "div",
+    { class: "keys" },
+    curves.filter((c) => !c.faint).map((c) => h("span", {}, h("i", { style: { background: c.colour } }), c.name)),
+  );
 }
 
-/** A smoothed copy: each point leans on those before it. @param {[number, number][]} points @param {number} weight @returns {[number, number][]} */
+/**
+ * A smoothed copy: each point leans on those before it.
+ * @param {[number, number][]} points
+ * @param {number} weight
+ * @returns {[number, number][]}
+ */
 export function smooth(points, weight) {
   let held = points[0]?.[1] ?? 0;
   return points.map(([x, y]) => [x, (held = weight * held + (1 - weight) * y)]);

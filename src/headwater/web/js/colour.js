@@ -52,7 +52,13 @@ export function ink(byte, signed = false) {
   return all[at] * 0.3 + all[at + 1] * 0.59 + all[at + 2] * 0.11 > 140 ? "#10242b" : "#f4f8f7";
 }
 
-/** Bytes as a small canvas, a pixel each. @param {Uint8Array} bytes @param {number} width @param {number} height @param {boolean} [signed] */
+/**
+ * Bytes as a small canvas, a pixel each.
+ * @param {Uint8Array} bytes
+ * @param {number} width
+ * @param {number} height
+ * @param {boolean} [signed]
+ */
 export function painted(bytes, width, height, signed = false) {
   const canvas = document.createElement("canvas");
   canvas.width = width;

@@ -37,7 +37,8 @@ function dress(element, props) {
   for (const [name, value] of Object.entries(props)) {
     if (value === undefined || value === null || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (name === "style") for (const [k, v] of Object.entries(value)) /** @type {any} */ (element).style.setProperty(k, String(v));
+    else if (name === "style")
+      for (const [k, v] of Object.entries(value)) /** @type {any} */ (element).style.setProperty(k, String(v));
     else if (name === "value" && "value" in element) /** @type {any} */ (element).value = value;
     else if (name === "href" && !safe(String(value))) throw new Error(`not a link of ours: ${value}`);
     else element.setAttribute(name, value === true ? "" : String(value));
@@ -63,9 +64,15 @@ export function fill(element, ...children) {
   append(element, children);
 }
 
-/** A text with nothing invisible in it: control and direction characters, spaces that are all there is. @param {string} text */
+/**
+ * A text with nothing invisible in it: control and direction characters, spaces that are all there is.
+ * @param {string} text
+ */
 export function visible(text) {
-  const shown = text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g, "�");
+  const shown = text
+    .replace(/\n/g, "⏎")
+    .replace(/\t/g, "⇥")
+    .replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g, "�");
   return shown.trim() === "" ? "␣".repeat(Math.max(1, Math.min(shown.length, 8))) : shown;
 }
 
@@ -74,7 +81,12 @@ export function css(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-/** Call f once things have been quiet for so long. @template {any[]} A @param {(...a: A) => void} f @param {number} ms */
+/**
+ * Call f once things have been quiet for so long.
+ * @template {any[]} A
+ * @param {(...a: A) => void} f
+ * @param {number} ms
+ */
 export function calm(f, ms) {
   let timer = 0;
   return (/** @type {A} */ ...args) => {

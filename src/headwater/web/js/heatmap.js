@@ -8,7 +8,7 @@ import { css, h, visible } from "./dom.js";
  * @typedef {object} Source
  * @property {string[]} rows labels of the rows
  * @property {string[]} columns
- * @property {(level: number, row: number, column: number) => Promise<Uint8Array>} tile bytes, TILE cells a side or fewer
+ * @property {(level: number, row: number, column: number) => Promise<Uint8Array>} tile its bytes
  */
 
 export const TILE = 256;
@@ -70,7 +70,10 @@ export class HeatMap {
     const width = Math.floor(this.home.clientWidth);
     if (!width) return;
     const pen = this.pen();
-    const longest = Math.max(...this.source.rows.slice(0, 400).map((label) => pen.measureText(visible(label)).width), 12);
+    const longest = Math.max(
+      ...this.source.rows.slice(0, 400).map((label) => pen.measureText(visible(label)).width),
+      12,
+    );
     const left = Math.min(1.4 * GUTTER, Math.ceil(longest) + 10, width / 3.5);
     this.size = { width, height: 0, left, top: 0 };
     const scale = this.least;
@@ -86,7 +89,10 @@ export class HeatMap {
 
   /** @param {CanvasRenderingContext2D} pen */
   above(pen) {
-    const longest = Math.max(...this.source.columns.slice(0, 400).map((label) => pen.measureText(visible(label)).width), 12);
+    const longest = Math.max(
+      ...this.source.columns.slice(0, 400).map((label) => pen.measureText(visible(label)).width),
+      12,
+    );
     return Math.min(GUTTER, Math.ceil(longest) + 10);
   }
 
@@ -174,7 +180,8 @@ export class HeatMap {
     if (held !== undefined) return held;
     this.tiles.set(key, null);
     const source = this.source;
-    const side = (/** @type {number} */ n, /** @type {number} */ at) => Math.ceil(Math.min(TILE << level, n - at * (TILE << level)) / 2 ** level);
+    const side = (/** @type {number} */ n, /** @type {number} */ at) =>
+      Math.ceil(Math.min(TILE << level, n - at * (TILE << level)) / 2 ** level);
     const [wide, tall] = [side(source.columns.length, column), side(source.rows.length, row)];
     source.tile(level, row, column).then(
       (bytes) => {
@@ -289,7 +296,10 @@ export class HeatMap {
     if (move) {
       const { row, column } = this.cell ?? { row: 0, column: 0 };
       const inside = (/** @type {number} */ n, /** @type {number} */ most) => Math.max(0, Math.min(most - 1, n));
-      this.choose({ row: inside(row + move[0], this.source.rows.length), column: inside(column + move[1], this.source.columns.length) });
+      this.choose({
+        row: inside(row + move[0], this.source.rows.length),
+        column: inside(column + move[1], this.source.columns.length),
+      });
     } else if (event.key === "+" || event.key === "=") this.zoom(1.5, ...this.focus());
     else if (event.key === "-") this.zoom(1 / 1.5, ...this.focus());
     else if (event.key === "0") this.fit();
@@ -300,6 +310,8 @@ export class HeatMap {
 
   /** @returns {[number, number]} */
   focus() {
-    return this.cell ? /** @type {[number, number]} */ (this.middle(this.cell.row, this.cell.column)) : [this.size.width / 2, this.size.height / 2];
+    return this.cell
+      ? /** @type {[number, number]} */ (this.middle(this.cell.row, this.cell.column))
+      : [this.size.width / 2, this.size.height / 2];
   }
 }

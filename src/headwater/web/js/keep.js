@@ -5,7 +5,12 @@ import { t } from "./words.js";
 
 /** A name that any file system takes. @param {string} name */
 function plainName(name) {
-  return name.replace(/[^A-Za-z0-9._-]+/g, "-").replace(/^[-.]+|[-.]+$/g, "").slice(0, 80) || "headwater";
+  return (
+    name
+      .replace(/[^A-Za-z0-9._-]+/g, "-")
+      .replace(/^[-.]+|[-.]+$/g, "")
+      .slice(0, 80) || "headwater"
+  );
 }
 
 /** @param {Blob} blob @param {string} name */
@@ -20,7 +25,9 @@ function hand(blob, name) {
 
 /** @param {HTMLCanvasElement} canvas @returns {Promise<Blob>} */
 function png(canvas) {
-  return new Promise((resolve, reject) => canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("no picture")))));
+  return new Promise((resolve, reject) =>
+    canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("no picture")))),
+  );
 }
 
 /** An SVG that stands alone. @param {SVGSVGElement} picture */
@@ -35,7 +42,9 @@ export function svgText(picture) {
 /** A canvas as SVG: its picture inside a frame. @param {HTMLCanvasElement} canvas */
 function canvasSvg(canvas) {
   const [w, k] = [canvas.width, canvas.height];
-  return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${w} ${k}" width="${w}" height="${k}"><image width="${w}" height="${k}" href="${canvas.toDataURL("image/png")}"/></svg>`;
+  const size = `width="${w}" height="${k}"`;
+  const image = `<image ${size} href="${canvas.toDataURL("image/png")}"/>`;
+  return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${w} ${k}" ${size}>${image}</svg>`;
 }
 
 /** @param {SVGSVGElement} picture */
@@ -60,13 +69,21 @@ export function keepers(name, picture, data) {
   const file = plainName(name);
   const save = async (/** @type {string} */ kind) => {
     const seen = picture?.();
-    if (kind === "json") return hand(new Blob([JSON.stringify(await data(), null, 1)], { type: "application/json" }), `${file}.json`);
+    if (kind === "json")
+      return hand(new Blob([JSON.stringify(await data(), null, 1)], { type: "application/json" }), `${file}.json`);
     if (!seen) return;
     const vector = seen instanceof SVGSVGElement;
-    if (kind === "svg") return hand(new Blob([vector ? svgText(seen) : canvasSvg(seen)], { type: "image/svg+xml" }), `${file}.svg`);
+    if (kind === "svg")
+      return hand(new Blob([vector ? svgText(seen) : canvasSvg(seen)], { type: "image/svg+xml" }), `${file}.svg`);
     hand(await png(vector ? await drawn(seen) : seen), `${file}.png`);
   };
   const kinds = picture ? ["png", "svg", "json"] : ["json"];
-  const button = (/** @type {string} */ kind) => h("button", { class: "quiet", type: "button", onclick: () => save(kind), "data-keep": kind }, kind.toUpperCase());
-  return h("span", { class: "keepers", role: "group", "aria-label": t("keep") }, h("span", { class: "faint" }, t("keep")), kinds.map(button));
+  const button = (/** @type {string} */ kind) =>
+    h("button", { class: "quiet", type: "button", onclick: () => save(kind), "data-keep": kind }, kind.toUpperCase());
+  return h(
+    "span",
+    { class: "keepers", role: "group", "aria-label": t("keep") },
+    h("span", { class: "faint" }, t("keep")),
+    kinds.map(button),
+  );
 }

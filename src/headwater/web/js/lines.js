@@ -7,9 +7,13 @@ const WIDTH = 520;
 const FAINT = 0.02;
 
 /**
- * @param {{rows: string[], columns: string[], weights: Float32Array, width: number, hover?: (row: number | null) => void}} data
- * weights: rows × columns, row by row
+ * @typedef {object} Web
+ * @property {string[]} rows tokens that look
+ * @property {string[]} columns tokens that are looked at
+ * @property {Float32Array} weights rows × columns, row by row
+ * @property {number} width
  */
+/** @param {Web} data */
 export function lines(data) {
   const { rows, columns, weights } = data;
   const height = Math.max(rows.length, columns.length) * ROW + 12;
@@ -36,28 +40,50 @@ export function lines(data) {
       byColumn[c].push(path);
       web.append(path);
     }
-  const picture = s("svg", { viewBox: `0 0 ${wide} ${height}`, width: wide, height, class: "lines", role: "img", "font-family": css("--font"), "font-size": 13 });
+  const picture = s("svg", {
+    viewBox: `0 0 ${wide} ${height}`,
+    width: wide,
+    height,
+    class: "lines",
+    role: "img",
+    "font-family": css("--font"),
+    "font-size": 13,
+  });
   picture.append(web);
   const focus = (/** @type {SVGPathElement[] | null} */ mine) => {
     web.setAttribute("stroke-opacity", mine ? "0.15" : "1");
     web.querySelectorAll("path").forEach((p) => (p.style.opacity = mine && !mine.includes(p) ? "0.06" : ""));
   };
-  const side = (/** @type {string[]} */ labels, /** @type {number} */ x, /** @type {string} */ anchor, /** @type {SVGPathElement[][]} */ own, /** @type {boolean} */ isRow) =>
+  const side = (
+    /** @type {string[]} */ labels,
+    /** @type {number} */ x,
+    /** @type {string} */ anchor,
+    /** @type {SVGPathElement[][]} */ own,
+  ) =>
     labels.forEach((label, n) => {
-      const enter = () => {
-        focus(own[n]);
-        if (isRow) data.hover?.(n);
-      };
-      const leave = () => {
-        focus(null);
-        data.hover?.(null);
-      };
+      const enter = () => focus(own[n]);
+      const leave = () => focus(null);
       const shown = visible(label).length > 18 ? visible(label).slice(0, 17) + "…" : visible(label);
       picture.append(
-        s("text", { x, y: y(n), "text-anchor": anchor, "dominant-baseline": "central", fill: css("--ink"), tabindex: 0, onpointerenter: enter, onpointerleave: leave, onfocus: enter, onblur: leave }, shown),
+        s(
+          "text",
+          {
+            x,
+            y: y(n),
+            "text-anchor": anchor,
+            "dominant-baseline": "central",
+            fill: css("--ink"),
+            tabindex: 0,
+            onpointerenter: enter,
+            onpointerleave: leave,
+            onfocus: enter,
+            onblur: leave,
+          },
+          shown,
+        ),
       );
     });
-  side(rows, from - 8, "end", byRow, true);
-  side(columns, to + 8, "start", byColumn, false);
+  side(rows, from - 8, "end", byRow);
+  side(columns, to + 8, "start", byColumn);
   return picture;
 }

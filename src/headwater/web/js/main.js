@@ -23,7 +23,9 @@ import * as walk from "./views/walk.js";
  * @property {AbortSignal} signal ends when the view is left
  * @property {(changes: Record<string, any>, push?: boolean) => void} set
  */
-/** @typedef {{update?: (params: Record<string, string>) => boolean, theme?: () => void, destroy?: () => void}} Mounted */
+/**
+ * @typedef {{update?: (params: Record<string, string>) => boolean, theme?: () => void, destroy?: () => void}} Mounted
+ */
 /** @typedef {{mount: (root: HTMLElement, context: Context) => Promise<Mounted | void>, needs?: string}} View */
 
 /** @type {Record<string, View>} */
@@ -47,7 +49,12 @@ function frame() {
   const names = shelf.items.map((/** @type {any} */ item) => [item.name, item.name]);
   const current = params.model ?? params.run ?? "";
   const known = names.some((/** @type {string[]} */ n) => n[0] === current);
-  const models = select(known ? names : [["", t("choose")], ...names], current, (name) => go(view === "start" ? "attention" : view, { model: name }), t("model"));
+  const models = select(
+    known ? names : [["", t("choose")], ...names],
+    current,
+    (name) => go(view === "start" ? "attention" : view, { model: name }),
+    t("model"),
+  );
   models.id = "model";
   const other = language() === "zh" ? "en" : "zh";
   fill(
@@ -55,12 +62,32 @@ function frame() {
     h("a", { class: "brand", href: link("start", { model: params.model }) }, "Headwater"),
     models,
     h("span", { class: "grow" }),
-    h("button", { class: "quiet", id: "language", type: "button", lang: other === "zh" ? "zh-CN" : "en", onclick: () => speakIn(other) }, other === "zh" ? "中文" : "English"),
-    h("button", { class: "quiet", id: "theme", type: "button", onclick: turn }, t(theme() === "dark" ? "theme.light" : "theme.dark")),
+    h(
+      "button",
+      {
+        class: "quiet",
+        id: "language",
+        type: "button",
+        lang: other === "zh" ? "zh-CN" : "en",
+        onclick: () => speakIn(other),
+      },
+      other === "zh" ? "中文" : "English",
+    ),
+    h(
+      "button",
+      { class: "quiet", id: "theme", type: "button", onclick: turn },
+      t(theme() === "dark" ? "theme.light" : "theme.dark"),
+    ),
   );
   fill(
     nav,
-    Object.keys(VIEWS).map((name) => h("a", { href: link(name, { model: current }), "aria-current": name === view ? "page" : null }, t(`view.${name}`))),
+    Object.keys(VIEWS).map((name) =>
+      h(
+        "a",
+        { href: link(name, { model: current }), "aria-current": name === view ? "page" : null },
+        t(`view.${name}`),
+      ),
+    ),
   );
   const skip = document.getElementById("skip");
   if (skip) skip.textContent = t("skip");
@@ -101,12 +128,19 @@ async function render(anew = false) {
     const about = view.needs === "model" ? await theModel(params.model, leaving.signal) : null;
     if (leaving.signal.aborted) return;
     if (view.needs === "model" && !about) return go("start", {}, true);
-    const set = (/** @type {Record<string, any>} */ changes, push = false) => go(name, { ...here().params, ...changes }, !push);
+    const set = (/** @type {Record<string, any>} */ changes, push = false) =>
+      go(name, { ...here().params, ...changes }, !push);
     const mounted = await view.mount(root, { params, about, shelf, signal: leaving.signal, set });
     if (shown === mine) mine.mounted = mounted ?? {};
     else mounted?.destroy?.();
   } catch (error) {
-    if (!leaving.signal.aborted) fill(root, h("h1", {}, t(`view.${name}`)), trouble(error), h("p", {}, h("a", { href: link("start") }, t("back.start"))));
+    if (!leaving.signal.aborted)
+      fill(
+        root,
+        h("h1", {}, t(`view.${name}`)),
+        trouble(error),
+        h("p", {}, h("a", { href: link("start") }, t("back.start"))),
+      );
   } finally {
     root.dataset.ready = "yes";
   }

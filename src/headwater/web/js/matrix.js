@@ -16,7 +16,12 @@ import { number } from "./words.js";
  * @property {(row: number, column: number) => boolean} [marked] cells with a frame
  */
 
-/** Bytes of a matrix: see as_bytes on the server. @param {(number | null)[][]} values @param {boolean} signed @param {number} power */
+/**
+ * Bytes of a matrix: see as_bytes on the server.
+ * @param {(number | null)[][]} values
+ * @param {boolean} signed
+ * @param {number} power
+ */
 export function asBytes(values, signed = false, power = 1) {
   const flat = values.flat().map((v) => v ?? 0);
   const most = Math.max(...flat.map(Math.abs), 0);
@@ -50,14 +55,16 @@ export function matrix(values, look) {
   const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
   pen.scale(ratio, ratio);
   pen.imageSmoothingEnabled = false;
-  if (rows && columns) pen.drawImage(painted(bytes, columns, rows, look.signed), left, top, columns * cell, rows * cell);
+  if (rows && columns)
+    pen.drawImage(painted(bytes, columns, rows, look.signed), left, top, columns * cell, rows * cell);
   labels(pen, look, { left, top, cell });
   if (look.numbers) numbers(pen, values, bytes, look, { left, top, cell });
   frames(pen, look, { left, top, cell, rows, columns });
   canvas.addEventListener("pointermove", (event) => {
     const [r, c] = [Math.floor((event.offsetY - top) / cell), Math.floor((event.offsetX - left) / cell)];
     const inside = r >= 0 && c >= 0 && r < rows && c < columns;
-    const name = (/** @type {string[] | undefined} */ names, /** @type {number} */ n) => (names ? visible(names[n] ?? "") : String(n));
+    const name = (/** @type {string[] | undefined} */ names, /** @type {number} */ n) =>
+      names ? visible(names[n] ?? "") : String(n);
     said.textContent = inside ? `${name(look.rows, r)} · ${name(look.columns, c)}: ${number(values[r][c])}` : "\u00a0";
   });
   canvas.addEventListener("pointerleave", () => (said.textContent = "\u00a0"));
@@ -78,7 +85,10 @@ function labels(pen, look, at) {
   pen.fillStyle = css("--soft");
   pen.textBaseline = "middle";
   pen.textAlign = "right";
-  if (at.cell >= 10) look.rows?.forEach((label, r) => pen.fillText(cut(pen, label, at.left - 8), at.left - 6, at.top + (r + 0.5) * at.cell));
+  if (at.cell >= 10)
+    look.rows?.forEach((label, r) =>
+      pen.fillText(cut(pen, label, at.left - 8), at.left - 6, at.top + (r + 0.5) * at.cell),
+    );
   pen.textAlign = "left";
   if (at.cell >= 10)
     look.columns?.forEach((label, c) => {
@@ -97,7 +107,13 @@ function cut(pen, label, room) {
   return shown;
 }
 
-/** @param {CanvasRenderingContext2D} pen @param {(number | null)[][]} values @param {Uint8Array} bytes @param {Look} look @param {{left: number, top: number, cell: number}} at */
+/**
+ * @param {CanvasRenderingContext2D} pen
+ * @param {(number | null)[][]} values
+ * @param {Uint8Array} bytes
+ * @param {Look} look
+ * @param {{left: number, top: number, cell: number}} at
+ */
 function numbers(pen, values, bytes, look, at) {
   pen.font = `${Math.min(11, at.cell / 3.4)}px ${css("--mono")}`;
   pen.textAlign = "center";
@@ -111,19 +127,34 @@ function numbers(pen, values, bytes, look, at) {
   );
 }
 
-/** @param {CanvasRenderingContext2D} pen @param {Look} look @param {{left: number, top: number, cell: number, rows: number, columns: number}} at */
+/**
+ * @param {CanvasRenderingContext2D} pen
+ * @param {Look} look
+ * @param {{left: number, top: number, cell: number, rows: number, columns: number}} at
+ */
 function frames(pen, look, at) {
   if (!look.marked) return;
   pen.strokeStyle = css("--bad");
   pen.lineWidth = 2;
   for (let r = 0; r < at.rows; r++)
     for (let c = 0; c < at.columns; c++)
-      if (look.marked(r, c)) pen.strokeRect(at.left + c * at.cell + 1, at.top + r * at.cell + 1, at.cell - 2, at.cell - 2);
+      if (look.marked(r, c))
+        pen.strokeRect(at.left + c * at.cell + 1, at.top + r * at.cell + 1, at.cell - 2, at.cell - 2);
 }
 
-/** The scale of a heat map: a strip of the ramp with its ends named. @param {string} low @param {string} high @param {boolean} [signed] */
+/**
+ * The scale of a heat map: a strip of the ramp with its ends named.
+ * @param {string} low
+ * @param {string} high
+ * @param {boolean} [signed]
+ */
 export function scale(low, high, signed = false) {
-  const strip = painted(Uint8Array.from({ length: 256 }, (_, n) => n), 256, 1, signed);
+  const strip = painted(
+    Uint8Array.from({ length: 256 }, (_, n) => n),
+    256,
+    1,
+    signed,
+  );
   strip.className = "ramp";
   colours(signed);
   return h("span", { class: "legend" }, low, strip, high);

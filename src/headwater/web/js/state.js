@@ -1,4 +1,4 @@
-// Where the page is: #/attention?model=…&text=…  All a view shows is in its address, so it can be linked and gone back to.
+// Where the page is: #/attention?model=…&text=…  All a view shows is in its address, to be linked and gone back to.
 // @ts-check
 
 /** @typedef {{view: string, params: Record<string, string>}} Place */

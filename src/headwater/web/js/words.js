@@ -29,7 +29,11 @@ export function knows(key) {
   return key in messages;
 }
 
-/** The word for a name that the server gives; the name itself where the page has no word for it. @param {string} group @param {string} name */
+/**
+ * The word for a name that the server gives; the name itself where the page has no word for it.
+ * @param {string} group
+ * @param {string} name
+ */
 export function word(group, name) {
   const key = `${group}.${name}`;
   return knows(key) ? t(key) : name;
@@ -55,7 +59,9 @@ export function bytes(n) {
 /** A share as per cent, precise where it is small. @param {number} p */
 export function percent(p) {
   const x = 100 * p;
-  return (x >= 10 ? x.toFixed(1) : x >= 0.1 ? x.toFixed(2) : x === 0 ? "0" : x < 0.001 ? "<0.001" : x.toFixed(3)) + " %";
+  return (
+    (x >= 10 ? x.toFixed(1) : x >= 0.1 ? x.toFixed(2) : x === 0 ? "0" : x < 0.001 ? "<0.001" : x.toFixed(3)) + " %"
+  );
 }
 
 /** A number in the fewest telling digits. @param {number | null} x */

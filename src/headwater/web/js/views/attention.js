@@ -1,7 +1,6 @@
-// Attention: thumbnails of every layer and head, one of them large, as a heat map or as lines, with what each head does.
+// Attention: thumbnails of every layer and head, one of them large as a heat map or as lines, and what each head does.
 // @ts-check
 import { bytes, post } from "../api.js";
-import { painted } from "../colour.js";
 import { fill, h, visible } from "../dom.js";
 import { HeatMap } from "../heatmap.js";
 import { keepers } from "../keep.js";
@@ -10,11 +9,11 @@ import { scale } from "../matrix.js";
 import { card, choice, heading, working } from "../parts.js";
 import { asked } from "../state.js";
 import { number, t, word } from "../words.js";
+import { headTable, markChosen, thumbGrid } from "./heads.js";
 import { textForm } from "./text.js";
 
 export const needs = "model";
 const WINDOW = 60;
-const SHOWN = ["self", "previous", "next", "first", "entropy", "distance", "peak"];
 
 /** @param {HTMLElement} root @param {import("../main.js").Context} context */
 export async function mount(root, context) {
@@ -66,7 +65,11 @@ class Seen {
     this.said = h("p", { class: "said big", "aria-live": "polite" }, "\u00a0");
     this.table = h("div", {});
     this.page = [
-      card(null, this.bar, h("div", { class: "split" }, this.grid, h("div", { class: "stage" }, this.large, this.said))),
+      card(
+        null,
+        this.bar,
+        h("div", { class: "split" }, this.grid, h("div", { class: "stage" }, this.large, this.said)),
+      ),
       card(t("attention.heads"), h("p", { class: "faint" }, t("attention.heads.lead")), this.table),
     ];
     /** @type {Map<string, Promise<Float32Array>>} */
@@ -90,7 +93,11 @@ class Seen {
     return [rows, kind === "decoder.cross_attn" ? source : rows];
   }
 
-  /** Of cross-attention a row is the token that was read and the one that was then written. @param {import("../parts.js").Token} token @param {number} n */
+  /**
+   * Of cross-attention a row is the token that was read and the one that was then written.
+   * @param {import("../parts.js").Token} token
+   * @param {number} n
+   */
   label(token, n) {
     const written = this.now.kind === "decoder.cross_attn" ? this.trace.follows[n] : null;
     return written ? `${token.label} → ${written.label}` : token.label;
@@ -100,7 +107,8 @@ class Seen {
   choose(params) {
     const kind = this.kinds.includes(params.kind) ? params.kind : this.kinds[this.kinds.length - 1];
     const { layers, heads } = this.trace.kinds[kind];
-    const inside = (/** @type {string | undefined} */ v, /** @type {number} */ low, /** @type {number} */ most) => Math.max(low, Math.min(most, Number(v ?? 0) || 0));
+    const inside = (/** @type {string | undefined} */ v, /** @type {number} */ low, /** @type {number} */ most) =>
+      Math.max(low, Math.min(most, Number(v ?? 0) || 0));
     const next = {
       kind,
       layer: inside(params.layer, 0, layers - 1),
@@ -124,15 +132,46 @@ class Seen {
   drawBar() {
     const { kind, how, power, head } = this.now;
     const kinds = this.kinds.map((k) => /** @type {[string, string]} */ ([k, word("kind", k)]));
-    const heads = /** @type {[string, string][]} */ ([["one", t("head.one")], ["mean", t("head.mean")], ["max", t("head.max")]]);
+    const heads = /** @type {[string, string][]} */ ([
+      ["one", t("head.one")],
+      ["mean", t("head.mean")],
+      ["max", t("head.max")],
+    ]);
     fill(
       this.bar,
-      kinds.length > 1 ? choice(kinds, kind, (k) => this.set({ kind: k, layer: 0, head: 0 }), t("attention.kind")) : null,
-      choice([["map", t("how.map")], ["lines", t("how.lines")]], how, (v) => this.set({ how: v }), t("attention.how")),
-      choice(heads, head === -1 ? "mean" : head === -2 ? "max" : "one", (v) => this.set({ head: v === "one" ? 0 : v }), t("attention.average")),
-      choice([["root", t("scale.root")], ["linear", t("scale.linear")]], power === 1 ? "linear" : "root", (v) => this.set({ scale: v }), t("attention.scale")),
+      kinds.length > 1
+        ? choice(kinds, kind, (k) => this.set({ kind: k, layer: 0, head: 0 }), t("attention.kind"))
+        : null,
+      choice(
+        [
+          ["map", t("how.map")],
+          ["lines", t("how.lines")],
+        ],
+        how,
+        (v) => this.set({ how: v }),
+        t("attention.how"),
+      ),
+      choice(
+        heads,
+        head === -1 ? "mean" : head === -2 ? "max" : "one",
+        (v) => this.set({ head: v === "one" ? 0 : v }),
+        t("attention.average"),
+      ),
+      choice(
+        [
+          ["root", t("scale.root")],
+          ["linear", t("scale.linear")],
+        ],
+        power === 1 ? "linear" : "root",
+        (v) => this.set({ scale: v }),
+        t("attention.scale"),
+      ),
       h("span", { class: "grow" }),
-      keepers(`attention-${this.context.params.model}-${kind}-${this.now.layer}-${head}`, () => this.large.querySelector("canvas.heat, svg.lines"), () => this.data()),
+      keepers(
+        `attention-${this.context.params.model}-${kind}-${this.now.layer}-${head}`,
+        () => this.large.querySelector("canvas.heat, svg.lines"),
+        () => this.data(),
+      ),
     );
   }
 
@@ -140,48 +179,19 @@ class Seen {
 
   async drawGrid() {
     const { kind } = this.now;
-    const { layers, heads, thumb, patterns } = this.trace.kinds[kind];
+    const facts = this.trace.kinds[kind];
+    const pick = (/** @type {number} */ layer, /** @type {number} */ head) => this.set({ layer, head });
+    fill(this.table, headTable(facts, pick));
     fill(this.grid, h("p", { class: "faint" }, t("attention.grid")));
-    const atlas = new Uint8Array(await bytes("thumbs", { trace: this.trace.trace, kind }, this.context.signal).catch(() => new ArrayBuffer(0)));
-    if (kind !== this.now.kind || !atlas.length) return;
-    const [tall, wide] = thumb;
-    const table = h("div", { class: "thumbs", role: "group", "aria-label": t("attention.grid"), style: { "grid-template-columns": `2.2em repeat(${heads}, minmax(14px, 46px))` } });
-    for (let layer = 0; layer < layers; layer++) {
-      table.append(h("span", { class: "faint" }, `${layer}`));
-      for (let head = 0; head < heads; head++) {
-        const at = (layer * heads + head) * tall * wide;
-        const small = painted(atlas.subarray(at, at + tall * wide), wide, tall);
-        const does = word("does", patterns[layer][head].does);
-        table.append(h("button", { type: "button", class: "thumb", "data-at": `${layer}.${head}`, title: `${layer}.${head}: ${does}`, "aria-label": `${t("layer")} ${layer}, ${t("head")} ${head}: ${does}`, onclick: () => this.set({ layer, head }) }, small));
-      }
-    }
-    fill(this.grid, h("p", { class: "faint" }, t("attention.grid.how")), h("div", { class: "scroll" }, table));
+    const atlas = await bytes("thumbs", { trace: this.trace.trace, kind }, this.context.signal).catch(() => null);
+    if (kind !== this.now.kind || !atlas) return;
+    const grid = thumbGrid(facts, new Uint8Array(atlas), pick);
+    fill(this.grid, h("p", { class: "faint" }, t("attention.grid.how")), h("div", { class: "scroll" }, grid));
     this.mark();
-    this.drawTable();
   }
 
   mark() {
-    const at = `${this.now.layer}.${this.now.head}`;
-    this.grid.querySelectorAll(".thumb").forEach((thumb) => {
-      const on = /** @type {HTMLElement} */ (thumb).dataset.at === at;
-      thumb.setAttribute("aria-pressed", String(on));
-      const box = on ? thumb.closest(".scroll") : null;
-      if (box) box.scrollTop = Math.max(0, /** @type {HTMLElement} */ (thumb).offsetTop - /** @type {HTMLElement} */ (box).offsetTop - 200);
-    });
-    this.table.querySelectorAll("tr[data-at]").forEach((row) => row.classList.toggle("chosen", /** @type {HTMLElement} */ (row).dataset.at === at));
-  }
-
-  drawTable() {
-    const { layers, heads, patterns } = this.trace.kinds[this.now.kind];
-    const rows = [];
-    for (let layer = 0; layer < layers; layer++)
-      for (let head = 0; head < heads; head++) {
-        const p = patterns[layer][head];
-        const open = h("button", { type: "button", class: "quiet", onclick: () => this.set({ layer, head }) }, `${layer}.${head}`);
-        rows.push(h("tr", { "data-at": `${layer}.${head}` }, h("td", {}, open), h("td", {}, word("does", p.does)), SHOWN.map((name) => h("td", { class: "num" }, p[name] === null ? "–" : p[name].toFixed(name === "distance" ? 1 : 2)))));
-      }
-    fill(this.table, h("div", { class: "scroll tall" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, t("head")), h("th", {}, t("does")), SHOWN.map((name) => h("th", { class: "num", title: t(`measure.${name}.why`) }, t(`measure.${name}`))))), h("tbody", {}, rows))));
-    this.mark();
+    markChosen(this.grid, this.table, `${this.now.layer}.${this.now.head}`);
   }
 
   // ------------------------------------------------------------------------------------------------- the large one
@@ -205,8 +215,17 @@ class Seen {
     else {
       this.map?.destroy();
       const frame = h("div", { class: "map" });
-      const button = (/** @type {string} */ sign, /** @type {string} */ name, /** @type {() => void} */ f) => h("button", { type: "button", class: "quiet", "aria-label": name, title: name, onclick: f }, sign);
-      const zoom = h("div", { class: "row" }, h("span", { class: "legend-place" }), h("span", { class: "grow" }), button("−", t("zoom.out"), () => this.map?.zoom(1 / 1.6)), button("+", t("zoom.in"), () => this.map?.zoom(1.6)), button(t("zoom.fit"), t("zoom.fit"), () => this.map?.fit()));
+      const button = (/** @type {string} */ sign, /** @type {string} */ name, /** @type {() => void} */ f) =>
+        h("button", { type: "button", class: "quiet", "aria-label": name, title: name, onclick: f }, sign);
+      const zoom = h(
+        "div",
+        { class: "row" },
+        h("span", { class: "legend-place" }),
+        h("span", { class: "grow" }),
+        button("−", t("zoom.out"), () => this.map?.zoom(1 / 1.6)),
+        button("+", t("zoom.in"), () => this.map?.zoom(1.6)),
+        button(t("zoom.fit"), t("zoom.fit"), () => this.map?.fit()),
+      );
       fill(this.large, zoom, frame);
       this.map = new HeatMap(frame, source, { hover: (cell) => this.tell(cell), label: t("attention.title") });
       this.shownKind = kind;
@@ -220,7 +239,13 @@ class Seen {
   /** @param {any} now */
   tiles({ kind, layer, head, power }) {
     return async (/** @type {number} */ level, /** @type {number} */ row, /** @type {number} */ column) =>
-      new Uint8Array(await bytes("tile", { trace: this.trace.trace, kind, layer, head, level, row, column, power }, this.context.signal));
+      new Uint8Array(
+        await bytes(
+          "tile",
+          { trace: this.trace.trace, kind, layer, head, level, row, column, power },
+          this.context.signal,
+        ),
+      );
   }
 
   /** One row of exact weights. @param {number} row */
@@ -230,7 +255,11 @@ class Seen {
     const columns = this.sides(kind)[1].length;
     let held = this.rows.get(key);
     if (!held) {
-      held = bytes("block", { trace: this.trace.trace, kind, layer, head, rows: [row, row + 1], columns: [0, columns] }, this.context.signal).then((b) => new Float32Array(b));
+      held = bytes(
+        "block",
+        { trace: this.trace.trace, kind, layer, head, rows: [row, row + 1], columns: [0, columns] },
+        this.context.signal,
+      ).then((b) => new Float32Array(b));
       this.rows.set(key, held);
       if (this.rows.size > 400) this.rows.clear();
     }
@@ -248,22 +277,68 @@ class Seen {
     const [from, to] = [visible(rows[cell.row].text), visible(columns[cell.column].text)];
     const weights = await this.row(cell.row).catch(() => null);
     if (this.map?.cell?.row !== cell.row || this.map.cell.column !== cell.column || !weights) return;
-    this.said.textContent = t("attention.says", { from, to, i: cell.row, j: cell.column, weight: number(weights[cell.column]) });
+    this.said.textContent = t("attention.says", {
+      from,
+      to,
+      i: cell.row,
+      j: cell.column,
+      weight: number(weights[cell.column]),
+    });
   }
 
   async showLines() {
     const { kind, layer, head } = this.now;
     const [rows, columns] = this.sides(kind);
-    const first = Math.max(0, Math.min(Number(this.context.params.from ?? 0) || 0, Math.max(0, Math.max(rows.length, columns.length) - 2)));
+    const first = Math.max(
+      0,
+      Math.min(Number(this.context.params.from ?? 0) || 0, Math.max(0, Math.max(rows.length, columns.length) - 2)),
+    );
     const [r0, c0] = [Math.min(first, Math.max(0, rows.length - 1)), Math.min(first, Math.max(0, columns.length - 1))];
     const [r1, c1] = [Math.min(rows.length, r0 + WINDOW), Math.min(columns.length, c0 + WINDOW)];
-    const weights = new Float32Array(await bytes("block", { trace: this.trace.trace, kind, layer, head, rows: [r0, r1], columns: [c0, c1] }, this.context.signal));
+    const weights = new Float32Array(
+      await bytes(
+        "block",
+        { trace: this.trace.trace, kind, layer, head, rows: [r0, r1], columns: [c0, c1] },
+        this.context.signal,
+      ),
+    );
     if (this.now.how !== "lines") return;
     const label = (/** @type {any} */ x) => x.label;
-    const picture = lines({ rows: rows.slice(r0, r1).map((x, n) => this.label(x, r0 + n)), columns: columns.slice(c0, c1).map(label), weights, width: this.large.clientWidth });
+    const picture = lines({
+      rows: rows.slice(r0, r1).map((x, n) => this.label(x, r0 + n)),
+      columns: columns.slice(c0, c1).map(label),
+      weights,
+      width: this.large.clientWidth,
+    });
     const longest = Math.max(rows.length, columns.length);
-    const step = (/** @type {number} */ by) => h("button", { type: "button", class: "quiet", disabled: first + by < 0 || first + by >= longest, onclick: () => this.set({ from: first + by }) }, by < 0 ? "←" : "→");
-    fill(this.large, longest > WINDOW ? h("div", { class: "row" }, step(-WINDOW), h("span", { class: "faint" }, t("lines.part", { from: first, to: Math.min(longest, first + WINDOW), all: longest })), step(WINDOW)) : null, picture);
+    const step = (/** @type {number} */ by) =>
+      h(
+        "button",
+        {
+          type: "button",
+          class: "quiet",
+          disabled: first + by < 0 || first + by >= longest,
+          onclick: () => this.set({ from: first + by }),
+        },
+        by < 0 ? "←" : "→",
+      );
+    fill(
+      this.large,
+      longest > WINDOW
+        ? h(
+            "div",
+            { class: "row" },
+            step(-WINDOW),
+            h(
+              "span",
+              { class: "faint" },
+              t("lines.part", { from: first, to: Math.min(longest, first + WINDOW), all: longest }),
+            ),
+            step(WINDOW),
+          )
+        : null,
+      picture,
+    );
     this.large.dataset.drawn = `${kind} ${layer} ${head}`;
   }
 
@@ -271,8 +346,25 @@ class Seen {
   async data() {
     const { kind, layer, head } = this.now;
     const [rows, columns] = this.sides(kind).map((side) => side.slice(0, 256));
-    const weights = new Float32Array(await bytes("block", { trace: this.trace.trace, kind, layer, head, rows: [0, rows.length], columns: [0, columns.length] }));
+    const weights = new Float32Array(
+      await bytes("block", {
+        trace: this.trace.trace,
+        kind,
+        layer,
+        head,
+        rows: [0, rows.length],
+        columns: [0, columns.length],
+      }),
+    );
     const matrix = rows.map((_, r) => Array.from(weights.subarray(r * columns.length, (r + 1) * columns.length)));
-    return { model: this.context.params.model, kind, layer, head: head === -1 ? "mean" : head === -2 ? "max" : head, rows: rows.map((x) => x.text), columns: columns.map((x) => x.text), weights: matrix };
+    return {
+      model: this.context.params.model,
+      kind,
+      layer,
+      head: head === -1 ? "mean" : head === -2 ? "max" : head,
+      rows: rows.map((x) => x.text),
+      columns: columns.map((x) => x.text),
+      weights: matrix,
+    };
   }
 }

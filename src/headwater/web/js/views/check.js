@@ -22,7 +22,20 @@ export async function mount(root, { params, about, signal }) {
       return shown(report, params.model);
     });
   const large = about.parameters > 5e7;
-  fill(root, heading(t("check.title"), t("check.lead")), large ? h("p", {}, h("button", { type: "button", class: "main", id: "run-check", onclick: run }, t("check.run")), " ", h("span", { class: "faint" }, t("check.large"))) : null, place);
+  fill(
+    root,
+    heading(t("check.title"), t("check.lead")),
+    large
+      ? h(
+          "p",
+          {},
+          h("button", { type: "button", class: "main", id: "run-check", onclick: run }, t("check.run")),
+          " ",
+          h("span", { class: "faint" }, t("check.large")),
+        )
+      : null,
+    place,
+  );
   if (!large) await run();
 }
 
@@ -31,23 +44,71 @@ function shown(report, name) {
   const broken = report.verdicts.filter((/** @type {any} */ v) => v.state === "broken");
   const verdicts = report.verdicts.map((/** @type {any} */ v) => verdict(v));
   return [
-    h("p", { class: `verdict ${report.ok ? "good" : "bad"}`, role: "status" }, report.ok ? t("check.ok") : t("check.broken", { n: broken.length })),
-    h("div", { class: "two wide-left" }, card(t("check.laws"), h("ul", { class: "laws" }, verdicts)), sight(report, broken, name)),
+    h(
+      "p",
+      { class: `verdict ${report.ok ? "good" : "bad"}`, role: "status" },
+      report.ok ? t("check.ok") : t("check.broken", { n: broken.length }),
+    ),
+    h(
+      "div",
+      { class: "two wide-left" },
+      card(t("check.laws"), h("ul", { class: "laws" }, verdicts)),
+      sight(report, broken, name),
+    ),
   ];
 }
 
 /** @param {any} v */
 function verdict(v) {
   const what = word("law", v.law);
-  return h("li", { class: v.state, "data-law": v.law }, h("span", { class: "sign", "aria-label": t(`verdict.${v.state}`) }, MARKS[v.state]), h("div", {}, h("strong", {}, what), h("p", {}, v.says), v.module ? h("p", {}, h("code", {}, v.module)) : null, v.remedy ? h("p", {}, v.remedy) : null));
+  return h(
+    "li",
+    { class: v.state, "data-law": v.law },
+    h("span", { class: "sign", "aria-label": t(`verdict.${v.state}`) }, MARKS[v.state]),
+    h(
+      "div",
+      {},
+      h("strong", {}, what),
+      h("p", {}, v.says),
+      v.module ? h("p", {}, h("code", {}, v.module)) : null,
+      v.remedy ? h("p", {}, v.remedy) : null,
+    ),
+  );
 }
 
 /** @param {any} report @param {any[]} broken @param {string} name */
 function sight(report, broken, name) {
   const { moved, causal, late, length } = report.sight;
   const labels = Array.from({ length }, (_, n) => String(n));
-  const marks = new Set([...late, ...broken.filter((v) => v.key !== undefined && v.place !== undefined).map((v) => [v.place, v.key])].map((at) => at.join(",")));
-  const picture = matrix(moved, { rows: labels, columns: labels, power: 0.3, cell: 22, label: t("check.sight"), marked: (r, c) => marks.has(`${r},${c}`) });
+  const marks = new Set(
+    [...late, ...broken.filter((v) => v.key !== undefined && v.place !== undefined).map((v) => [v.place, v.key])].map(
+      (at) => at.join(","),
+    ),
+  );
+  const picture = matrix(moved, {
+    rows: labels,
+    columns: labels,
+    power: 0.3,
+    cell: 22,
+    label: t("check.sight"),
+    marked: (r, c) => marks.has(`${r},${c}`),
+  });
   const words = late.length ? t("check.leak", { n: late.length }) : causal ? t("check.triangle") : t("check.everyone");
-  return card(t("check.sight"), h("p", { class: "faint" }, t("check.sight.lead")), picture, h("p", { class: late.length ? "notice bad" : "notice" }, words), h("div", { class: "row" }, scale(t("check.still"), t("check.moved")), h("span", { class: "grow" }), keepers(`check-${name}`, () => picture.querySelector("canvas"), () => report)));
+  return card(
+    t("check.sight"),
+    h("p", { class: "faint" }, t("check.sight.lead")),
+    picture,
+    h("p", { class: late.length ? "notice bad" : "notice" }, words),
+    h(
+      "div",
+      { class: "row" },
+      scale(t("check.still"), t("check.moved")),
+      h("span", { class: "grow" }),
+      keepers(
+        `check-${name}`,
+        () => picture.querySelector("canvas"),
+        () => report,
+      ),
+    ),
+  );
 }

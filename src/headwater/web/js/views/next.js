@@ -1,13 +1,13 @@
-// Next token: step through generation, see what each chooser leaves, branch at any token; an encoder fills gaps instead.
+// Next token: step through generation, see what each chooser leaves, branch at any token.
 // @ts-check
 import { post } from "../api.js";
-import { colour, ink } from "../colour.js";
-import { calm, css, fill, h, s, visible } from "../dom.js";
+import { calm, fill, h, visible } from "../dom.js";
 import { keepers } from "../keep.js";
 import { bar, card, chips, heading, percent, slider, working } from "../parts.js";
 import { asked, packed } from "../state.js";
 import { t } from "../words.js";
 import { ready } from "./attention.js";
+import { barPicture, Gaps, lensTable } from "./gaps.js";
 import { textForm } from "./text.js";
 
 export const needs = "model";
@@ -18,7 +18,12 @@ export async function mount(root, context) {
   const { about } = context;
   const place = h("div", { class: "stack" });
   const gaps = about.shape === "encoder";
-  fill(root, heading(t("next.title"), t(gaps ? "next.lead.gaps" : "next.lead")), textForm(context, { target: false, go: gaps ? "next.fill" : "next.begin", more: { new: null, place: null } }), place);
+  fill(
+    root,
+    heading(t("next.title"), t(gaps ? "next.lead.gaps" : "next.lead")),
+    textForm(context, { target: false, go: gaps ? "next.fill" : "next.begin", more: { new: null, place: null } }),
+    place,
+  );
   if (!about.says_tokens) {
     fill(place, h("p", { class: "notice" }, t("next.none")));
     return;
@@ -61,7 +66,12 @@ class Steps {
   /** @param {Record<string, string>} params */
   settings(params) {
     const read = (/** @type {keyof typeof FIRST} */ name) => Number(params[name] ?? FIRST[name]);
-    return { temperature: read("temperature"), top_k: read("top_k"), top_p: read("top_p"), seed: Number(params.seed ?? 0) || 0 };
+    return {
+      temperature: read("temperature"),
+      top_k: read("top_k"),
+      top_p: read("top_p"),
+      seed: Number(params.seed ?? 0) || 0,
+    };
   }
 
   /** @param {Record<string, string>} params */
@@ -72,21 +82,76 @@ class Steps {
     const sliders = h(
       "div",
       { class: "sliders" },
-      slider(t("temperature"), { id: "temperature", value: now.temperature, min: 0.05, max: 2, step: 0.05, shown: (v) => v.toFixed(2), change: (v) => change("temperature", v) }),
-      slider("top-k", { id: "top_k", value: now.top_k, min: 0, max: 50, step: 1, shown: (v) => (v ? String(v) : off), change: (v) => change("top_k", v) }),
-      slider("top-p", { id: "top_p", value: now.top_p, min: 0.05, max: 1, step: 0.01, shown: (v) => (v < 1 ? v.toFixed(2) : off), change: (v) => change("top_p", v) }),
-      slider(t("seed"), { id: "seed", value: now.seed, min: 0, max: 99, step: 1, shown: (v) => String(v), change: (v) => change("seed", v) }),
+      slider(t("temperature"), {
+        id: "temperature",
+        value: now.temperature,
+        min: 0.05,
+        max: 2,
+        step: 0.05,
+        shown: (v) => v.toFixed(2),
+        change: (v) => change("temperature", v),
+      }),
+      slider("top-k", {
+        id: "top_k",
+        value: now.top_k,
+        min: 0,
+        max: 50,
+        step: 1,
+        shown: (v) => (v ? String(v) : off),
+        change: (v) => change("top_k", v),
+      }),
+      slider("top-p", {
+        id: "top_p",
+        value: now.top_p,
+        min: 0.05,
+        max: 1,
+        step: 0.01,
+        shown: (v) => (v < 1 ? v.toFixed(2) : off),
+        change: (v) => change("top_p", v),
+      }),
+      slider(t("seed"), {
+        id: "seed",
+        value: now.seed,
+        min: 0,
+        max: 99,
+        step: 1,
+        shown: (v) => String(v),
+        change: (v) => change("seed", v),
+      }),
     );
-    const button = (/** @type {string} */ key, /** @type {() => void} */ f, main = false) => h("button", { type: "button", class: main ? "main" : "", id: key.replace(".", "-"), onclick: f }, t(key));
+    const button = (/** @type {string} */ key, /** @type {() => void} */ f, main = false) =>
+      h("button", { type: "button", class: main ? "main" : "", id: key.replace(".", "-"), onclick: f }, t(key));
     return [
-      card(null, this.text, h("div", { class: "row" }, button("next.step", () => this.step(1), true), button("next.ten", () => this.step(10)), button("next.back", () => this.back()), h("span", { class: "grow" }), this.keep()), this.other),
-      h("div", { class: "two wide-left" }, card(t("next.bars"), h("p", { class: "faint" }, t("next.bars.lead")), this.bars), card(t("next.choosers"), sliders, h("p", { class: "faint" }, t("next.choosers.lead")))),
+      card(
+        null,
+        this.text,
+        h(
+          "div",
+          { class: "row" },
+          button("next.step", () => this.step(1), true),
+          button("next.ten", () => this.step(10)),
+          button("next.back", () => this.back()),
+          h("span", { class: "grow" }),
+          this.keep(),
+        ),
+        this.other,
+      ),
+      h(
+        "div",
+        { class: "two wide-left" },
+        card(t("next.bars"), h("p", { class: "faint" }, t("next.bars.lead")), this.bars),
+        card(t("next.choosers"), sliders, h("p", { class: "faint" }, t("next.choosers.lead"))),
+      ),
       card(t("lens"), h("p", { class: "faint" }, t("lens.lead")), this.lens),
     ];
   }
 
   keep() {
-    return keepers(`next-${this.context.params.model}`, () => (this.data ? barPicture(this.data.rows) : null), () => ({ model: this.context.params.model, ...this.data }));
+    return keepers(
+      `next-${this.context.params.model}`,
+      () => (this.data ? barPicture(this.data.rows) : null),
+      () => ({ model: this.context.params.model, ...this.data }),
+    );
   }
 
   body() {
@@ -109,7 +174,9 @@ class Steps {
     if (moved && this.data && this.lensOf !== this.key()) {
       this.lensOf = this.key();
       fill(this.lens);
-      await working(this.lens, signal, async () => lensTable(await post("lens", { ...asked(this.context.params), places: 8 }, signal)));
+      await working(this.lens, signal, async () =>
+        lensTable(await post("lens", { ...asked(this.context.params), places: 8 }, signal)),
+      );
     }
   }
 
@@ -153,88 +220,99 @@ class Steps {
 
   drawText() {
     const { tokens, shares } = this.data;
-    const shade = shares.map((/** @type {number | null} */ p) => (p === null ? null : Math.min(1, -Math.log(Math.max(p, 1e-9)) / 12)));
-    const title = (/** @type {number} */ n) => `${tokens[n].id}` + (shares[n] === null ? "" : ` · ${percent(shares[n])}`);
+    const shade = shares.map((/** @type {number | null} */ p) =>
+      p === null ? null : Math.min(1, -Math.log(Math.max(p, 1e-9)) / 12),
+    );
+    const title = (/** @type {number} */ n) =>
+      `${tokens[n].id}` + (shares[n] === null ? "" : ` · ${percent(shares[n])}`);
     const first = tokens.length - this.said;
     const cut = (/** @type {number} */ n) => (n >= first ? this.go(this.ids().slice(0, n), n - first) : undefined);
-    fill(this.text, this.data.source.length ? h("p", { class: "faint" }, t("text.source"), ": ", this.data.source.map((/** @type {any} */ x) => x.text).join("")) : null, chips(tokens, { shade, title, pick: this.said ? cut : undefined }), h("p", { class: "faint" }, this.data.ends ? t("next.ends") : t("next.shade")));
+    fill(
+      this.text,
+      this.data.source.length
+        ? h(
+            "p",
+            { class: "faint" },
+            t("text.source"),
+            ": ",
+            this.data.source.map((/** @type {any} */ x) => x.text).join(""),
+          )
+        : null,
+      chips(tokens, { shade, title, pick: this.said ? cut : undefined }),
+      h("p", { class: "faint" }, this.data.ends ? t("next.ends") : t("next.shade")),
+    );
     const now = packed(this.ids());
     const others = [...this.branches].filter(([key]) => key !== now).slice(-6);
-    fill(this.other, others.length ? h("details", {}, h("summary", {}, t("next.branches", { n: others.length })), h("ul", { class: "names" }, others.map(([key, text]) => h("li", {}, h("button", { type: "button", class: "quiet", onclick: () => this.context.set({ ids: key, new: Math.max(0, key.split(".").length - first) }, true) }, "…" + visible(text.slice(-60))))))) : null);
+    fill(
+      this.other,
+      others.length
+        ? h(
+            "details",
+            {},
+            h("summary", {}, t("next.branches", { n: others.length })),
+            h(
+              "ul",
+              { class: "names" },
+              others.map(([key, text]) =>
+                h(
+                  "li",
+                  {},
+                  h(
+                    "button",
+                    {
+                      type: "button",
+                      class: "quiet",
+                      onclick: () =>
+                        this.context.set({ ids: key, new: Math.max(0, key.split(".").length - first) }, true),
+                    },
+                    "…" + visible(text.slice(-60)),
+                  ),
+                ),
+              ),
+            ),
+          )
+        : null,
+    );
   }
 
   drawBars() {
     const { rows, stages, left, token } = this.data;
     const last = stages.length - 1;
     const most = Math.max(...rows.map((/** @type {any} */ r) => Math.max(r.shares[0], r.shares[last])));
-    const names = h("p", { class: "faint" }, stages.map((/** @type {string} */ by, /** @type {number} */ n) => h("span", { class: "stage-name" }, `${n ? by : t("the.model")} (${left[n]})`, n < last ? " → " : "")));
+    const names = h(
+      "p",
+      { class: "faint" },
+      stages.map((/** @type {string} */ by, /** @type {number} */ n) =>
+        h("span", { class: "stage-name" }, `${n ? by : t("the.model")} (${left[n]})`, n < last ? " → " : ""),
+      ),
+    );
     return [
       names,
       h(
         "ol",
         { class: "candidates" },
         rows.map((/** @type {any} */ row) =>
-          h("li", { class: row.id === token ? "chosen" : "" }, h("button", { type: "button", "data-id": row.id, "data-before": row.shares[0], "data-after": row.shares[last], title: t("next.take"), onclick: () => this.go([...this.ids(), row.id], this.said + 1) }, h("span", { class: "word" }, visible(row.text)), bar(row.shares[last], most, row.shares[0]), h("span", { class: "num" }, percent(row.shares[0])), h("span", { class: "num strong" }, percent(row.shares[last])))),
+          h(
+            "li",
+            { class: row.id === token ? "chosen" : "" },
+            h(
+              "button",
+              {
+                type: "button",
+                "data-id": row.id,
+                "data-before": row.shares[0],
+                "data-after": row.shares[last],
+                title: t("next.take"),
+                onclick: () => this.go([...this.ids(), row.id], this.said + 1),
+              },
+              h("span", { class: "word" }, visible(row.text)),
+              bar(row.shares[last], most, row.shares[0]),
+              h("span", { class: "num" }, percent(row.shares[0])),
+              h("span", { class: "num strong" }, percent(row.shares[last])),
+            ),
+          ),
         ),
       ),
     ];
   }
-}
-
-class Gaps {
-  /** @param {HTMLElement} place @param {import("../main.js").Context} context */
-  constructor(place, context) {
-    this.place = place;
-    this.context = context;
-  }
-
-  /** @param {Record<string, string>} params */
-  async show(params) {
-    if (!ready(this.context)) return fill(this.place, h("p", { class: "notice" }, t("text.give")));
-    await working(this.place, this.context.signal, async () => {
-      const body = asked(params);
-      const all = await post("tokens", body, this.context.signal);
-      const place = Math.min(Number(params.place ?? Math.floor(all.tokens.length / 2)) || 0, all.tokens.length - 1);
-      const data = await post("hidden", { ...body, place }, this.context.signal);
-      const most = Math.max(...data.rows.map((/** @type {any} */ r) => r.shares[0]));
-      const rows = data.rows.map((/** @type {any} */ row) => h("li", { class: row.id === data.was.id ? "chosen" : "" }, h("span", { class: "plain-row", "data-id": row.id, "data-after": row.shares[0] }, h("span", { class: "word" }, visible(row.text)), bar(row.shares[0], most), h("span", { class: "num strong" }, percent(row.shares[0])))));
-      const lens = await post("lens", { ...body, places: 8 }, this.context.signal);
-      return [
-        card(null, h("p", { class: "faint" }, t("next.hide")), chips(all.tokens, { chosen: place, pick: (n) => this.context.set({ place: n }) }), data.masked ? null : h("p", { class: "notice" }, t("next.nomask")), h("div", { class: "row" }, h("span", { class: "grow" }), keepers(`gap-${params.model}`, () => barPicture(data.rows), () => data))),
-        card(t("next.gap", { word: visible(data.was.text) }), h("ol", { class: "candidates" }, rows)),
-        card(t("lens"), h("p", { class: "faint" }, t("lens.lead")), lensTable(lens)),
-      ];
-    });
-  }
-}
-
-/** The candidates as a picture that can be kept. @param {any[]} rows */
-function barPicture(rows) {
-  const [tall, wide] = [22, 560];
-  const most = Math.max(...rows.flatMap((row) => [row.shares[0], row.shares.at(-1)]), 1e-9);
-  const picture = s("svg", { viewBox: `0 0 ${wide} ${rows.length * tall + 8}`, width: wide, height: rows.length * tall + 8, "font-family": css("--font"), "font-size": 13 });
-  rows.forEach((row, n) => {
-    const y = n * tall + 4;
-    const bar_ = (/** @type {number} */ share, /** @type {number} */ inset, /** @type {string} */ opacity) => s("rect", { x: 130, y: y + inset, width: (300 * share) / most, height: tall - 4 - 2 * inset, fill: css("--accent"), "fill-opacity": opacity, rx: 2 });
-    picture.append(s("text", { x: 120, y: y + 14, "text-anchor": "end", fill: css("--ink") }, visible(row.text).slice(0, 16)), bar_(row.shares[0], 1, "0.25"), bar_(row.shares.at(-1), 5, "1"), s("text", { x: 450, y: y + 14, fill: css("--soft") }, percent(row.shares.at(-1))));
-  });
-  return picture;
-}
-
-/** What each layer would say at the last places. @param {any} data */
-export function lensTable(data) {
-  const head = h("tr", {}, h("th", {}, ""), data.tokens.map((/** @type {any} */ x) => h("th", {}, visible(x.label))));
-  const rows = data.cells.map((/** @type {any[][]} */ row, /** @type {number} */ layer) =>
-    h(
-      "tr",
-      {},
-      h("th", {}, layer ? `${t("layer")} ${layer - 1}` : t("embedding")),
-      row.map((cell) => {
-        const byte = 255 * cell[0].share * 0.9;
-        const title = cell.map((/** @type {any} */ x) => `${visible(x.text)}  ${percent(x.share)}`).join("\n");
-        return h("td", { class: "lens", title, style: { background: colour(byte), color: ink(byte) } }, visible(cell[0].label));
-      }),
-    ),
-  );
-  return h("div", { class: "scroll" }, h("table", { class: "lens-table" }, h("thead", {}, head), h("tbody", {}, rows.reverse())));
 }

@@ -15,7 +15,12 @@ export async function mount(root, context) {
   const { about, params } = context;
   const writes = about.says_tokens && about.shape !== "encoder";
   if (!writes && !about.labels.length) {
-    fill(root, heading(t("talk.title"), t("talk.lead")), h("p", { class: "notice" }, t("talk.none")), h("p", {}, h("a", { href: link("attention", { model: about.name }) }, t("view.attention"))));
+    fill(
+      root,
+      heading(t("talk.title"), t("talk.lead")),
+      h("p", { class: "notice" }, t("talk.none")),
+      h("p", {}, h("a", { href: link("attention", { model: about.name }) }, t("view.attention"))),
+    );
     return;
   }
   const way = !writes ? "labels" : about.shape === "both" ? "both" : about.chats ? "chat" : "goon";
@@ -43,10 +48,39 @@ class Conversation {
     const sliders = h(
       "div",
       { class: "sliders inline" },
-      slider(t("temperature"), { id: "talk-temperature", value: 0, min: 0, max: 2, step: 0.05, shown: (v) => (v ? v.toFixed(2) : greedy), change: (v) => (this.settings.temperature = v) }),
-      slider(t("talk.length"), { id: "talk-length", value: 64, min: 8, max: 256, step: 8, shown: String, change: (v) => (this.settings.tokens = v) }),
+      slider(t("temperature"), {
+        id: "talk-temperature",
+        value: 0,
+        min: 0,
+        max: 2,
+        step: 0.05,
+        shown: (v) => (v ? v.toFixed(2) : greedy),
+        change: (v) => (this.settings.temperature = v),
+      }),
+      slider(t("talk.length"), {
+        id: "talk-length",
+        value: 64,
+        min: 8,
+        max: 256,
+        step: 8,
+        shown: String,
+        change: (v) => (this.settings.tokens = v),
+      }),
     );
-    const form = h("form", { class: "card", onsubmit: (/** @type {Event} */ e) => (e.preventDefault(), this.send()) }, field(t(way === "both" ? "text.source" : "talk.say"), this.box), way === "labels" ? null : sliders, h("div", { class: "row" }, this.button, h("span", { class: "faint" }, t("talk.keys")), h("span", { class: "grow" }), keepers(`talk-${context.params.model}`, null, () => this.turns)));
+    const form = h(
+      "form",
+      { class: "card", onsubmit: (/** @type {Event} */ e) => (e.preventDefault(), this.send()) },
+      field(t(way === "both" ? "text.source" : "talk.say"), this.box),
+      way === "labels" ? null : sliders,
+      h(
+        "div",
+        { class: "row" },
+        this.button,
+        h("span", { class: "faint" }, t("talk.keys")),
+        h("span", { class: "grow" }),
+        keepers(`talk-${context.params.model}`, null, () => this.turns),
+      ),
+    );
     this.page = [this.list, form];
   }
 
@@ -70,13 +104,24 @@ class Conversation {
     else body.text = text;
     let whole = "";
     try {
-      await lines("talk", body, (line) => {
-        if (line.labels || line.tags) return this.labels(said, after, line);
-        if (line.done !== undefined) return this.done(text, whole, line, after);
-        whole += line.text;
-        const byte = 255 * Math.min(1, -Math.log(Math.max(line.share, 1e-9)) / 12);
-        said.append(h("span", { class: "bit", title: percent(line.share), style: { "border-color": colour(40 + byte * 0.8) } }, line.text));
-      }, running.signal);
+      await lines(
+        "talk",
+        body,
+        (line) => {
+          if (line.labels || line.tags) return this.labels(said, after, line);
+          if (line.done !== undefined) return this.done(text, whole, line, after);
+          whole += line.text;
+          const byte = 255 * Math.min(1, -Math.log(Math.max(line.share, 1e-9)) / 12);
+          said.append(
+            h(
+              "span",
+              { class: "bit", title: percent(line.share), style: { "border-color": colour(40 + byte * 0.8) } },
+              line.text,
+            ),
+          );
+        },
+        running.signal,
+      );
       this.box.value = this.way === "goon" ? text + whole : "";
     } catch (error) {
       if (!running.signal.aborted) turn.append(trouble(error));
@@ -91,19 +136,61 @@ class Conversation {
   done(text, whole, line, after) {
     if (this.way === "chat") this.messages.push({ role: "user", content: text }, { role: "assistant", content: whole });
     this.turns.push({ asked: text, said: whole, ...line });
-    after.append(h("a", { class: "door small", href: this.attention(line) }, t("talk.look")), h("span", { class: "faint" }, t("talk.why", { n: line.ids.length, why: word("stopped", line.done) })));
+    after.append(
+      h("a", { class: "door small", href: this.attention(line) }, t("talk.look")),
+      h("span", { class: "faint" }, t("talk.why", { n: line.ids.length, why: word("stopped", line.done) })),
+    );
   }
 
   /** @param {any} line */
   attention(line) {
     const both = line.source_ids?.length;
-    return link("attention", { model: this.context.params.model, ids: packed(line.ids), sids: both ? packed(line.source_ids) : null, kind: both ? "decoder.cross_attn" : null });
+    return link("attention", {
+      model: this.context.params.model,
+      ids: packed(line.ids),
+      sids: both ? packed(line.source_ids) : null,
+      kind: both ? "decoder.cross_attn" : null,
+    });
   }
 
   /** @param {HTMLElement} said @param {HTMLElement} after @param {any} line */
   labels(said, after, line) {
-    if (line.tags) fill(said, line.tags.map((/** @type {[string, number]} */ [name, p]) => h("span", { class: "chip", title: percent(p), style: { background: colour(255 * p * 0.6), color: ink(255 * p * 0.6) } }, visible(name))));
-    else fill(said, h("ol", { class: "candidates" }, line.labels.map((/** @type {[string, number]} */ [name, p]) => h("li", {}, h("span", { class: "plain-row" }, h("span", { class: "word" }, visible(name)), bar(p, 1), h("span", { class: "num strong" }, percent(p)))))));
+    if (line.tags)
+      fill(
+        said,
+        line.tags.map((/** @type {[string, number]} */ [name, p]) =>
+          h(
+            "span",
+            {
+              class: "chip",
+              title: percent(p),
+              style: { background: colour(255 * p * 0.6), color: ink(255 * p * 0.6) },
+            },
+            visible(name),
+          ),
+        ),
+      );
+    else
+      fill(
+        said,
+        h(
+          "ol",
+          { class: "candidates" },
+          line.labels.map((/** @type {[string, number]} */ [name, p]) =>
+            h(
+              "li",
+              {},
+              h(
+                "span",
+                { class: "plain-row" },
+                h("span", { class: "word" }, visible(name)),
+                bar(p, 1),
+                h("span", { class: "num strong" }, percent(p)),
+              ),
+            ),
+          ),
+        ),
+      );
     after.append(h("a", { class: "door small", href: this.attention(line) }, t("talk.look")));
   }
 }

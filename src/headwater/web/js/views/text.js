@@ -5,7 +5,10 @@ import { field, textarea } from "../parts.js";
 import { unpacked } from "../state.js";
 import { t } from "../words.js";
 
-/** @param {import("../main.js").Context} context @param {{target?: boolean, go?: string, more?: Record<string, any>}} [options] */
+/**
+ * @param {import("../main.js").Context} context
+ * @param {{target?: boolean, go?: string, more?: Record<string, any>}} [options]
+ */
 export function textForm({ params, about, set }, options = {}) {
   const two = about.shape === "both";
   const submit = () => {
@@ -15,17 +18,30 @@ export function textForm({ params, about, set }, options = {}) {
   const text = textarea(params.text ?? "", submit, { id: "text" });
   const source = textarea(params.source ?? "", submit, { id: "source" });
   const fields = two
-    ? [field(t("text.source"), source), options.target === false ? null : field(t("text.target"), text, t("text.target.note"))]
+    ? [
+        field(t("text.source"), source),
+        options.target === false ? null : field(t("text.target"), text, t("text.target.note")),
+      ]
     : [field(t("text"), text)];
   const ids = unpacked(params.ids);
   const examples = (two ? ["example.source", "example.source2"] : ["example.1", "example.2"]).map((key) =>
-    h("button", { type: "button", class: "quiet", onclick: () => ((two ? source : text).value = t(key), submit()) }, t(key)),
+    h(
+      "button",
+      { type: "button", class: "quiet", onclick: () => (((two ? source : text).value = t(key)), submit()) },
+      t(key),
+    ),
   );
   return h(
     "form",
     { class: "card text-form", onsubmit: (/** @type {Event} */ event) => (event.preventDefault(), submit()) },
     h("div", { class: two && options.target !== false ? "fields two" : "fields" }, fields),
     ids ? h("p", { class: "notice" }, t("text.ids", { n: ids.length })) : null,
-    h("div", { class: "row" }, h("button", { type: "submit", class: "main" }, t(options.go ?? "text.go")), h("span", { class: "faint" }, t("text.try")), examples),
+    h(
+      "div",
+      { class: "row" },
+      h("button", { type: "submit", class: "main" }, t(options.go ?? "text.go")),
+      h("span", { class: "faint" }, t("text.try")),
+      examples,
+    ),
   );
 }

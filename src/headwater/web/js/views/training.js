@@ -11,12 +11,29 @@ import { count, number, t, word } from "../words.js";
 import { state } from "./start.js";
 
 const POLL = 2000;
-const LEAVE_OUT = new Set(["line", "step", "split", "best", "time", "loss", "epoch", "lr", "grad_norm", "tokens_per_second", "applied", "note", "stopped", "seconds"]);
+const LEAVE_OUT = new Set([
+  "line",
+  "step",
+  "split",
+  "best",
+  "time",
+  "loss",
+  "epoch",
+  "lr",
+  "grad_norm",
+  "tokens_per_second",
+  "applied",
+  "note",
+  "stopped",
+  "seconds",
+]);
 
 /** @param {HTMLElement} root @param {import("../main.js").Context} context */
 export async function mount(root, context) {
   const { shelf, params } = context;
-  const runs = shelf.items.filter((/** @type {any} */ item) => item.kind === "run").map((/** @type {any} */ item) => item.name);
+  const runs = shelf.items
+    .filter((/** @type {any} */ item) => item.kind === "run")
+    .map((/** @type {any} */ item) => item.name);
   fill(root, heading(t("training.title"), t("training.lead")));
   if (!runs.length) {
     root.append(h("p", { class: "notice" }, t("training.none")), h("pre", {}, "headwater demo\nheadwater ui runs"));
@@ -61,8 +78,38 @@ class Run {
     this.scrub = new Scrub(context, name);
     const others = [["", t("training.alone")], ...runs.filter((r) => r !== name).map((r) => [r, r])];
     this.logs = h("span", {});
-    const bar = h("div", { class: "row" }, select(runs.map((r) => [r, r]), name, (r) => context.set({ run: r, beside: null, model: r }, true), t("training.run")), runs.length > 1 ? select(/** @type {[string, string][]} */ (others), context.params.beside ?? "", (r) => context.set({ beside: r || null }), t("training.beside")) : null, this.logs, this.status, h("span", { class: "grow" }), h("a", { href: link("attention", { model: name }) }, t("view.attention")), keepers(`run-${name}`, () => this.curves.querySelector("svg"), () => this.lines));
-    this.page = [card(null, bar, this.curves), card(t("training.samples"), h("p", { class: "faint" }, t("training.samples.lead")), this.samples), this.scrub.page];
+    const bar = h(
+      "div",
+      { class: "row" },
+      select(
+        runs.map((r) => [r, r]),
+        name,
+        (r) => context.set({ run: r, beside: null, model: r }, true),
+        t("training.run"),
+      ),
+      runs.length > 1
+        ? select(
+            /** @type {[string, string][]} */ (others),
+            context.params.beside ?? "",
+            (r) => context.set({ beside: r || null }),
+            t("training.beside"),
+          )
+        : null,
+      this.logs,
+      this.status,
+      h("span", { class: "grow" }),
+      h("a", { href: link("attention", { model: name }) }, t("view.attention")),
+      keepers(
+        `run-${name}`,
+        () => this.curves.querySelector("svg"),
+        () => this.lines,
+      ),
+    );
+    this.page = [
+      card(null, bar, this.curves),
+      card(t("training.samples"), h("p", { class: "faint" }, t("training.samples.lead")), this.samples),
+      this.scrub.page,
+    ];
   }
 
   async refresh() {
@@ -101,17 +148,57 @@ class Run {
   draw() {
     const train = this.lines.filter((line) => line.split === "train");
     const valid = this.lines.filter((line) => line.split === "valid");
-    const of = (/** @type {any[]} */ lines, /** @type {string} */ name) => lines.filter((x) => typeof x[name] === "number").map((x) => /** @type {[number, number]} */ ([x.step, x[name]]));
+    const of = (/** @type {any[]} */ lines, /** @type {string} */ name) =>
+      lines.filter((x) => typeof x[name] === "number").map((x) => /** @type {[number, number]} */ ([x.step, x[name]]));
     const log = this.context.params.log === "1";
-    fill(this.logs, choice([["0", t("scale.linear")], ["1", t("scale.log")]], log ? "1" : "0", (v) => this.context.set({ log: v === "1" ? 1 : null }), t("training.scale")));
-    const width = Math.max(300, Math.min(560, (this.curves.clientWidth || 560) / ((this.curves.clientWidth || 0) > 900 ? 2.1 : 1)));
-    const plot = (/** @type {string} */ title, /** @type {import("../chart.js").Curve[]} */ curves, scale = false) => (curves.some((c) => c.points.length) ? h("figure", {}, h("figcaption", {}, title), chart({ curves, width, log: scale, x: t("step"), y: title, label: title })) : null);
+    fill(
+      this.logs,
+      choice(
+        [
+          ["0", t("scale.linear")],
+          ["1", t("scale.log")],
+        ],
+        log ? "1" : "0",
+        (v) => this.context.set({ log: v === "1" ? 1 : null }),
+        t("training.scale"),
+      ),
+    );
+    const width = Math.max(
+      300,
+      Math.min(560, (this.curves.clientWidth || 560) / ((this.curves.clientWidth || 0) > 900 ? 2.1 : 1)),
+    );
+    const plot = (/** @type {string} */ title, /** @type {import("../chart.js").Curve[]} */ curves, scale = false) =>
+      curves.some((c) => c.points.length)
+        ? h(
+            "figure",
+            {},
+            h("figcaption", {}, title),
+            chart({ curves, width, log: scale, x: t("step"), y: title, label: title }),
+          )
+        : null;
     const loss = of(train, "loss");
     const [accent, warm, third] = [css("--accent"), css("--warm"), css("--third")];
     /** @type {import("../chart.js").Curve[]} */
-    const losses = [{ name: "", colour: accent, points: loss, faint: true }, { name: t("training.train"), colour: accent, points: smooth(loss, 0.9) }, { name: t("training.valid"), colour: warm, points: of(valid, "loss"), dots: true }];
-    if (this.beside) losses.push({ name: visible(this.besideName ?? ""), colour: third, points: smooth(of(this.beside.filter((x) => x.split === "train"), "loss"), 0.9) });
-    const scores = [...new Set(valid.flatMap((line) => Object.keys(line)))].filter((name) => !LEAVE_OUT.has(name) && valid.some((line) => typeof line[name] === "number"));
+    const losses = [
+      { name: "", colour: accent, points: loss, faint: true },
+      { name: t("training.train"), colour: accent, points: smooth(loss, 0.9) },
+      { name: t("training.valid"), colour: warm, points: of(valid, "loss"), dots: true },
+    ];
+    if (this.beside)
+      losses.push({
+        name: visible(this.besideName ?? ""),
+        colour: third,
+        points: smooth(
+          of(
+            this.beside.filter((x) => x.split === "train"),
+            "loss",
+          ),
+          0.9,
+        ),
+      });
+    const scores = [...new Set(valid.flatMap((line) => Object.keys(line)))].filter(
+      (name) => !LEAVE_OUT.has(name) && valid.some((line) => typeof line[name] === "number"),
+    );
     const norms = [...new Set(train.flatMap((line) => Object.keys(line.grad_norms ?? {})))].slice(0, 8);
     const hues = [accent, warm, third, css("--soft")];
     const notes = this.lines.filter((line) => line.note);
@@ -121,8 +208,28 @@ class Run {
       plot(t("training.loss"), losses, log),
       scores.map((name, n) => plot(name, [{ name, colour: hues[(n + 1) % 3], points: of(valid, name), dots: true }])),
       plot(t("training.lr"), [{ name: t("training.lr"), colour: third, points: of(train, "lr") }]),
-      plot(t("training.norm"), [{ name: t("training.norm"), colour: css("--soft"), points: of(train, "grad_norm"), faint: true }, { name: t("training.smooth"), colour: warm, points: smooth(of(train, "grad_norm"), 0.9) }, ...norms.map((name, n) => ({ name, colour: hues[n % 4], points: /** @type {[number, number][]} */ (train.filter((x) => x.grad_norms?.[name]).map((x) => [x.step, x.grad_norms[name]])) }))], true),
-      notes.length ? h("ul", { class: "notes" }, notes.slice(-5).map((line) => h("li", {}, `${t("step")} ${line.step}: ${line.note}`))) : null,
+      plot(
+        t("training.norm"),
+        [
+          { name: t("training.norm"), colour: css("--soft"), points: of(train, "grad_norm"), faint: true },
+          { name: t("training.smooth"), colour: warm, points: smooth(of(train, "grad_norm"), 0.9) },
+          ...norms.map((name, n) => ({
+            name,
+            colour: hues[n % 4],
+            points: /** @type {[number, number][]} */ (
+              train.filter((x) => x.grad_norms?.[name]).map((x) => [x.step, x.grad_norms[name]])
+            ),
+          })),
+        ],
+        true,
+      ),
+      notes.length
+        ? h(
+            "ul",
+            { class: "notes" },
+            notes.slice(-5).map((line) => h("li", {}, `${t("step")} ${line.step}: ${line.note}`)),
+          )
+        : null,
     );
     this.drawSamples();
   }
@@ -134,11 +241,47 @@ class Run {
     const first = names[0];
     const inputs = [...new Set(samples.map((/** @type {any} */ x) => text(x[first])))].slice(0, 12);
     const chosen = Number(this.context.params.sample ?? 0) || 0;
-    const mine = samples.filter((/** @type {any} */ x) => text(x[first]) === inputs[Math.min(chosen, inputs.length - 1)]);
+    const mine = samples.filter(
+      (/** @type {any} */ x) => text(x[first]) === inputs[Math.min(chosen, inputs.length - 1)],
+    );
     fill(
       this.samples,
-      select(inputs.map((input, n) => [String(n), visible(String(input)).slice(0, 90)]), String(chosen), (v) => this.context.set({ sample: v }), t("training.sample")),
-      h("div", { class: "scroll tall" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", { class: "num" }, t("step")), names.slice(1).map((name) => h("th", {}, name)))), h("tbody", {}, mine.reverse().map((/** @type {any} */ x) => h("tr", {}, h("td", { class: "num" }, count(x.step)), names.slice(1).map((name) => h("td", {}, text(x[name])))))))),
+      select(
+        inputs.map((input, n) => [String(n), visible(String(input)).slice(0, 90)]),
+        String(chosen),
+        (v) => this.context.set({ sample: v }),
+        t("training.sample"),
+      ),
+      h(
+        "div",
+        { class: "scroll tall" },
+        h(
+          "table",
+          {},
+          h(
+            "thead",
+            {},
+            h(
+              "tr",
+              {},
+              h("th", { class: "num" }, t("step")),
+              names.slice(1).map((name) => h("th", {}, name)),
+            ),
+          ),
+          h(
+            "tbody",
+            {},
+            mine.reverse().map((/** @type {any} */ x) =>
+              h(
+                "tr",
+                {},
+                h("td", { class: "num" }, count(x.step)),
+                names.slice(1).map((name) => h("td", {}, text(x[name]))),
+              ),
+            ),
+          ),
+        ),
+      ),
     );
   }
 }
@@ -164,35 +307,84 @@ class Scrub {
     this.kind = "";
     this.layer = 0;
     this.head = 0;
-    this.page = card(t("scrub.title"), h("p", { class: "faint" }, t("scrub.lead")), field(t("text"), this.box), this.rail, this.place);
+    this.page = card(
+      t("scrub.title"),
+      h("p", { class: "faint" }, t("scrub.lead")),
+      field(t("text"), this.box),
+      this.rail,
+      this.place,
+    );
   }
 
   /** @param {number[]} steps @param {any[]} samples */
   has(steps, samples) {
-    if (!this.box.value && samples.length) this.box.value = String(Object.entries(samples[0]).find(([k, v]) => k !== "step" && typeof v === "string")?.[1] ?? "");
+    if (!this.box.value && samples.length)
+      this.box.value = String(
+        Object.entries(samples[0]).find(([k, v]) => k !== "step" && typeof v === "string")?.[1] ?? "",
+      );
     if (steps.join() === this.steps.join()) return;
     this.steps = steps;
     if (!steps.length) return fill(this.rail, h("p", { class: "notice" }, t("scrub.none")));
     this.at = steps.length - 1;
-    const bar = slider(t("scrub.at"), { id: "scrub", value: this.at, min: 0, max: Math.max(0, steps.length - 1), step: 1, shown: (v) => `${t("step")} ${count(this.steps[v])}`, change: (v) => ((this.at = v), this.show()) });
-    fill(this.rail, bar, h("p", {}, h("button", { type: "button", id: "scrub-go", onclick: () => this.show() }, t("scrub.go"))));
+    const bar = slider(t("scrub.at"), {
+      id: "scrub",
+      value: this.at,
+      min: 0,
+      max: Math.max(0, steps.length - 1),
+      step: 1,
+      shown: (v) => `${t("step")} ${count(this.steps[v])}`,
+      change: (v) => ((this.at = v), this.show()),
+    });
+    fill(
+      this.rail,
+      bar,
+      h("p", {}, h("button", { type: "button", id: "scrub-go", onclick: () => this.show() }, t("scrub.go"))),
+    );
   }
 
   async show() {
     const model = await post("about", { model: this.run }, this.context.signal).catch(() => null);
     const two = model?.shape === "both";
-    const kind = this.kind || (two ? "decoder.cross_attn" : model?.shape === "encoder" ? "encoder.self_attn" : "decoder.self_attn");
+    const kind =
+      this.kind ||
+      (two ? "decoder.cross_attn" : model?.shape === "encoder" ? "encoder.self_attn" : "decoder.self_attn");
     await working(this.place, this.context.signal, async () => {
-      const body = { run: this.run, checkpoint: this.steps[this.at], kind, layer: this.layer, head: this.head, ...(two ? { source: this.box.value } : { text: this.box.value }) };
+      const body = {
+        run: this.run,
+        checkpoint: this.steps[this.at],
+        kind,
+        layer: this.layer,
+        head: this.head,
+        ...(two ? { source: this.box.value } : { text: this.box.value }),
+      };
       const data = await post("scrub", body, this.context.signal);
       const rows = kind.startsWith("encoder.") && data.source.length ? data.source : data.tokens;
       const columns = kind === "decoder.cross_attn" ? data.source : rows;
-      const numbers = (/** @type {number} */ n) => Array.from({ length: n }, (_, i) => /** @type {[string, string]} */ ([String(i), String(i)]));
+      const numbers = (/** @type {number} */ n) =>
+        Array.from({ length: n }, (_, i) => /** @type {[string, string]} */ ([String(i), String(i)]));
       const label = (/** @type {any} */ x) => x.label;
       return [
-        h("div", { class: "row" }, select(data.kinds.map((/** @type {string} */ k) => [k, word("kind", k)]), kind, (v) => ((this.kind = v), this.show()), t("attention.kind")), t("layer"), select(numbers(data.layers), String(this.layer), (v) => ((this.layer = Number(v)), this.show()), t("layer")), t("head"), select(numbers(data.heads), String(this.head), (v) => ((this.head = Number(v)), this.show()), t("head"))),
+        h(
+          "div",
+          { class: "row" },
+          select(
+            data.kinds.map((/** @type {string} */ k) => [k, word("kind", k)]),
+            kind,
+            (v) => ((this.kind = v), this.show()),
+            t("attention.kind"),
+          ),
+          t("layer"),
+          select(numbers(data.layers), String(this.layer), (v) => ((this.layer = Number(v)), this.show()), t("layer")),
+          t("head"),
+          select(numbers(data.heads), String(this.head), (v) => ((this.head = Number(v)), this.show()), t("head")),
+        ),
         data.said ? h("p", { class: "answer" }, `${t("step")} ${count(data.checkpoint)}: `, visible(data.said)) : null,
-        matrix(data.weights, { rows: rows.slice(0, 48).map(label), columns: columns.slice(0, 48).map(label), power: 0.5, label: t("scrub.title") }),
+        matrix(data.weights, {
+          rows: rows.slice(0, 48).map(label),
+          columns: columns.slice(0, 48).map(label),
+          power: 0.5,
+          label: t("scrub.title"),
+        }),
       ];
     });
     this.place.dataset.step = String(this.steps[this.at]);
