@@ -317,3 +317,21 @@ def test_it_is_ready_at_once(visit):
     one.settled()
     took = one.page.evaluate("performance.now() - performance.getEntriesByType('navigation')[0].responseEnd")
     assert took < 3000, "under a second on a quiet machine; others may be at work on this one"
+
+
+def test_a_live_run_grows_while_one_looks(visit, folders):
+    import time
+
+    evil = '<img src=x onerror="window.hit=1">'
+
+    def learn(step):
+        with (folders[evil] / "metrics.jsonl").open("a") as file:
+            line = {"step": step, "split": "train", "loss": 0.1, "lr": 1e-3, "grad_norm": 1.0, "time": time.time()}
+            file.write(json.dumps(line) + "\n")
+
+    learn(41)
+    page = visit().go("training", run=evil)
+    page.wait_for_function("() => document.querySelector('[role=status]').textContent.includes('step 41')")
+    learn(42)
+    page.wait_for_function("() => document.querySelector('[role=status]').textContent.includes('step 42')")
+    assert "running" in page.inner_text("[role=status]")

@@ -267,3 +267,25 @@ def test_a_model_that_is_deleted_meanwhile(tmp_path):
     answer = client.post("/api/about", json={"model": "m"})
     assert answer.status_code == 404 and "is gone now; put it back, or choose another" in answer.text
     assert str(tmp_path) not in answer.text
+
+
+@pytest.mark.parametrize("each_token", [False, True])
+def test_labels_are_those_of_the_head(each_token):
+    from headwater.core.heads import ClassHead, TokenHead
+    from headwater.core.shapes import encoder
+    from headwater.inspection.subjects import Subject
+    from headwater.serving.asking import Talk
+    from headwater.serving.shelf import Opened
+    from headwater.serving.talking import talk
+
+    loaded = made(SHAPES["encoder"])
+    head = TokenHead(3) if each_token else ClassHead(3)
+    loaded.model = encoder(len(loaded.tokenizer), head=head, d_model=32, heads=4, layers=1).build(seed=0).eval()
+    loaded.labels = ["one", "two", "<b>three"]
+    (said,) = talk(Opened(Item("x", "made"), (), Subject.of(loaded), loaded), Talk(model="x", text=TEXT))
+    with torch.no_grad():
+        shares = loaded.model(torch.tensor([said["ids"]]))[0].softmax(-1)
+    if each_token:
+        assert [name for name, _ in said["tags"]] == [loaded.labels[n] for n in shares.argmax(-1).tolist()]
+    else:
+        assert dict(said["labels"]) == pytest.approx(dict(zip(loaded.labels, shares.tolist(), strict=True)), abs=1e-6)

@@ -233,3 +233,20 @@ def test_a_talk_that_is_cut_off_frees_its_place(port):
     head = posting(port, "about", len(about), more="connection: close\r\n")
     assert b" 200 " in call(port, head + about, 20)
     assert time.monotonic() - began < 5
+
+
+def test_a_reader_that_does_not_read_is_cut_off():
+    """The transport says when its buffer is full and when it is empty again; between the two there is a deadline."""
+
+    async def scene(reads):
+        protocol, cut = Hurried.__new__(Hurried), []
+        protocol.loop = asyncio.get_running_loop()
+        protocol.transport = type("Transport", (), {"abort": lambda self: cut.append(1)})()
+        protocol.flow = type("Flow", (), {"pause_writing": lambda self: None, "resume_writing": lambda self: None})()
+        protocol.pause_writing()
+        if reads:
+            protocol.resume_writing()
+        await asyncio.sleep(0.7)
+        return bool(cut)
+
+    assert asyncio.run(scene(reads=False)) is True and asyncio.run(scene(reads=True)) is False

@@ -13,7 +13,7 @@ import { css, h, visible } from "./dom.js";
 
 export const TILE = 256;
 const GUTTER = 96;
-const LARGEST = 34;
+const LARGEST = 44;
 
 export class HeatMap {
   /**

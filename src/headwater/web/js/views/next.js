@@ -5,7 +5,7 @@ import { calm, fill, h, visible } from "../dom.js";
 import { keepers } from "../keep.js";
 import { bar, card, chips, heading, percent, slider, working } from "../parts.js";
 import { asked, packed } from "../state.js";
-import { t } from "../words.js";
+import { count, t } from "../words.js";
 import { ready } from "./attention.js";
 import { barPicture, Gaps, lensTable } from "./gaps.js";
 import { textForm } from "./text.js";
@@ -282,9 +282,10 @@ class Steps {
     const names = h(
       "p",
       { class: "faint" },
-      stages.map((/** @type {string} */ by, /** @type {number} */ n) =>
-        h("span", { class: "stage-name" }, `${n ? by : t("the.model")} (${left[n]})`, n < last ? " → " : ""),
-      ),
+      stages.flatMap((/** @type {string} */ by, /** @type {number} */ n) => [
+        h("span", { class: "stage-name" }, `${n ? by : t("the.model")} (${count(left[n])})`),
+        n < last ? " → " : "",
+      ]),
     );
     return [
       names,

@@ -163,10 +163,8 @@ class Run {
         t("training.scale"),
       ),
     );
-    const width = Math.max(
-      300,
-      Math.min(560, (this.curves.clientWidth || 560) / ((this.curves.clientWidth || 0) > 900 ? 2.1 : 1)),
-    );
+    const room = this.curves.clientWidth || 560;
+    const width = Math.max(300, Math.min(560, room > 700 ? room / 2 - 12 : room));
     const plot = (/** @type {string} */ title, /** @type {import("../chart.js").Curve[]} */ curves, scale = false) =>
       curves.some((c) => c.points.length)
         ? h(
