@@ -17,7 +17,7 @@ TSC     := $(VENV)/page/node_modules/.bin/tsc
 TYPESCRIPT := typescript@7.0.2
 
 # What `make demo` shows.
-DEMO    := $(BIN)/python -m headwater.reference --out runs/demo
+DEMO    := $(BIN)/headwater demo
 
 # A stamp is touched after each installation, so a second call installs nothing until one of these two files changes.
 PINNED  := pyproject.toml constraints.txt
@@ -26,7 +26,7 @@ PINNED  := pyproject.toml constraints.txt
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo      set up, then train a small Transformer and draw its attention"
+	@echo "make demo      set up, then train a Transformer that reads dates in eleven languages"
 	@echo "make test      set up, then run the tests (a few minutes on two cores)"
 	@echo "make test-all  the slow proofs too"
 	@echo "make lint      style and types, the page's too   make format   mend the style"

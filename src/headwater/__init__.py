@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from headwater.inspection.costs import count
     from headwater.inspection.gathering import inspect
     from headwater.inspection.watching import watch
+    from headwater.training.teaching import resume, train
 
 __version__ = "0.1.0"
 
@@ -45,8 +46,10 @@ HOMES = {
     "inspect": "headwater.inspection.gathering",
     "load": "headwater.families.loading",
     "preset": "headwater.core.presets",
+    "resume": "headwater.training.teaching",
     "save": "headwater.families.loading",
     "stream": "headwater.generation.ask",
+    "train": "headwater.training.teaching",
     "transformer": "headwater.core.shapes",
     "watch": "headwater.inspection.watching",
 }
@@ -70,8 +73,10 @@ __all__ = [
     "inspect",
     "load",
     "preset",
+    "resume",
     "save",
     "stream",
+    "train",
     "transformer",
     "watch",
 ]
