@@ -110,7 +110,7 @@ def test_the_number_under_the_pointer_is_the_weight(visit):
     page.focus("canvas.heat")
     for key in ["ArrowDown"] * 4 + ["ArrowRight"] * 2:
         page.keyboard.press(key)
-    page.wait_for_function("() => document.querySelector('.said.big').textContent.trim() !== ''")
+    page.wait_for_function("() => /\\(4\\) looks at .* \\(2\\):/.test(document.querySelector('.said.big').textContent)")
     weight = attention(made(SHAPES["decoder"]), TEXT).map("decoder.self_attn", 2).of(1)[4, 2]
     shown = page.inner_text(".said.big").split(": ")[-1]
     assert float(shown) == pytest.approx(float(weight), rel=6e-3, abs=1e-4)
