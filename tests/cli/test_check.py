@@ -96,7 +96,7 @@ def test_json_and_flags(checked, file):
         ("{file}:broken", 5, "it raised RuntimeError: no such layer"),
         ("{file}:number", 5, "it raised TypeError"),
         ("{file}x.py:Right", 6, "no such file"),
-        ("nonsense", 6, "must be the name of a preset or a file"),
+        ("nonsense", 6, "must be the name of a preset or a model"),
         ("gpt3", 2, "try a smaller one"),
         ("{file}:Right --only futur", 2, "did you mean 'future'?"),
         ("{file}:Right --length 2", 2, "length at least 4"),
