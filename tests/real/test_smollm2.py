@@ -79,3 +79,36 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base) / 1024)
 """
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=600)
     assert float(out.stdout) < 350
+
+
+def test_the_public_implementation_finds_the_text_as_likely(loaded, tmp_path):
+    """The file's weights, unpacked by the public gguf package and put into transformers' LLaMA, give our likelihood."""
+    import gguf as public
+    import transformers
+
+    config = transformers.LlamaConfig(**{k: v for k, v in loaded.config.items() if k != "model_type"})
+    config.tie_word_embeddings = True
+    model = transformers.LlamaForCausalLM(config).eval()
+    names = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj"}
+    names |= {"attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj"}
+    names |= {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+    state = {}
+    for tensor in public.GGUFReader(PATH).tensors:
+        value = torch.tensor(public.dequantize(tensor.data, tensor.tensor_type), dtype=torch.float32)
+        match tensor.name.split("."):
+            case ["token_embd", _]:
+                state["model.embed_tokens.weight"] = value
+            case ["output_norm", _]:
+                state["model.norm.weight"] = value
+            case ["blk", layer, name, _]:
+                heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(name)
+                if heads:  # pairs side by side in the file, two halves in transformers
+                    value = value.view(heads, -1, 2, value.shape[-1]).transpose(1, 2).reshape(value.shape)
+                state[f"model.layers.{layer}.{names[name]}.weight"] = value
+    model.load_state_dict(state, strict=False)
+    ids = torch.tensor(loaded.tokenizer.encode(TEXT))
+    with torch.inference_mode():
+        scores = model(ids[None]).logits[0]
+    ours, our_scores = likelihood(loaded)
+    assert F.cross_entropy(scores[:-1], ids[1:]).item() == pytest.approx(ours, rel=1e-4)
+    assert (scores - our_scores).abs().max() < 2e-3
