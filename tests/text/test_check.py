@@ -161,7 +161,7 @@ def test_panics_of_the_library_are_faults():
 
 @pytest.mark.parametrize(
     "pattern",
-    [*sorted(KNOWN), r"\d{1,3}(?=(?:\d{3})*\b)"[:9], r"[一-龥]+", r"\p{N}", r"(?i:'s|'t)|\s+", r"\s+$", r"[^\s]*)"[:-1]],
+    [*sorted(KNOWN), r"\d{1,3}(?", r"[一-龥]+", r"\p{N}", r"(?i:'s|'t)|\s+", r"\s+$", r"[^\s]*"],
 )
 def test_honest_patterns_pass(pattern):
     check_pattern(pattern, "x")

@@ -193,7 +193,7 @@ HOSTILE = {
     "NUL in name": (raw_file({"a\0": entry()}, bytes(8)), "no name of a tensor"),
     "right-to-left name": (raw_file({"a\u202e": entry()}, bytes(8)), "no name of a tensor"),
     "10 MB name": (raw_file({"a" * 10_000_000: entry()}, bytes(8)), "no name of a tensor"),
-    "unknown dtype": (raw_file({"a": entry("F33")}, bytes(8)), "is not known; known: BF16"),
+    "unknown dtype": (raw_file({"a": entry("F33")}, bytes(8)), "is not known; did you mean 'F32'"),
     "sub-byte dtype": (raw_file({"a": entry("F4")}, bytes(8)), "is not known"),
     "dtype a list": (raw_file({"a": entry(["F32"])}, bytes(8)), "is not known"),
     "negative shape": (raw_file({"a": entry(shape=(-2, -1))}, bytes(8)), "none negative"),
