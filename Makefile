@@ -22,7 +22,7 @@ DEMO    := $(BIN)/headwater demo
 # A stamp is touched after each installation, so a second call installs nothing until one of these two files changes.
 PINNED  := pyproject.toml constraints.txt
 
-.PHONY: bench demo test test-all lint format map models browser constraints clean help
+.PHONY: bench demo test test-again test-all lint format map models browser constraints clean help
 .DELETE_ON_ERROR:
 
 help:
@@ -39,6 +39,9 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-test
 	$(PYTEST) -m "not slow"
+
+test-again: $(VENV)/.installed-test
+	$(PYTEST) -m "not slow" --last-failed --last-failed-no-failures none
 
 test-all: $(VENV)/.installed-test
 	$(PYTEST)
