@@ -289,3 +289,15 @@ def test_labels_are_those_of_the_head(each_token):
         assert [name for name, _ in said["tags"]] == [loaded.labels[n] for n in shares.argmax(-1).tolist()]
     else:
         assert dict(said["labels"]) == pytest.approx(dict(zip(loaded.labels, shares.tolist(), strict=True)), abs=1e-6)
+
+
+def test_laws_may_be_asked_one_by_one(ask, client):
+    laws = ask("about", model=SHAPES["decoder"])["laws"]
+    parts = [ask("check", model=SHAPES["decoder"], only=[law]) for law in laws]
+    whole = ask("check", model=SHAPES["decoder"])
+    assert [(v["law"], v["state"]) for part in parts for v in part["verdicts"]] == [
+        (v["law"], v["state"]) for v in whole["verdicts"]
+    ]
+    assert [part["sight"] is not None for part in parts].count(True) == 1
+    unknown = client.post("/api/check", json={"model": SHAPES["decoder"], "only": ["futur"]})
+    assert unknown.status_code == 422 and "did you mean 'future'" in unknown.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headwater.core.norms import NoNorm
+from headwater.inspection.check import LAWS
 from headwater.inspection.costs import count
 from headwater.inspection.counts import skeleton, total
 from headwater.inspection.scores import says_tokens
@@ -36,6 +37,7 @@ def about(opened: Opened) -> dict[str, Any]:
         "mask": tokenizer.mask if tokenizer is not None else None,
         "longest": subject.longest,
         "ends": list(subject.ends),
+        "laws": list(LAWS),
     }
 
 

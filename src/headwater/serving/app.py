@@ -78,8 +78,8 @@ class House:
     def walk(self, ask: asking.Step) -> Any:
         return walking.walk(self.shelf.open(ask.model), ask)
 
-    def check(self, ask: asking.OfModel) -> Any:
-        return checking.checked(self.shelf.open(ask.model))
+    def check(self, ask: asking.Check) -> Any:
+        return checking.checked(self.shelf.open(ask.model), ask)
 
     def run(self, ask: asking.OfRun) -> Any:
         return runs.run(self.shelf, ask)
@@ -115,7 +115,7 @@ ASKS: dict[str, type[asking.Ask]] = {
     "hidden": asking.Hidden,
     "lens": asking.Lens,
     "walk": asking.Step,
-    "check": asking.OfModel,
+    "check": asking.Check,
     "run": asking.OfRun,
     "scrub": asking.Checkpoint,
     "tile": asking.Tile,

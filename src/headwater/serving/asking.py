@@ -28,6 +28,12 @@ class OfModel(Ask):
     model: Name
 
 
+class Check(OfModel):
+    """only: some of the laws, so that a large model can be asked one by one; none means all."""
+
+    only: Annotated[list[Name], Field(max_length=20)] = []
+
+
 class OfText(OfModel):
     """text: what a single stack reads, or the decoder writes; source: what the encoder reads. ids win over texts."""
 

@@ -6,16 +6,20 @@ from typing import Any
 
 import torch
 
-from headwater.inspection.check import check
+from headwater.inspection.check import LAWS, check
 from headwater.inspection.subjects import still
+from headwater.serving.asking import Check
 from headwater.serving.shelf import Opened
 
 LENGTH = 13  # as the checker's shortest rows
 SEEN = 1e-6  # of the largest state: more than rounding
 
 
-def checked(opened: Opened) -> dict[str, Any]:
-    return {**check(opened.subject.model, probes=2).plain(), "sight": sight(opened)}
+def checked(opened: Opened, ask: Check) -> dict[str, Any]:
+    """The report on these laws; who sees whom comes with the whole, or with the law of the future."""
+    report = check(opened.subject.model, probes=2, only=ask.only or LAWS)
+    shown = not ask.only or "future" in ask.only
+    return {**report.plain(), "sight": sight(opened) if shown else None}
 
 
 def sight(opened: Opened) -> dict[str, Any]:

@@ -13,12 +13,25 @@ const MARKS = /** @type {Record<string, string>} */ ({ kept: "✓", broken: "✗
 /** @param {HTMLElement} root @param {import("../main.js").Context} context */
 export async function mount(root, { params, about, signal }) {
   const place = h("div", { class: "stack" });
-  /** @type {any} */
-  let report = null;
-  const run = () =>
+  const all = () =>
     working(place, signal, async () => {
       fill(place, h("p", { class: "faint" }, t("check.working")));
-      report = await post("check", { model: params.model }, signal);
+      return shown(await post("check", { model: params.model }, signal), params.model);
+    });
+  const oneByOne = () =>
+    working(place, signal, async () => {
+      /** @type {any} */
+      let report = { ok: true, verdicts: [], sight: null };
+      for (const law of about.laws) {
+        fill(
+          place,
+          shown({ ...report, going: true }, params.model),
+          h("p", { class: "faint" }, `${t("check.working")} ${word("law", law)}`),
+        );
+        const part = await post("check", { model: params.model, only: [law] }, signal);
+        const verdicts = [...report.verdicts, ...part.verdicts];
+        report = { ...part, verdicts, ok: report.ok && part.ok, sight: report.sight ?? part.sight };
+      }
       return shown(report, params.model);
     });
   const large = about.parameters > 5e7;
@@ -29,26 +42,27 @@ export async function mount(root, { params, about, signal }) {
       ? h(
           "p",
           {},
-          h("button", { type: "button", class: "main", id: "run-check", onclick: run }, t("check.run")),
+          h("button", { type: "button", class: "main", id: "run-check", onclick: oneByOne }, t("check.run")),
           " ",
           h("span", { class: "faint" }, t("check.large")),
         )
       : null,
     place,
   );
-  if (!large) await run();
+  if (!large) await all();
 }
 
 /** @param {any} report @param {string} name */
 function shown(report, name) {
   const broken = report.verdicts.filter((/** @type {any} */ v) => v.state === "broken");
   const verdicts = report.verdicts.map((/** @type {any} */ v) => verdict(v));
+  const end = h(
+    "p",
+    { class: `verdict ${report.ok ? "good" : "bad"}`, role: "status" },
+    report.ok ? t("check.ok") : t("check.broken", { n: broken.length }),
+  );
   return [
-    h(
-      "p",
-      { class: `verdict ${report.ok ? "good" : "bad"}`, role: "status" },
-      report.ok ? t("check.ok") : t("check.broken", { n: broken.length }),
-    ),
+    report.going ? null : end,
     h(
       "div",
       { class: "two wide-left" },
@@ -78,6 +92,7 @@ function verdict(v) {
 
 /** @param {any} report @param {any[]} broken @param {string} name */
 function sight(report, broken, name) {
+  if (!report.sight) return null;
   const { moved, causal, late, length } = report.sight;
   const labels = Array.from({ length }, (_, n) => String(n));
   const marks = new Set(
