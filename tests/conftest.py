@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,18 @@ else:
     # A shared machine may stall any example, so no deadline; the same examples for everybody, so no surprise in review.
     hypothesis.settings.register_profile("house", deadline=None, derandomize=True, print_blob=True)
     hypothesis.settings.load_profile("house")
+
+
+@pytest.fixture(autouse=True)
+def one_language() -> Iterator[None]:
+    """The command sets these for its children; the next test begins as this one did."""
+    names = ("HEADWATER_LANG", "HEADWATER_TRACEBACK")
+    before = {name: os.environ.get(name) for name in names}
+    yield
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from headwater.serving.shelf import Item, Shelf
 from headwater.serving.tiny import made
 from headwater.weights.native import save_model
 
+sys.path.insert(0, str(Path(__file__).parent))  # scenes.py is a plain module beside the tests
 HOST = "127.0.0.1:8017"
 SHAPES = {"both": "tiny encoder-decoder", "encoder": "tiny encoder", "decoder": "tiny decoder"}
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from urllib.parse import unquote
 
 import pytest
+from scenes import run
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
@@ -157,7 +157,7 @@ def raw_get(application, raw: bytes) -> int:
     async def send(message):
         sent.append(message)
 
-    asyncio.run(application(scope, receive, send))
+    run(application(scope, receive, send))
     return sent[0]["status"]
 
 

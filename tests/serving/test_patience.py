@@ -11,6 +11,7 @@ import time
 
 import pytest
 import uvicorn
+from scenes import run
 
 from headwater.errors import Unavailable
 from headwater.serving.app import app
@@ -185,7 +186,7 @@ def test_one_at_a_time_and_no_more_than_so_many_wait():
             await worker.call(work)
         assert await asyncio.gather(*calls) == [7, 7, 7] and max(most) == 1 and worker.waiting == 0
 
-    asyncio.run(scene())
+    run(scene())
 
 
 def test_a_stream_that_nobody_hears_stops_after_one_item():
@@ -205,7 +206,7 @@ def test_a_stream_that_nobody_hears_stops_after_one_item():
         await asyncio.sleep(0.05)
         assert len(made) == count < 20 and worker.waiting == 0
 
-    asyncio.run(scene())
+    run(scene())
 
 
 def test_a_fault_in_a_stream_arrives():
@@ -219,7 +220,7 @@ def test_a_fault_in_a_stream_arrives():
         with pytest.raises(Busy):
             await anext(stream)
 
-    asyncio.run(scene())
+    run(scene())
 
 
 def test_a_talk_that_is_cut_off_frees_its_place(port):
@@ -249,4 +250,4 @@ def test_a_reader_that_does_not_read_is_cut_off():
         await asyncio.sleep(0.7)
         return bool(cut)
 
-    assert asyncio.run(scene(reads=False)) is True and asyncio.run(scene(reads=True)) is False
+    assert run(scene(reads=False)) is True and run(scene(reads=True)) is False
