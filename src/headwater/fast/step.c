@@ -1,4 +1,4 @@
-/* One decoding step of a decoder-only Transformer, for one to a few rows: every layer in one call, no Python between them.
+/* One decoding step of a decoder-only Transformer, for one to a few rows: every layer in one call, no Python between.
 
    The readable modules in core/ are the definition; this file is the same arithmetic, laid out for memory. At one token
    a step nothing is computed twice, so time is the time to read the weights once: they stay in the form they have in the
@@ -65,8 +65,8 @@ static inline float half_at(const uint8_t *p) { uint16_t h; memcpy(&h, p, 2); re
 static const int block_bytes[] = {4 * 32, 2 * 32, 34, 18, 20};   /* bytes of 32 numbers, by kind */
 static inline const uint8_t *row_of(const Matrix *m, int r) { return m->data + (size_t)r * (m->cols / 32) * block_bytes[m->kind]; }
 
-/* A row of activations rounded to 8 bits: value = q · d; s = d · Σ q, which Q4_1's offset is multiplied by. */
-typedef struct { int8_t *q; float *d, *s; } Rounded;
+/* A row of activations rounded to 8 bits, for each block of 32: value = q · d; s = d · Σ q, for Q4_1's offset. */
+typedef struct { int8_t *q; float *ds; } Rounded;        /* ds: d and s of each block, side by side */
 
 static void round_row(const Model *m, const float *x, int n, Rounded out) {
     if (!m->rounds) return;
@@ -80,8 +80,8 @@ static void round_row(const Model *m, const float *x, int n, Rounded out) {
             out.q[32 * b + j] = (int8_t)v;
             sum += v;
         }
-        out.d[b] = d;
-        out.s[b] = d * sum;
+        out.ds[2 * b] = d;
+        out.ds[2 * b + 1] = d * sum;
     }
 }
 
@@ -124,59 +124,100 @@ static float dot_f16(const uint8_t *w, const float *x, int n) {
 #endif
 }
 
+#ifdef WIDE
+static inline __m256 block_q8_0(const uint8_t *w, Rounded x, int b, __m256 sum) {   /* |q| · (x with q's sign) */
+    __m256i q = _mm256_loadu_si256((const __m256i *)(w + 2)), v = _mm256_loadu_si256((const __m256i *)(x.q + 32 * b));
+    __m256 p = products(_mm256_sign_epi8(q, q), _mm256_sign_epi8(v, q));
+    return _mm256_fmadd_ps(_mm256_set1_ps(half_at(w) * x.ds[2 * b]), p, sum);
+}
+#endif
+
 static float dot_q8_0(const uint8_t *w, Rounded x, int n) {           /* d (2 bytes), 32 signed bytes */
 #ifdef WIDE
-    __m256 a = _mm256_setzero_ps();
-    for (int b = 0; b < n / 32; b++, w += 34) {
-        __m256i q = _mm256_loadu_si256((const __m256i *)(w + 2)), v = _mm256_loadu_si256((const __m256i *)(x.q + 32 * b));
-        __m256 p = products(_mm256_sign_epi8(q, q), _mm256_sign_epi8(v, q));   /* |q| · (v with q's sign) */
-        a = _mm256_fmadd_ps(_mm256_set1_ps(half_at(w) * x.d[b]), p, a);
+    __m256 a = _mm256_setzero_ps(), c = a;
+    int b = 0;
+    for (; b + 1 < n / 32; b += 2, w += 68) {            /* two at a time, so that neither waits for the other */
+        a = block_q8_0(w, x, b, a);
+        c = block_q8_0(w + 34, x, b + 1, c);
     }
-    return sum8(a);
+    if (b < n / 32) a = block_q8_0(w, x, b, a);
+    return sum8(_mm256_add_ps(a, c));
 #else
     float a = 0;
     for (int b = 0; b < n / 32; b++, w += 34) {
         int sum = 0;
         for (int j = 0; j < 32; j++) sum += (int8_t)w[2 + j] * x.q[32 * b + j];
-        a += half_at(w) * x.d[b] * sum;
+        a += half_at(w) * x.ds[2 * b] * sum;
     }
     return a;
 #endif
 }
 
 /* Q4_0: d (2 bytes), 16 bytes of nibbles, value (nibble - 8) · d.  Q4_1: d, m (2 bytes each), value nibble · d + m. */
-static float dot_q4(const uint8_t *w, Rounded x, int n, int step) {
+static float dot_q4_0(const uint8_t *w, Rounded x, int n) {
     float offset = 0;
 #ifdef WIDE
     __m256 a = _mm256_setzero_ps();
 #else
     float a = 0;
 #endif
-    for (int b = 0; b < n / 32; b++, w += step) {
-        const uint8_t *q = w + step - 16;
+    for (int b = 0; b < n / 32; b++, w += 18) {
         float d = half_at(w);
-        offset += (step == 20 ? half_at(w + 2) : -8 * d) * x.s[b];
+        offset -= 8 * d * x.ds[2 * b + 1];
 #ifdef WIDE
-        __m256 p = products(nibbles(q), _mm256_loadu_si256((const __m256i *)(x.q + 32 * b)));
-        a = _mm256_fmadd_ps(_mm256_set1_ps(d * x.d[b]), p, a);
+        __m256 p = products(nibbles(w + 2), _mm256_loadu_si256((const __m256i *)(x.q + 32 * b)));
+        a = _mm256_fmadd_ps(_mm256_set1_ps(d * x.ds[2 * b]), p, a);
     }
     return offset + sum8(a);
 #else
         int sum = 0;
-        for (int j = 0; j < 16; j++) sum += (q[j] & 15) * x.q[32 * b + j] + (q[j] >> 4) * x.q[32 * b + 16 + j];
-        a += d * x.d[b] * sum;
+        for (int j = 0; j < 16; j++) sum += (w[2 + j] & 15) * x.q[32 * b + j] + (w[2 + j] >> 4) * x.q[32 * b + 16 + j];
+        a += d * x.ds[2 * b] * sum;
     }
     return offset + a;
 #endif
 }
+
+#ifdef WIDE
+/* One block: (d, m) · (d of x, s of x) in one product; the first scales the block, the second is its offset. */
+#define BLOCK(a, o, at, b) { \
+    int32_t dm; \
+    memcpy(&dm, at, 4); \
+    __m128 by = _mm_mul_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(dm)), _mm_castpd_ps(_mm_load_sd((const double *)(x.ds + 2 * (b))))); \
+    a = _mm256_fmadd_ps(_mm256_broadcastss_ps(by), products(nibbles((at) + 4), _mm256_loadu_si256((const __m256i *)(x.q + 32 * (b)))), a); \
+    o = _mm_add_ps(o, by); }
+
+static float dot_q4_1(const uint8_t *w, Rounded x, int n) {
+    __m256 a = _mm256_setzero_ps(), c = a;
+    __m128 o = _mm_setzero_ps(), u = o;
+    int b = 0;
+    for (; b + 1 < n / 32; b += 2, w += 40) {            /* two at a time, so that neither waits for the other */
+        BLOCK(a, o, w, b)
+        BLOCK(c, u, w + 20, b + 1)
+    }
+    if (b < n / 32) BLOCK(a, o, w, b)
+    o = _mm_add_ps(o, u);
+    return sum8(_mm256_add_ps(a, c)) + _mm_cvtss_f32(_mm_movehdup_ps(o));
+}
+#else
+static float dot_q4_1(const uint8_t *w, Rounded x, int n) {
+    float a = 0;
+    for (int b = 0; b < n / 32; b++, w += 20) {
+        int sum = 0;
+        for (int j = 0; j < 16; j++) sum += (w[4 + j] & 15) * x.q[32 * b + j] + (w[4 + j] >> 4) * x.q[32 * b + 16 + j];
+        a += half_at(w) * x.ds[2 * b] * sum + half_at(w + 2) * x.ds[2 * b + 1];
+    }
+    return a;
+}
+#endif
 
 static inline float dot(const Matrix *m, const uint8_t *w, const float *x, Rounded r) {
     switch (m->kind) {
         case F32: return dot_f32((const float *)w, x, m->cols);
         case F16: return dot_f16(w, x, m->cols);
         case Q8_0: return dot_q8_0(w, r, m->cols);
-        case Q4_0: return dot_q4(w, r, m->cols, 18);
-        default: return dot_q4(w, r, m->cols, 20);
+        case Q4_0: return dot_q4_0(w, r, m->cols);
+        default: return dot_q4_1(w, r, m->cols);
     }
 }
 
@@ -228,11 +269,11 @@ void product(const Matrix *m, const float *x, int n, float *y) {
 typedef struct {                                         /* scratch for n rows; plan.py asks for its size */
     float *x, *y, *qkv, *mixed, *hidden, *scores;
     int8_t *q8;
-    float *d8, *s8;
+    float *ds8;
 } Scratch;
 
 static Rounded rounded(const Scratch *s, int i, int most) {
-    return (Rounded){s->q8 + (size_t)i * most, s->d8 + (size_t)i * most / 32, s->s8 + (size_t)i * most / 32};
+    return (Rounded){s->q8 + (size_t)i * most, s->ds8 + (size_t)i * most / 16};
 }
 
 static void normed(const Norm *n, const float *x, int d, float *y) {
@@ -360,7 +401,7 @@ void step(const Model *m, const Row *rows, int n, const float *cos, const float 
                 Rounded r = rounded(&s, i, most);
                 act(m->act, h, l->gate.data ? h + F : NULL, from, to);
                 memcpy(s.mixed + (size_t)i * most + from, h + from, 4 * (size_t)(to - from));
-                round_row(m, h + from, to - from, (Rounded){r.q + from, r.d + from / 32, r.s + from / 32});
+                round_row(m, h + from, to - from, (Rounded){r.q + from, r.ds + from / 16});
             }
             MEET
             share(&l->down, s.mixed, &s, n, most, s.x, D, 1);

@@ -30,7 +30,7 @@ FEW = 8  # tokens a call; beyond it, matrix products of the modules are the bett
 ACTS = [ACTIVATIONS[name] for name in ("silu", "gelu", "gelu_tanh", "relu", "quick_gelu")]  # as step.c numbers them
 
 SIZES = ("layers", "d_model", "heads", "kv_heads", "head_dim", "turned", "d_ff", "vocab", "length", "act", "rounds")
-ROOMS = ("x", "y", "qkv", "mixed", "hidden", "scores", "q8", "d8", "s8")
+ROOMS = ("x", "y", "qkv", "mixed", "hidden", "scores", "q8", "ds8")
 
 
 class Norm(ctypes.Structure):
@@ -232,6 +232,6 @@ class Stepper:
             library().threads(threads)  # type: ignore[union-attr]
             floats = (self.whole.d_model, most, wide, most, 2 * self.d_ff)
             tensors = [torch.zeros(rows * n) for n in floats] + [torch.zeros(threads * self.whole.length)]
-            tensors += [torch.zeros(rows * most, dtype=torch.int8), *(torch.zeros(rows * most // 32) for _ in "ds")]
+            tensors += [torch.zeros(rows * most, dtype=torch.int8), torch.zeros(rows * most // 16)]
             self._scratch[rows] = Scratch(*(t.data_ptr() for t in tensors)), tensors
         return self._scratch[rows][0]
