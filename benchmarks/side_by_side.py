@@ -1,23 +1,29 @@
 """Runs contenders alternately on the same work, each in a process of its own that stays, and reports ratios.
 
-A contender is a script that prints one line when it is ready, and then, for every line it is given, does the work once
-and prints a line of JSON with its figures. Timings on shared machines are noisy: figures are medians over interleaved
-rounds, and a round in which other processes used the processors is marked.
+A contender is a script that prints one line when it is ready (plain, or JSON with facts about it), and then, for every
+line it is given, does the work once and prints a line of JSON with its figures. Only one of them works at a time.
+Timings on shared machines are noisy: figures are medians over interleaved rounds, and a comparison during which other
+processes used the processors says so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 HERE = Path(__file__).parent
 BENCH_PYTHON = HERE.parent / ".bench-venv" / "bin" / "python"
+QUIET = 0.03  # the share of the processors that others may take before figures are not to be trusted
 
 
 @dataclass
@@ -27,31 +33,49 @@ class Contender:
     arguments: tuple[str, ...] = ()
     python: Path = Path(sys.executable)
     rounds: list[dict[str, float]] = field(default_factory=list)
+    facts: dict = field(default_factory=dict)
     process: subprocess.Popen[str] | None = None
     missing: str = ""
+    heard: IO[bytes] | None = None
 
     def start(self, threads: int) -> None:
         if not self.python.exists():
             self.missing = f"{self.python} is not there; make bench installs it"
             return
-        env = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        env = environment(threads)
         command = [str(self.python), str(HERE / "contenders" / self.script), *self.arguments]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        self.heard = tempfile.TemporaryFile()  # noqa: SIM115
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.heard, text=True, env=env
+        )
         assert self.process.stdout is not None
-        if not self.process.stdout.readline():
-            self.missing = f"{self.script} did not start"
-            self.process = None
-
-    def go(self) -> None:
-        if self.process is None or self.process.stdin is None or self.process.stdout is None:
-            return
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            self.missing, self.process = "it stopped in the middle", None
-            return
+            self.give_up("it did not start")
+        elif line.startswith("{"):
+            self.facts = json.loads(line)
+
+    def go(self, word: str = "go") -> bool:
+        """One round; whether there was one."""
+        if self.process is None or self.process.stdin is None or self.process.stdout is None:
+            return False
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(word + "\n")
+            self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            self.give_up("it stopped in the middle")
+            return False
         self.rounds.append(json.loads(line))
+        return True
+
+    def give_up(self, what: str) -> None:
+        self.stop()
+        self.process = None
+        assert self.heard is not None
+        self.heard.seek(0)
+        said = self.heard.read().decode(errors="replace").strip().splitlines()
+        self.missing = f"{what}: {said[-1][:200]}" if said else what
 
     def stop(self) -> None:
         if self.process is not None:
@@ -60,42 +84,96 @@ class Contender:
 
     def figures(self) -> dict[str, dict[str, float]]:
         kept = self.rounds[1:] or self.rounds  # the first round warms up
-        found = {}
-        for name in kept[0] if kept else ():
-            values = sorted(r[name] for r in kept)
-            quarter = max(0, len(values) // 4)
-            found[name] = {"median": statistics.median(values), "low": values[quarter], "high": values[-1 - quarter]}
-        return found
+        return {name: spread([r[name] for r in kept]) for name in (kept[0] if kept else ())}
 
 
-def busy() -> tuple[float, float]:
-    """Seconds the processors have worked, and seconds we and our children have."""
-    parts = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-    tick = os.sysconf("SC_CLK_TCK")
-    return (sum(map(int, parts)) - int(parts[3]) - int(parts[4])) / tick, sum(os.times()[:4])
+def environment(threads: int) -> dict[str, str]:
+    """Threads are pinned, and those of a contender that waits for its turn sleep instead of spinning."""
+    calm = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0", "TOKENIZERS_PARALLELISM": "false"}
+    pinned = {f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "MKL", "OPENBLAS", "NUMBA", "RAYON")}
+    return {**calm, **os.environ, **pinned}
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """The median and the quartiles."""
+    values = sorted(values)
+    quarter = len(values) // 4
+    return {"median": statistics.median(values), "low": values[quarter], "high": values[-1 - quarter]}
+
+
+# --------------------------------------------------------------------------------------------------- a quiet machine
+
+
+def worked(pids: list[int]) -> float:
+    """Seconds of processor time these processes have used, all threads together."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            total += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def busy() -> float:
+    """Seconds all processors have worked, for anyone."""
+    parts = [int(part) for part in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return (sum(parts) - parts[3] - parts[4]) / os.sysconf("SC_CLK_TCK")
+
+
+class Watch:
+    """How much of the machine others use between two moments: 1 is all of it."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self.pids = [os.getpid(), *pids]
+        self.began, self.busy, self.worked = time.monotonic(), busy(), worked(self.pids)
+
+    def others(self) -> float:
+        room = (time.monotonic() - self.began) * (os.cpu_count() or 1)
+        return max(0.0, (busy() - self.busy) - (worked(self.pids) - self.worked)) / max(room, 1e-9)
+
+
+def verdict(others: float) -> str:
+    taken = f"others took {others:.0%} of the processors"
+    return f"quiet ({taken})" if others <= QUIET else f"busy: {taken}, do not trust these figures"
+
+
+# ------------------------------------------------------------------------------------------------------- comparing
+
+
+@contextlib.contextmanager
+def started(contenders: list[Contender], threads: int) -> Iterator[Watch]:
+    """All of them ready and waiting; stopped in the end, whatever happens."""
+    try:
+        for contender in contenders:
+            contender.start(threads)
+            print(f"  {contender.name}: {contender.missing or 'ready'}", file=sys.stderr, flush=True)
+        yield Watch([c.process.pid for c in contenders if c.process])
+    finally:
+        for contender in contenders:
+            contender.stop()
 
 
 def compare(contenders: list[Contender], rounds: int = 5, threads: int = 2) -> dict:
-    """Every contender once a round, in turn."""
-    for contender in contenders:
-        contender.start(threads)
-    load = os.getloadavg()[0]
-    begun = time.time()
-    for _ in range(rounds + 1):
-        for contender in contenders:
-            contender.go()
-    for contender in contenders:
-        contender.stop()
-    report = {
+    """Every contender once a round, in turn. One more round before the first warms up."""
+    with started(contenders, threads) as watch:
+        begun = time.time()
+        for _ in range(rounds + 1):
+            for contender in contenders:
+                contender.go()
+        others = watch.others()
+    return report(contenders, rounds, threads, time.time() - begun, others)
+
+
+def report(contenders: list[Contender], rounds: int, threads: int, seconds: float, others: float) -> dict:
+    return {
         "rounds": rounds,
         "threads": threads,
-        "seconds": round(time.time() - begun, 1),
-        "load_before": round(load, 2),
-        "trust": "quiet" if load < 0.5 else "busy: other work was running, do not trust these figures",
+        "seconds": round(seconds, 1),
+        "others": round(others, 3),
+        "trust": verdict(others),
         "figures": {c.name: c.figures() for c in contenders if c.rounds},
+        "facts": {c.name: c.facts for c in contenders if c.facts},
         "missing": {c.name: c.missing for c in contenders if c.missing},
     }
-    return report
 
 
 def table(report: dict, first: str) -> str:
@@ -108,14 +186,27 @@ def table(report: dict, first: str) -> str:
         cells = [f"{found[n]['median']:.4g} [{found[n]['low']:.4g}..{found[n]['high']:.4g}]" for n in names]
         ratios = [f"{figures[first][n]['median'] / found[n]['median']:.2f}" for n in names]
         lines.append(f"| {who} | " + " | ".join(cells + ratios) + " |")
-    lines += [f"\n{report['rounds']} interleaved rounds, {report['threads']} threads; machine {report['trust']}."]
-    lines += [f"{name}: not measured, {why}" for name, why in report["missing"].items()]
-    return "\n".join(lines)
+    return "\n".join(lines + ending(report))
+
+
+def ending(report: dict) -> list[str]:
+    """What stands below every table."""
+    said = f"\n{report['rounds']} interleaved rounds, {report['threads']} threads; machine {report['trust']}."
+    return [said, *(f"{name}: not measured, {why}" for name, why in report["missing"].items())]
 
 
 def finish(report: dict, first: str, name: str) -> None:
+    write(report, table(report, first), name)
+
+
+def write(report: object, text: str, name: str) -> None:
     out = HERE / "results"
     out.mkdir(exist_ok=True)
     (out / f"{name}.json").write_text(json.dumps(report, indent=1))
-    (out / f"{name}.md").write_text(table(report, first) + "\n")
-    print(table(report, first))
+    (out / f"{name}.md").write_text(text + "\n")
+    print(text)
+
+
+def peers_python() -> Path:
+    """The peers' environment; where it is not installed, this one, which may hold some of them."""
+    return BENCH_PYTHON if (HERE.parent / ".bench-venv" / ".installed").exists() else Path(sys.executable)
