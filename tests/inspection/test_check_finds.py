@@ -116,6 +116,7 @@ def test_wrong_attention_is_found(nano, fault):
     assert module is None or verdict.module == module, report
     assert words in verdict.remedy, report
     assert verdict.amount > 0 and verdict.place is not None
+    assert all(max(said) >= "\u4e00" for said in (verdict.says.zh, verdict.remedy.zh)), "in Chinese too"
     with pytest.raises(CheckFailed, match=f"{report.broken[0].law}: .* in "):
         report.raise_if_broken()
 

@@ -240,3 +240,26 @@ def test_a_model_without_a_table_needs_a_vocabulary():
     with pytest.raises(BadSetting, match="vocab="):
         check(OneHot())
     assert check(OneHot(), vocab=11).ok
+
+
+def test_laws_share_their_questions():
+    """A large model is checked in half a minute or less: no law asks again what another has asked."""
+    report = check(core.decoder(37, **SMALL).build(seed=0))
+    assert report.ok and report.passes <= 30, report
+    assert f"{report.passes} passes" in str(report)
+    alone = [check(core.decoder(37, **SMALL).build(seed=0), only=[law]).passes for law in LAWS]
+    assert sum(alone) > 1.3 * report.passes
+
+
+@pytest.mark.parametrize("spec", ["decoder, window", "encoder", "encoder, classes", "both"])
+def test_every_sentence_is_said_in_chinese_too(spec):
+    report = check(OURS[spec].build(seed=0))
+    for verdict in report.verdicts:
+        assert is_chinese(verdict.says.zh) and (not verdict.remedy or is_chinese(verdict.remedy.zh)), verdict
+    told = "\n".join(report.lines(80, "zh"))
+    assert "规则全部守住" in told and "all laws kept" not in told
+    assert report.plain()["verdicts"][0]["says_zh"] == report.verdicts[0].says.zh
+
+
+def is_chinese(text):
+    return any("\u4e00" <= c <= "\u9fff" for c in text)

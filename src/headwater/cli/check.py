@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headwater.cli.language import say
+from headwater.cli.language import language, say
 from headwater.errors import BadFile, BadSetting, CheckFailed, Fault, NotFound, nearest
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def show(report: Report) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
-    for line in report.lines(width=max(60, min(console.width, 100))):
+    for line in report.lines(max(60, min(console.width, 100)), language()):
         colour = COLOURS.get(line[:1])
         console.print(line[:1] if colour else line, style=colour, end="" if colour else "\n", markup=False)
         if colour:

@@ -24,6 +24,7 @@ from headwater.core.cache import growing
 from headwater.core.masks import Everyone, Reach
 from headwater.core.model import Transformer
 from headwater.errors import BadInput, BadSetting
+from headwater.inspection.words import Both
 
 EXTRAS = ("keep", "source", "source_keep", "documents")
 
@@ -60,7 +61,7 @@ def calling(
     else:
         found = _guessed(model, call)
     call, step = call or found["call"], step or found.get("step")
-    told = found["told"] if call is found["call"] else "the call you gave"
+    told = found["told"] if call is found["call"] else Both("the call you gave", "你给的调用")
     vocab = vocab or found.get("vocab") or _vocab(model)
     return Calling(
         call=call,
@@ -126,7 +127,12 @@ def _ours(model: Transformer) -> dict[str, Any]:
     step.takes = {"keep"} | beside  # type: ignore[attr-defined]
     reach = _reach(model)
     causal = all(ahead == 0 for _, (_, ahead) in reach)
-    found: dict[str, Any] = {"call": call, "causal": causal, "reach": reach, "told": "a model of ours"}
+    found: dict[str, Any] = {
+        "call": call,
+        "causal": causal,
+        "reach": reach,
+        "told": Both("a model of ours", "本库的模型"),
+    }
     if causal and model.decoder is not None:
         found["step"] = step
     found["vocab"] = getattr(model.writer.spec.embed, "vocab", None)

@@ -22,6 +22,7 @@ from headwater.inspection.laws import CLAIMED, Probes
 from headwater.inspection.numbers import Backward, first_spoilt, objective
 from headwater.inspection.report import Report, Verdict
 from headwater.inspection.traces import by_place
+from headwater.inspection.words import Both, chinese
 
 LAWS = ("numbers", *CLAIMED, "gradients")
 SIDES = ("left", "right")
@@ -58,9 +59,13 @@ def check(
         asked = _probes(subject, length, probes, sides)
         verdicts = [verdict for law in LAWS if law in only for verdict in _judged(law, subject, asked)]
         verdicts = [_first_cause(verdict, verdicts) for verdict in verdicts]
-    told = f"{subject.how.told}, {'causal' if subject.how.causal else 'two-way'}, {subject.how.vocab} tokens"
+    how = subject.how
+    told = Both(
+        f"{how.told}, {'causal' if how.causal else 'two-way'}, {how.vocab} tokens",
+        f"{chinese(how.told)}({'单向' if how.causal else '双向'},{how.vocab} 个词元)",
+    )
     seconds = round(time.monotonic() - began, 2)
-    return Report(type(model).__name__, told, asked.length, seconds, tuple(verdicts))
+    return Report(type(model).__name__, told, asked.length, seconds, tuple(verdicts), subject.passes)
 
 
 def _refuse(model: nn.Module, only: tuple[str, ...], sides: tuple[str, ...], probes: int, length: int | None) -> None:
@@ -89,7 +94,7 @@ def _probes(subject: Subject, length: int | None, count: int, sides: tuple[str, 
     draw = torch.Generator().manual_seed(subject.seed)
     avoid = pad if isinstance(pad, int) else -1
     asked = Probes(subject.how, length or usual, count, draw, subject.device, sides, avoid)
-    out = subject.answer(asked.ask(2))
+    out = subject.answer(asked.ask())
     placed = by_place(out, 2, asked.length) if out.dim() == 3 else None
     if out.dim() not in (2, 3) or (out.dim() == 3 and placed is None):
         shape = tuple(out.shape)
@@ -114,7 +119,8 @@ def _judged(law: str, subject: Subject, asked: Probes) -> list[Verdict]:
         try:
             found = subject.judge(claim)
         except BadInput as error:  # it took plain rows, so this is no misunderstanding
-            return [Verdict(law, "broken", str(error).partition(";")[0], remedy=remedies.REMEDIES[law])]
+            says = str(error).partition(";")[0]
+            return [Verdict(law, "broken", Both(says, f"按这条规则问时出错:{says}"), remedy=remedies.REMEDIES[law])]
         judged += bool(found)
         broken += [found] if isinstance(found, Broken) else []
         if broken and (law == "cache" or len(broken) >= asked.count):
@@ -122,11 +128,14 @@ def _judged(law: str, subject: Subject, asked: Probes) -> list[Verdict]:
     if broken:
         return _told(subject, broken)
     if claims and not judged:
-        return [Verdict(law, "skipped", "the answers are not numbers")]
+        return [Verdict(law, "skipped", Both("the answers are not numbers", "回答不是数"))]
     if not claims:
         return [Verdict(law, "skipped", remedies.why_skipped(law, subject.how, asked.per_token))]
-    exactly = f", to {subject.rounding:.0e} of rounding" if subject.rounding else ""
-    return [Verdict(law, "kept", f"{remedies.KEPT[law]} ({_many(judged, 'comparison')}{exactly})")]
+    exactly, zh = (
+        (f", to {subject.rounding:.0e} of rounding", f",舍入 {subject.rounding:.0e}") if subject.rounding else ("", "")
+    )
+    often = Both(f" ({_many(judged, 'comparison')}{exactly})", f"(比较 {judged} 次{zh})")
+    return [Verdict(law, "kept", remedies.KEPT[law] + often)]
 
 
 def _first_cause(verdict: Verdict, others: list[Verdict]) -> Verdict:
@@ -134,7 +143,9 @@ def _first_cause(verdict: Verdict, others: list[Verdict]) -> Verdict:
     cause = {"positions": "padding", "gradients": "future"}.get(verdict.law)
     repeats = verdict.state == "broken" and (verdict.law == "positions" or verdict.key is not None)
     if repeats and any(other.law == cause and other.state == "broken" for other in others):
-        return Verdict(verdict.law, "skipped", f"not judged, for it follows from {cause}")
+        return Verdict(
+            verdict.law, "skipped", Both(f"not judged, for it follows from {cause}", f"不另判:它由 {cause} 引起")
+        )
     return verdict
 
 
@@ -163,23 +174,31 @@ def _told(subject: Subject, broken: list[Broken]) -> list[Verdict]:
 
 def _numbers(subject: Subject, asked: Probes) -> list[Verdict]:
     """Plain rows, and rows padded on either side: a row that sees nothing is where NaN likes to begin."""
-    asks = [asked.ask(2), *(claim.a for claim in CLAIMED["padding"](asked) if claim.exact)]
+    asks = [asked.ask(), *(claim.a for claim in CLAIMED["padding"](asked) if claim.exact)]
     for ask in asks:
-        padded = " with padding" if set(ask.extras) & {"keep", "source_keep"} else ""
+        padded = Both(" with padding", "(有填充时)") if set(ask.extras) & {"keep", "source_keep"} else Both("", "")
         found = first_spoilt(subject.trace(ask), *ask.size)
         if found:
             row, place = found.places[0] if found.places else (None, None)
-            says = f"{found.what} appears first here{padded}"
+            says = Both(f"{found.what} appears first here", f"{found.what} 最先出现在这里") + padded
             return [Verdict("numbers", "broken", says, found.path, row, place, remedy=remedies.NUMBERS)]
         if subject.answer(ask).isnan().any():
-            says = f"NaN in the answer{padded}, though not while the modules are watched: a fused path makes it"
+            says = Both("NaN in the answer", "回答里有 NaN") + padded
+            says += Both(
+                ", though not while the modules are watched: a fused path makes it",
+                ",但观察各模块时没有:来自融合的路径",
+            )
             return [Verdict("numbers", "broken", says, remedy=remedies.NUMBERS)]
-    return [Verdict("numbers", "kept", f"no NaN and no infinity in any module ({_many(len(asks), 'run')})")]
+    says = Both(
+        f"no NaN and no infinity in any module ({_many(len(asks), 'run')})",
+        f"各模块都没有 NaN 和无穷(跑了 {len(asks)} 次)",
+    )
+    return [Verdict("numbers", "kept", says)]
 
 
 def _gradients(subject: Subject, asked: Probes) -> list[Verdict]:
     """Every parameter gets a finite gradient; and no gradient flows from an answer to a later token."""
-    ask = asked.ask(2)
+    ask = asked.ask()
     named = [(name, p) for name, p in subject.model.named_parameters() if p.requires_grad]
     subject.model.train(False)
     torch.manual_seed(subject.seed)
@@ -188,7 +207,8 @@ def _gradients(subject: Subject, asked: Probes) -> list[Verdict]:
         answer = subject.how.call(ask.ids, **ask.extras)
     total = objective(answer, subject.seed)
     if not total.requires_grad:
-        return [Verdict("gradients", "skipped", "no answer depends on a parameter that can learn")]
+        says = Both("no answer depends on a parameter that can learn", "没有回答依赖于可学习的参数")
+        return [Verdict("gradients", "skipped", says)]
     late = _late(back, subject, answer, ask.size[1])
     found = torch.autograd.grad(total, [p for _, p in named], allow_unused=True) if named else ()
     without = [name for (name, _), grad in zip(named, found, strict=True) if grad is None]
@@ -196,11 +216,15 @@ def _gradients(subject: Subject, asked: Probes) -> list[Verdict]:
     spoilt = [name for name, grad in given if not grad.isfinite().all()]
     verdicts = [late] if late else []
     if spoilt:
-        says = f"the gradient of {spoilt[-1]} is not finite, of {len(spoilt)} parameters in all"
+        says = Both(
+            f"the gradient of {spoilt[-1]} is not finite, of {len(spoilt)} parameters in all",
+            f"{spoilt[-1]} 的梯度不是有限数,共有 {len(spoilt)} 个参数如此",
+        )
         verdicts.append(Verdict("gradients", "broken", says, back.culprit(), remedy=remedies.NUMBERS))
     if without:
         verdicts.append(_without(without, {path for path, *_ in back.passes}))
-    return verdicts or [Verdict("gradients", "kept", f"all {len(named)} parameters get a finite gradient")]
+    says = Both(f"all {len(named)} parameters get a finite gradient", f"全部 {len(named)} 个参数都得到有限的梯度")
+    return verdicts or [Verdict("gradients", "kept", says)]
 
 
 def _late(back: Backward, subject: Subject, answer: Any, length: int) -> Verdict | None:
@@ -215,7 +239,10 @@ def _late(back: Backward, subject: Subject, answer: Any, length: int) -> Verdict
         key = int(size[query + 1 :].argmax()) + query + 1
         if float(size[key]) > 1e-6 * max(float(size.max()), 1e-30):
             share = float(size[key]) / float(size.max())
-            says = f"the answer at place {query} has a gradient to the later token {key}, {share:.0e} of its largest"
+            says = Both(
+                f"the answer at place {query} has a gradient to the later token {key}, {share:.0e} of its largest",
+                f"位置 {query} 的回答对后面的词元 {key} 有梯度,是最大梯度的 {share:.0e}",
+            )
             return Verdict("gradients", "broken", says, None, None, query, key, float(size[key]), remedies.LATE)
     return None
 
@@ -225,6 +252,10 @@ def _without(names: list[str], ran: set[str]) -> Verdict:
     cut = [name for name in names if name.rpartition(".")[0] in ran]
     some = ", ".join((cut or names)[:3]) + (" …" if len(cut or names) > 3 else "")
     if cut:
-        says = f"{len(cut)} parameters of modules that ran get no gradient: {some}"
+        says = Both(
+            f"{len(cut)} parameters of modules that ran get no gradient: {some}",
+            f"运行过的模块里有 {len(cut)} 个参数没有梯度:{some}",
+        )
         return Verdict("gradients", "broken", says, cut[0].rpartition(".")[0], remedy=remedies.CUT)
-    return Verdict("gradients", "noted", f"{len(names)} parameters were not used: {some}", remedy=remedies.UNUSED)
+    says = Both(f"{len(names)} parameters were not used: {some}", f"有 {len(names)} 个参数没有用到:{some}")
+    return Verdict("gradients", "noted", says, remedy=remedies.UNUSED)

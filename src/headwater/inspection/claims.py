@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from headwater.errors import BadInput, Fault
 from headwater.inspection.calling import Calling
 from headwater.inspection.traces import Pass, Places, Twins, by_place, culprit, recording
+from headwater.inspection.words import Both
 
 EXACT = {torch.float64: 1e-14, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 CLOSE = {torch.float64: 1e-10, torch.float32: 5e-5, torch.float16: 2e-2, torch.bfloat16: 6e-2}
@@ -45,7 +46,7 @@ class Claim:
     """
 
     law: str
-    says: str
+    says: Both
     a: Ask
     b: Ask
     places: Places
@@ -79,6 +80,8 @@ class Subject:
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.known: dict[int, tuple[Ask, Tensor]] = {}
         self.rounding = 0.0  # the largest difference that was let pass, relative
+        self.passes = 0
+        self.read: tuple[tuple[Tensor, ...], Any] = ((), None)  # the pieces a cache has read last, and what it holds
 
     def answer(self, ask: Ask) -> Tensor:
         """Logits for the ids, [B, L, V]; a model that answers once a row gives [B, 1, V]."""
@@ -93,17 +96,29 @@ class Subject:
     def _run(self, ask: Ask, listening: Any) -> tuple[Tensor, list[Pass] | None]:
         self.model.train(ask.training)
         torch.manual_seed(self.seed)
+        self.passes += 1
         under = ask.under(self.model) if ask.under else contextlib.nullcontext()
-        with torch.no_grad(), under:
-            state = None
-            for piece in ask.before or ():
-                _, state = self._step(piece, state)
+        steady = unmoved(self.model) if ask.training else contextlib.nullcontext()
+        with torch.no_grad(), under, steady:
+            state = self._after(ask.before or ())
             with listening as passes:
                 if ask.before is None:
                     out = self._called(ask)
                 else:
-                    out, _ = self._step(ask, state)
+                    out, state = self._step(ask, state)
+                    self.read = (*(piece.ids for piece in ask.before), ask.ids), state
         return out.detach(), passes
+
+    def _after(self, pieces: tuple[Ask, ...]) -> Any:
+        """What a cache holds after these pieces; where they are just what was read last, it goes on from there."""
+        (ids, state), self.read = self.read, ((), None)
+        if len(ids) == len(pieces) and all(piece.ids is one for piece, one in zip(pieces, ids, strict=True)):
+            return state
+        state = None
+        for piece in pieces:
+            self.passes += 1
+            _, state = self._step(piece, state)
+        return state
 
     def _called(self, ask: Ask) -> Tensor:
         try:
@@ -159,23 +174,31 @@ class Subject:
         limit = self.tolerance(self.answer(claim.a), claim.exact)
         a, b = self.trace(claim.a), self.trace(claim.b)
         path = culprit(a, b, claim.pairs, limit)
-        return path, claim.key is not None and _blind(path, a, b, claim.key, claim.a.size)
+        return path, claim.key is not None and _blind(path, a, b, claim)
 
 
 @contextlib.contextmanager
 def borrowed(model: nn.Module) -> Iterator[None]:
     """Mode, buffers and random numbers are given back as they were."""
     modes = [(module, module.training) for module in model.modules()]
-    kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), unmoved(model):
         try:
             yield
         finally:
             for module, training in modes:
                 module.training = training
-            with torch.no_grad():
-                for buffer, was in kept:
-                    buffer.copy_(was)
+
+
+@contextlib.contextmanager
+def unmoved(model: nn.Module) -> Iterator[None]:
+    """Buffers are given back as they were: statistics that training gathers must not tell one answer from the next."""
+    kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, was in kept:
+                buffer.copy_(was)
 
 
 def _rows_apart(a: Tensor, b: Tensor, claim: Claim) -> tuple[Tensor, float]:
@@ -184,12 +207,13 @@ def _rows_apart(a: Tensor, b: Tensor, claim: Claim) -> tuple[Tensor, float]:
     return (x - y).abs().nan_to_num(nan=torch.inf).amax(1), float(x.abs().max())
 
 
-def _blind(path: str | None, a: list[Pass], b: list[Pass], key: int, size: tuple[int, int]) -> bool:
+def _blind(path: str | None, a: list[Pass], b: list[Pass], claim: Claim) -> bool:
     """With a leak to the front, the sign of an inverted mask. A row that sees nothing often sees all, so one may."""
     pairs = [(x, y) for x, y in zip(a, b, strict=False) if x.path == path == y.path]
+    key, size, rows = claim.key or 0, claim.a.size, claim.places[0].unique()
     for x, y in pairs[:1]:
         was, now = (by_place(p.outputs[0], *size) for p in (x, y))
         if was is not None and now is not None and key + 2 < size[1]:
-            noticed = (was != now).any(2).any(0).double()
+            noticed = (was != now)[rows].any(2).any(0).double()
             return float(noticed[:key].mean()) > 0.5 > float(noticed[key + 1 :].mean())
     return False

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headwater.errors import CheckFailed
+from headwater.inspection.words import Both, chinese, spoken
 
 MARKS = {"kept": "✓", "broken": "✗", "noted": "!", "skipped": "-"}
 
@@ -26,12 +27,19 @@ class Verdict:
     amount: float | None = None
     remedy: str = ""
 
-    def lines(self, width: int) -> Iterator[str]:
-        yield from _wrapped(f"{MARKS[self.state]} {self.law:<10} ", self.says, width)
+    def lines(self, width: int, language: str = "en") -> Iterator[str]:
+        module, to_do = ("模块  ", "怎么办") if language == "zh" else ("module", "to do ")
+        yield from _wrapped(f"{MARKS[self.state]} {self.law:<10} ", spoken(self.says, language), width)
         if self.state == "broken" and self.module is not None:
-            yield f"{'':13}module   {self.module or '(the model itself)'}"
+            itself = spoken(Both("(the model itself)", "(模型本身)"), language)
+            yield f"{'':13}{module}   {self.module or itself}"
         if self.remedy:
-            yield from _wrapped(f"{'':13}to do    ", self.remedy, width)
+            yield from _wrapped(f"{'':13}{to_do}   ", spoken(self.remedy, language), width)
+
+    def plain(self) -> dict[str, Any]:
+        """What is said is said in both languages: says, remedy; says_zh, remedy_zh."""
+        told = {name: value for name, value in vars(self).items() if value not in (None, "")}
+        return told | {f"{name}_zh": chinese(told[name]) for name in ("says", "remedy") if name in told}
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,7 @@ class Report:
     length: int
     seconds: float
     verdicts: tuple[Verdict, ...]
+    passes: int = 0
 
     @property
     def ok(self) -> bool:
@@ -58,12 +67,14 @@ class Report:
         head = {
             "model": self.model,
             "called": self.called,
+            "asked": self.asked,
+            "asked_zh": self.asked.zh,
             "length": self.length,
             "ok": self.ok,
+            "passes": self.passes,
             "seconds": self.seconds,
         }
-        filled = [{k: v for k, v in vars(verdict).items() if v not in (None, "")} for verdict in self.verdicts]
-        return {**head, "verdicts": filled}
+        return {**head, "verdicts": [verdict.plain() for verdict in self.verdicts]}
 
     def raise_if_broken(self) -> None:
         if not self.ok:
@@ -71,18 +82,32 @@ class Report:
             where = f" in {first.module}" if first.module else ""
             raise CheckFailed(f"{self.model}: {first.law}: {first.says}{where}; {first.remedy}")
 
-    def lines(self, width: int = 100) -> Iterator[str]:
-        """As plain text, at most so many characters wide."""
-        yield from _wrapped("", f"{self.model}: called as {self.called}; rows of {self.length} tokens", width)
+    @property
+    def asked(self) -> Both:
+        """What was probed, and how often."""
+        return Both(
+            f"{self.model}: called as {self.called}; rows of {self.length} random tokens, {self.passes} passes",
+            f"{self.model}:调用方式 {chinese(self.called)};每行 {self.length} 个随机词元,共跑 {self.passes} 遍",
+        )
+
+    def lines(self, width: int = 100, language: str = "en") -> Iterator[str]:
+        """As plain text, at most so many columns wide."""
+        yield from _wrapped("", spoken(self.asked, language), width)
         for verdict in self.verdicts:
-            yield from verdict.lines(width)
+            yield from verdict.lines(width, language)
         count = len({verdict.law for verdict in self.broken})
-        yield "all laws kept" if self.ok else f"{count} law{'s' if count > 1 else ''} broken"
+        kept = Both("all laws kept", "规则全部守住")
+        yield spoken(
+            kept if self.ok else Both(f"{count} law{'s' * (count > 1)} broken", f"违反了 {count} 条规则"), language
+        )
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
 
 
 def _wrapped(lead: str, text: str, width: int) -> list[str]:
+    """Chinese characters take two columns."""
+    wide = sum(c > "\u2e80" for c in text) * 2 > len(text)
     indent = " " * len(lead)
+    width = len(lead) + (width - len(lead)) // 2 if wide else width
     return textwrap.wrap(text, width, initial_indent=lead, subsequent_indent=indent) or [lead]
