@@ -27,7 +27,7 @@ def tree(path: Path) -> ast.Module:
 
 ORDER = [
     {"errors"},
-    {"parts"},
+    {"parts", "machine"},
     {"core"},
     {"variants"},
     {"weights", "text", "fast", "families"},

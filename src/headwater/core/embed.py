@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwater.core.dropout import Dropout
 from headwater.core.kinds import Embedding, Norm, Placing
 from headwater.core.norms import NoNorm
 from headwater.core.positions import NoPosition
@@ -89,7 +90,7 @@ class TokenEmbedding(nn.Module):
         self.scale, self.tokens = spec.scale, nn.Embedding(spec.vocab, width)
         self.kinds = nn.Embedding(spec.kinds, width) if spec.kinds else None
         self.position, self.norm = spec.position.build(width), spec.norm.build(width)
-        self.dropout = nn.Dropout(spec.dropout)
+        self.dropout = Dropout(spec.dropout)
         self.project = nn.Identity() if spec.width is None else nn.Linear(width, d_model)
 
     def forward(self, rows: Rows, places: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from headwater.core.dropout import Dropout
 from headwater.core.kinds import Layer
 from headwater.errors import BadSetting, nearest
 from headwater.parts import must, part
@@ -82,7 +83,7 @@ class FeedForwardLayer(nn.Module):
         super().__init__()
         self.up = nn.Linear(d_model, spec.d_ff, spec.bias)
         self.down = nn.Linear(spec.d_ff, d_model, spec.bias)
-        self.act, self.dropout = activation(spec.activation), nn.Dropout(spec.dropout)
+        self.act, self.dropout = activation(spec.activation), Dropout(spec.dropout)
 
     def forward(self, x: Tensor, *_: object) -> Tensor:
         return self.down(self.dropout(self.act(self.up(x))))
@@ -94,7 +95,7 @@ class GatedFeedForwardLayer(nn.Module):
         self.gate = nn.Linear(d_model, spec.d_ff, spec.bias)
         self.up = nn.Linear(d_model, spec.d_ff, spec.bias)
         self.down = nn.Linear(spec.d_ff, d_model, spec.bias)
-        self.act, self.dropout = activation(spec.activation), nn.Dropout(spec.dropout)
+        self.act, self.dropout = activation(spec.activation), Dropout(spec.dropout)
 
     def forward(self, x: Tensor, *_: object) -> Tensor:
         return self.down(self.dropout(self.act(self.gate(x)) * self.up(x)))

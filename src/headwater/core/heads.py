@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from headwater.core.dropout import Dropout
 from headwater.core.embed import Rows
 from headwater.core.feedforward import activation
 from headwater.core.kinds import BeforeHead, Head, Norm, Pooling
@@ -102,7 +103,7 @@ class LanguageScores(nn.Module):
 class TokenScores(nn.Module):
     def __init__(self, spec: TokenHead, d_model: int) -> None:
         super().__init__()
-        self.dropout, self.out = nn.Dropout(spec.dropout), nn.Linear(d_model, spec.outputs)
+        self.dropout, self.out = Dropout(spec.dropout), nn.Linear(d_model, spec.outputs)
 
     def forward(self, x: Tensor, rows: Rows) -> Tensor:
         return self.out(self.dropout(x))
@@ -199,7 +200,7 @@ class PoolLayer(nn.Module):
 class ClassScores(nn.Module):
     def __init__(self, spec: ClassHead, d_model: int) -> None:
         super().__init__()
-        self.pooled, self.dropout = spec.pooled.build(d_model), nn.Dropout(spec.dropout)
+        self.pooled, self.dropout = spec.pooled.build(d_model), Dropout(spec.dropout)
         self.out = nn.Linear(d_model, spec.classes, spec.bias)
 
     def forward(self, x: Tensor, rows: Rows) -> Tensor:

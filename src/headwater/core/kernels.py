@@ -17,12 +17,14 @@ from headwater.core.kinds import Attending
 from headwater.core.masks import Sight
 from headwater.core.taps import Tap
 from headwater.errors import BadSetting, Unavailable, nearest
+from headwater.machine.attention import attend, attends
+from headwater.machine.dropout import dropout
 from headwater.parts import must, part
 
 
 @part
 class Fused(Attending):
-    """PyTorch's scaled_dot_product_attention: flash where the machine has it."""
+    """PyTorch's scaled_dot_product_attention, flash where there is one; to learn on a CPU, machine/attention.c."""
 
     def build(self, scale: float, dropout: float) -> Kernel:
         return FusedKernel(scale, dropout)
@@ -105,10 +107,13 @@ class Kernel(nn.Module):
             scores = scores if mask.dtype == torch.bool else scores + mask
             weights = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(~allowed, 0)
         weights = self.weights(weights.to(v.dtype))
-        return F.dropout(weights, self.dropout, self.training) @ v
+        return self.dropped(weights) @ v
 
     def shaped(self, scores: Tensor) -> Tensor:
         return scores
+
+    def dropped(self, weights: Tensor) -> Tensor:
+        return dropout(weights, self.dropout) if self.training and self.dropout else weights
 
     def dense(self, q: Tensor, sight: Sight, score: Tensor | None = None) -> Tensor | None:
         """The whole mask of a sight with the query's own score in it."""
@@ -142,6 +147,8 @@ class FusedKernel(Kernel):
         if mask is not None and mask.dtype != torch.bool:
             mask = mask.to(q.dtype)
         dropout = self.dropout if self.training else 0.0
+        if attends(q, k, v, mask):
+            return attend(q, k, v, mask, causal, self.scale, dropout)
         return F.scaled_dot_product_attention(
             q, k, v, mask, dropout, causal, scale=self.scale, enable_gqa=q.shape[1] != k.shape[1]
         )

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from headwater.core.attention import AttentionLayer, Call, CrossAttentionLayer, Lane
+from headwater.core.dropout import Dropout
 from headwater.core.embed import Rows
 from headwater.core.kinds import Embedding, Layer, Layers, Norm
 from headwater.core.masks import Everyone, Sight
@@ -128,12 +129,12 @@ class BlockLayer(nn.Module):
                 self.add_module(f"{branch.role}_{slot}", getattr(branch, slot).build(d_model))
         ends = ("", "_norm", "_out_norm", "_post_norm")
         self.names = tuple(tuple(branch.role + end for end in ends) for branch in spec.branches)
-        self.dropout = nn.Dropout(spec.dropout)
+        self.dropout = Dropout(spec.dropout)
 
     def forward(self, x: Tensor, call: Call, step: int) -> Tensor:
         for layer, norm, out_norm, post_norm in self.names:
             y = getattr(self, layer)(getattr(self, norm)(x), call, step)
-            x = getattr(self, post_norm)(x + self.dropout(getattr(self, out_norm)(y)))
+            x = getattr(self, post_norm)(self.dropout.added(x, getattr(self, out_norm)(y)))
         return x
 
 
@@ -142,7 +143,7 @@ class ParallelBlockLayer(BlockLayer):
         total = x
         for layer, norm, out_norm, _ in self.names:
             y = getattr(self, layer)(getattr(self, norm)(x), call, step)
-            total = total + self.dropout(getattr(self, out_norm)(y))
+            total = self.dropout.added(total, getattr(self, out_norm)(y))
         return total
 
 
@@ -161,7 +162,7 @@ class TransformerStack(nn.Module):
         self.positions = nn.ModuleList()
         self.lanes: list[tuple[Any, int]] = []
         self._share()
-        self.final_norm, self.dropout = spec.final_norm.build(spec.d_model), nn.Dropout(spec.dropout)
+        self.final_norm, self.dropout = spec.final_norm.build(spec.d_model), Dropout(spec.dropout)
         self.nowhere = Position()
 
     def _share(self) -> None:

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headwater.data.objectives.lesson import IGNORE
+from headwater.machine.library import serves
+from headwater.machine.loss import slope_of_loss
 
 CHUNK = 512  # tokens whose scores over the vocabulary exist at one time
 
@@ -61,15 +63,12 @@ class _Chunked(torch.autograd.Function):
         grads = [
             torch.zeros_like(t) if need and t is not None else None for need, t in zip(ctx.needed, shapes, strict=True)
         ]
+        chunk = _InPlace(len(where), len(table)) if serves(states, table) else _spelled_out
         for here, labels in zip(where.split(CHUNK), asked.split(CHUNK), strict=True):
             x = states[here].to(kind)
-            scores = F.linear(x, table, None if bias is None else bias.to(kind)).float()
-            log_p = F.log_softmax(scores, 1, dtype=torch.float32)
-            total -= (1 - smoothing) * log_p.gather(1, labels[:, None]).sum()
-            if smoothing:
-                total -= smoothing * log_p.mean(1).sum()
+            loss, slope = chunk(x, table, None if bias is None else bias.to(kind), labels, smoothing)
+            total += loss
             if any(ctx.needed):
-                slope = _slope(log_p, labels, smoothing)
                 _collect(grads, slope, here, x, table)
         ctx.save_for_backward(*(g for g in grads if g is not None))
         return total
@@ -86,13 +85,31 @@ def _working_dtype(states: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
 
 
-def _slope(log_p: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """d loss / d scores = p - (1 - ε)·onehot(label) - ε/V, in the memory of log_p."""
+def _spelled_out(x: Tensor, table: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float) -> tuple[Any, Tensor]:
+    """The loss of some rows, and d loss / d scores = p - (1 - ε)·onehot(label) - ε/V in the memory of log p."""
+    log_p = F.log_softmax(F.linear(x, table, bias).float(), 1, dtype=torch.float32)
+    loss = -(1 - smoothing) * log_p.gather(1, labels[:, None]).sum()
+    if smoothing:
+        loss -= smoothing * log_p.mean(1).sum()
     slope = log_p.exp_()
     if smoothing:
         slope -= smoothing / slope.shape[1]
     slope.scatter_add_(1, labels[:, None], torch.full_like(labels[:, None], smoothing - 1, dtype=slope.dtype))
-    return slope
+    return loss, slope
+
+
+class _InPlace:
+    """The same in C, in the memory of one chunk of scores, which all chunks share: fresh memory costs page faults."""
+
+    def __init__(self, rows: int, vocab: int) -> None:
+        self.memory = torch.empty(min(rows, CHUNK), vocab)
+
+    def __call__(
+        self, x: Tensor, table: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float
+    ) -> tuple[float, Tensor]:
+        scores = self.memory[: len(x)]
+        torch.mm(x, table.T, out=scores) if bias is None else torch.addmm(bias, x, table.T, out=scores)
+        return slope_of_loss(scores, labels, smoothing), scores
 
 
 def _collect(grads: list[Tensor | None], slope: Tensor, here: Tensor, x: Tensor, table: Tensor) -> None:
