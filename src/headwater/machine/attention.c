@@ -5,9 +5,13 @@
 
 /* x ← e^(x - its largest); their sum; the largest goes to *largest. n is a multiple of 8. */
 static float exps(float *x, int64_t n, float *largest) {
-    v8 most = all8(-INFINITY), sum = all8(0);
-    for (int64_t j = 0; j < n; j += 8) most = max8(most, *(v8 *)(x + j));
-    *largest = most8(most);
+    v8 most = all8(-INFINITY), sum = all8(0), none = all8(0);
+    for (int64_t j = 0; j < n; j += 8) {
+        v8 here = *(v8 *)(x + j);
+        most = max8(most, here);
+        none = (v8)((i8)none | (here != here));                       /* a comparison would let NaN slip through */
+    }
+    *largest = sum8((v8)((i8)none & (i8)all8(1))) ? NAN : most8(most);
     for (int64_t j = 0; j < n; j += 8) {
         v8 e = exp8(*(v8 *)(x + j) - *largest);
         *(v8 *)(x + j) = e;
@@ -77,8 +81,8 @@ int attend(Attention a, const float *q, Strides qs, const float *k, Strides ks, 
                     scores_of(&a, b, h, first, rows, seen, q + b * qs.batch + h * qs.head, qs.place, k_turned, ld, scores);
                     float *to = out + b * os.batch + h * os.head + first * os.place, *sums = log_sums + (b * a.heads + h) * a.queries + first;
                     for (int64_t i = 0; i < rows; i++) {
-                        float most, *row = scores + i * ld, sum = exps(row, up16(seen), &most), by = most > -INFINITY ? 1 / sum : 0;
-                        sums[i] = most > -INFINITY ? most + logf(sum) : INFINITY;      /* e^(x - inf) = 0: a row that sees nothing */
+                        float most, *row = scores + i * ld, sum = exps(row, up16(seen), &most), by = most == -INFINITY ? 0 : 1 / sum;
+                        sums[i] = most == -INFINITY ? INFINITY : most + logf(sum);     /* e^(x - inf) = 0: a row that sees nothing */
                         uint64_t index = index_of(&a, b, h, first + i);
                         for (int64_t j = 0; j < seen; j += 8)
                             *(v8 *)(row + j) = by == 0 ? all8(0) : *(v8 *)(row + j) * by * (a.drop.threshold ? kept(&a.drop, index + (uint64_t)j) : all8(1));
