@@ -19,8 +19,8 @@ double slope_of_loss(float *scores, const int64_t *labels, int64_t rows, int64_t
         for (j = 0; j < even; j += 8) { v8 e = exp8(*(v8 *)(row + j) - most); *(v8 *)(row + j) = e; some += e; }
         double sum = sum8(some);
         for (; j < vocab; j++) { row[j] = expf(row[j] - most); sum += row[j]; }
-        double log_sum = most + log(sum), even_share = smoothing / (double)vocab;
-        total += log_sum - (1 - smoothing) * chosen - (smoothing ? even_share * all : 0);
+        double even_share = smoothing / (double)vocab, below = (double)most - chosen;      /* differences: nothing cancels */
+        total += log(sum) + (1 - smoothing) * below + (smoothing ? even_share * ((double)most * vocab - all) : 0);
         float by = (float)(1 / sum), less = (float)even_share;
         for (j = 0; j < even; j += 8) *(v8 *)(row + j) = *(v8 *)(row + j) * by - less;
         for (; j < vocab; j++) row[j] = row[j] * by - less;
