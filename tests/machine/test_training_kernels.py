@@ -182,8 +182,10 @@ def gradients(threads, recompute, seed=4, p=0.2):
 
 def test_a_seed_brings_the_same_gradients_however_many_threads_and_when_layers_are_worked_out_again():
     plain = gradients(1, False)
-    for other in (gradients(1, False), gradients(2, False), gradients(1, True)):
+    for other in (gradients(1, False), gradients(1, True)):
         assert all(torch.equal(plain[name], other[name]) for name in plain)
+    two = gradients(2, False)  # torch's own sums may differ in the last bits
+    assert all(torch.allclose(plain[name], two[name], rtol=1e-4, atol=1e-7) for name in plain)
     another = gradients(1, False, seed=5)
     assert any(not torch.equal(plain[name], another[name]) for name in plain)
 
