@@ -18,6 +18,7 @@ from headwater.inspection.results import Result
 from headwater.inspection.scores import language, vocabulary
 from headwater.inspection.subjects import Reading, Token, read, still
 from headwater.inspection.surprise import last_place
+from headwater.inspection.words import Both
 
 TOGETHER = 1 << 25  # scores that exist at one time
 
@@ -84,9 +85,8 @@ def _log_p(reading: Reading, rows: int) -> Tensor:
     """log p [rows, Q, V] of so many equal rows."""
     size = rows * len(reading.tokens) * vocabulary(language(reading.model))
     if size > 16 * TOGETHER:
-        raise BadInput(
-            f"ablate: {len(reading.tokens)} tokens are too many for the whole of two answers; shorten the text"
-        )
+        en = f"ablate: {len(reading.tokens)} tokens are too many for the whole of two answers; shorten the text"
+        raise BadInput(Both(en, f"{len(reading.tokens)} 个词元太多;请缩短文字"))
     many = {name: value.expand(rows, -1) for name, value in reading.extras.items()}
     memory = reading.model.encode(many["source"]) if many else None
     asked = reading.model.rows(reading.ids.expand(rows, -1), None, None, None, None)
@@ -146,10 +146,12 @@ class Ablations(Result):
         return [f"heads of {self.kind} that this text needs most (loss {self.loss:.3f}, change without): {said}"]
 
 
-def ablations(model: Any, text: Any, target: Any = None, *, kind: str | None = None) -> Ablations:
-    """The loss without each head in turn; as many heads in one pass, a row each, as memory allows."""
+def ablations(
+    model: Any, text: Any, target: Any = None, *, kind: str | None = None, layers: list[int] | None = None
+) -> Ablations:
+    """The loss without each head in turn (of these layers, or of all); as many heads in one pass as memory allows."""
     reading = read(model, text, target)
-    where = chosen(reading.model, [_spot(reading, kind, 0, 0).kind], None)
+    where = chosen(reading.model, [_spot(reading, kind, 0, 0).kind], layers)
     pairs = [(spot, head) for spot in where for head in range(spot.heads)]
     change = np.full((1 + where[-1].layer, max(spot.heads for spot in where)), np.nan, np.float32)
     cells = len(reading.tokens) * vocabulary(language(reading.model))
@@ -157,7 +159,8 @@ def ablations(model: Any, text: Any, target: Any = None, *, kind: str | None = N
     with still(reading.model):
         loss = _loss(reading, _log_p(reading, 1)[0])
         if math.isnan(loss):
-            raise BadSetting("ablations: a text must have two tokens or more, got one; give a longer one")
+            en = "ablations: a text must have two tokens or more, got one; give a longer one"
+            raise BadSetting(Both(en, "至少要有两个词元;请写长些"))
         for first in range(0, len(pairs), size):
             some = pairs[first : first + size]
             with without(reading.model, some):

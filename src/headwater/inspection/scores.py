@@ -12,6 +12,7 @@ from headwater.core.embed import Rows
 from headwater.core.heads import ClassScores, LanguageScores, SeveralHeads, TokenScores
 from headwater.errors import BadInput
 from headwater.inspection.subjects import Reading
+from headwater.inspection.words import Both
 from headwater.training.losses import cross_entropy
 
 TOGETHER = 1 << 24  # scores that exist at one time: 64 MB
@@ -23,7 +24,8 @@ def language(model: Any) -> nn.Module:
     found = next((head for head in heads if isinstance(head, LanguageScores)), None)
     if found is None:
         kind = type(model.head).__name__
-        raise BadInput(f"this needs a head that says tokens, the model has {kind}; load it with head='language'")
+        en = f"this needs a head that says tokens, the model has {kind}; load it with head='language'"
+        raise BadInput(Both(en, f"这要有会说词元的输出头,模型的是 {kind};用 head='language' 载入"))
     return found
 
 
@@ -56,7 +58,11 @@ def loss(reading: Reading) -> tuple[Tensor, str]:
         language(reading.model)
         ids = torch.tensor([[token.id for token in reading.follows]])
         if not ids.shape[1]:
-            raise BadInput("a loss needs two tokens or more, got one; give a longer text")
+            raise BadInput(
+                Both(
+                    "a loss needs two tokens or more, got one; give a longer text", "至少要有两个词元才有损失;请写长些"
+                )
+            )
         return _mean(_tokens(reading.answer())[:, : ids.shape[1]], ids), "mean surprise of the tokens"
     if says_tokens(reading.model) and (mask := getattr(reading.tokenizer, "mask", None)) is not None:
         hidden, at = reading.ids, slice(1, None, 7) if len(reading.tokens) > 1 else slice(0, 1)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from headwater.core.embed import Rows
 from headwater.core.model import Transformer
 from headwater.errors import BadInput, TooLong
+from headwater.inspection.words import Both
 from headwater.text.pieces import joined
 from headwater.text.tokenizer import Tokenizer
 
@@ -171,9 +172,15 @@ class Subject:
 
     def _fitting(self, ids: list[int]) -> list[int]:
         if not ids:
-            raise BadInput("inspection: a text must have a token, got none; give some words")
+            raise BadInput(
+                Both(
+                    "inspection: a text must have a token, got none; give some words",
+                    "文字里至少要有一个词元;请写点什么",
+                )
+            )
         if self.longest is not None and len(ids) > self.longest:
-            raise TooLong(f"inspection: the model reads {self.longest} tokens, got {len(ids)}; shorten the text")
+            en = f"inspection: the model reads {self.longest} tokens, got {len(ids)}; shorten the text"
+            raise TooLong(Both(en, f"模型最多读 {self.longest} 个词元,得到 {len(ids)} 个;请缩短文字"))
         return ids
 
     def target(self, text: Any) -> list[int]:
@@ -210,7 +217,12 @@ def read(model: Any, text: Any, target: Any = None, *, most: int = 128) -> Readi
         )  # fmt: skip
     start, written = subject.start, _written(subject, ids, target, most)
     if start is None:
-        raise BadInput("inspection: a decoder needs a token to begin with, this model names none; give headwater.load")
+        raise BadInput(
+            Both(
+                "inspection: a decoder needs a token to begin with, this model names none; give headwater.load",
+                "解码器要有开头的词元,这个模型没有指明",
+            )
+        )
     tokens = named([start, *written[:-1]], tokenizer)
     source, follows = named(ids, tokenizer, source=True), named(written, tokenizer)
     return Reading(subject.model, tokenizer, tokens, source, follows, generated=target is None)

@@ -21,7 +21,8 @@ from starlette.types import ASGIApp
 from headwater import __version__
 from headwater.errors import Fault
 from headwater.inspection.places import positions
-from headwater.serving import anatomy, asking, checking, choosing, runs, talking, walking
+from headwater.inspection.words import Both
+from headwater.serving import anatomy, asking, checking, choosing, reasons, runs, talking, walking
 from headwater.serving.faults import Busy, NotHere, WrongMethod, told
 from headwater.serving.gate import Gate, Guard
 from headwater.serving.shelf import Shelf
@@ -41,7 +42,6 @@ class House:
     worker: Worker = field(default_factory=Worker)
     traces: Traces = field(default_factory=Traces)
     said: choosing.Said = field(default_factory=choosing.Said)
-    past: runs.Past = field(default_factory=runs.Past)
 
     # ------------------------------------------------------------------------------------------- answers in JSON
 
@@ -75,6 +75,15 @@ class House:
     def lens(self, ask: asking.Lens) -> Any:
         return choosing.lens_of(self.shelf.open(ask.model), ask)
 
+    def why(self, ask: asking.Why) -> Any:
+        return reasons.why(self.shelf.open(ask.model), ask)
+
+    def without(self, ask: asking.Without) -> Any:
+        return reasons.without(self.shelf.open(ask.model), ask)
+
+    def each_off(self, ask: asking.EachOff) -> Any:
+        return reasons.each_off(self.shelf.open(ask.model), ask)
+
     def walk(self, ask: asking.Step) -> Any:
         return walking.walk(self.shelf.open(ask.model), ask)
 
@@ -85,7 +94,7 @@ class House:
         return runs.run(self.shelf, ask)
 
     def scrub(self, ask: asking.Checkpoint) -> Any:
-        return runs.scrubbed(self.shelf, self.past, ask)
+        return runs.scrubbed(self.shelf, ask)
 
     # ----------------------------------------------------------------------------------------- answers in bytes
 
@@ -114,6 +123,9 @@ ASKS: dict[str, type[asking.Ask]] = {
     "next": asking.Chosen,
     "hidden": asking.Hidden,
     "lens": asking.Lens,
+    "why": asking.Why,
+    "without": asking.Without,
+    "each_off": asking.EachOff,
     "walk": asking.Step,
     "check": asking.Check,
     "run": asking.OfRun,
@@ -178,8 +190,8 @@ def guarded(handler: Handler) -> Handler:
                 raise
             number = secrets.token_hex(4)
             log.exception("error %s in %s", number, request.scope["path"])
-            words = f"something went wrong in the server; its terminal says what, under {number}"
-            return JSONResponse(told(Fault(words)), 500)
+            en = f"something went wrong in the server; its terminal says what, under {number}"
+            return JSONResponse(told(Fault(Both(en, f"服务器出了错;它的终端里有说明,编号 {number}"))), 500)
 
     return handle
 
@@ -203,8 +215,8 @@ def app(shelf: Shelf, guard: Guard) -> ASGIApp:
 
 
 async def _missing(request: Request, error: Exception) -> Response:
-    return JSONResponse(told(NotHere("there is nothing of that name here")), 404)
+    return JSONResponse(told(NotHere(Both("there is nothing of that name here", "这里没有这个名字的东西"))), 404)
 
 
 async def _method(request: Request, error: Exception) -> Response:
-    return JSONResponse(told(WrongMethod("this path is not asked in that way")), 405)
+    return JSONResponse(told(WrongMethod(Both("this path is not asked in that way", "这个路径不是这样问的"))), 405)

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headwater.errors import BadFile, BadInput
 from headwater.inspection.subjects import Reading, named, read
+from headwater.inspection.words import Both
 from headwater.serving.shelf import Opened
 from headwater.weights.strict_json import parse_object
 
@@ -92,6 +93,24 @@ class Lens(OfText):
     places: Annotated[int, Field(ge=1, le=64)] = 12
 
 
+class Why(OfText):
+    """Which output is asked about: the token said at a place (-1: the last), or a label."""
+
+    place: Annotated[int, Field(ge=-1, le=MOST_TOKENS)] = -1
+    token: Id | None = None
+
+
+class EachOff(OfText):
+    """The heads of one layer, each switched off in turn."""
+
+    kind: Name
+    layer: Small
+
+
+class Without(EachOff):
+    head: Small
+
+
 class Message(Ask):
     role: Annotated[str, Field(pattern="^(system|user|assistant)$")]
     content: Text
@@ -130,11 +149,14 @@ def parsed(kind: type[A], raw: bytes) -> A:
     try:
         return kind.model_validate(_whole(parse_object(raw, "the request"), kind))
     except BadFile as fault:
-        raise BadInput(str(fault).partition(";")[0]) from None
+        raise BadInput(Both(str(fault).partition(";")[0], "请求不是合格的 JSON")) from None
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(str(step) for step in first["loc"])[:80]
-        raise BadInput(f"the request's {where or 'body'} is refused: {first['msg'][:120]}") from None
+        what = Both(
+            f"the request's {where or 'body'} is refused: {first['msg'][:120]}", f"请求里的 {where or '正文'} 不合规定"
+        )
+        raise BadInput(what) from None
 
 
 def _whole(value: dict[str, Any], kind: type[Ask]) -> dict[str, Any]:
@@ -151,7 +173,12 @@ def reading_of(opened: Opened, ask: OfText) -> Reading:
         _check_length(given)
         return given
     if subject.two and not (ask.source_ids or ask.source):
-        raise BadInput("an encoder-decoder reads a source, got none; give source or source_ids")
+        raise BadInput(
+            Both(
+                "an encoder-decoder reads a source, got none; give source or source_ids",
+                "编码器-解码器要读源文,却没有;请填源文",
+            )
+        )
     _check_ids("ids", ask.ids, subject.model.writer)
     source_ids = (ask.source_ids or subject.prompt(ask.source)) if subject.two else []
     if subject.two:
@@ -167,10 +194,12 @@ def reading_of(opened: Opened, ask: OfText) -> Reading:
 def _check_ids(what: str, ids: list[int], stack: Any) -> None:
     size = stack.embed.tokens.num_embeddings
     if beyond := [n for n in ids if n >= size]:
-        raise BadInput(f"{what} must be below {size}, got {beyond[0]}; they are another model's")
+        en = f"{what} must be below {size}, got {beyond[0]}; they are another model's"
+        raise BadInput(Both(en, f"{what} 应小于 {size},得到 {beyond[0]};它们属于别的模型"))
 
 
 def _check_length(reading: Reading) -> None:
     longest = max(len(reading.tokens), len(reading.source))
     if longest > MOST_TOKENS:
-        raise BadInput(f"the page shows up to {MOST_TOKENS} tokens, got {longest}; shorten the text")
+        en = f"the page shows up to {MOST_TOKENS} tokens, got {longest}; shorten the text"
+        raise BadInput(Both(en, f"本页最多显示 {MOST_TOKENS} 个词元,得到 {longest} 个;请缩短文字"))

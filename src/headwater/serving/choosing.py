@@ -21,6 +21,7 @@ from headwater.inspection.logit_lens import lens
 from headwater.inspection.results import plain
 from headwater.inspection.scores import in_parts, language, vocabulary
 from headwater.inspection.subjects import Reading, Token, still
+from headwater.inspection.words import Both
 from headwater.serving.asking import Chosen, Hidden, OfText, reading_of
 from headwater.serving.asking import Lens as LensAsk
 from headwater.serving.shelf import Opened
@@ -61,7 +62,12 @@ def scored(reading: Reading) -> tuple[Tensor, list[float | None]]:
 
 def next_token(opened: Opened, ask: Chosen, said: Said) -> dict[str, Any]:
     if opened.shape == "encoder":
-        raise BadInput("an encoder alone has no next token: it fills gaps; hide a token instead")
+        raise BadInput(
+            Both(
+                "an encoder alone has no next token: it fills gaps; hide a token instead",
+                "编码器没有下一个词元,它填空;请改为遮住一个词元",
+            )
+        )
     reading = begun(opened, ask)
     scores, shares = said.of(opened, reading)
     choice = chosen(opened, reading, ask, scores)
@@ -82,7 +88,9 @@ def begun(opened: Opened, ask: OfText) -> Reading:
     if opened.shape == "both" and ask.ids is None:
         start = opened.subject.start
         if start is None:
-            raise BadInput("this model names no token to begin with; give ids")
+            raise BadInput(
+                Both("this model names no token to begin with; give ids", "这个模型没有指明开头的词元;请给 ids")
+            )
         ids = [start]
         if ask.text:
             written = opened.subject.target(ask.text)
@@ -122,9 +130,15 @@ def hidden(opened: Opened, ask: Hidden) -> dict[str, Any]:
     """What the model puts in a place whose token is hidden by its mask (or not hidden, where it has none)."""
     reading = reading_of(opened, ask)
     if opened.shape != "encoder":
-        raise BadInput("only an encoder fills gaps; this model writes one token after another")
+        raise BadInput(
+            Both(
+                "only an encoder fills gaps; this model writes one token after another",
+                "只有编码器填空;这个模型逐个写词元",
+            )
+        )
     if not 0 <= ask.place < len(reading.tokens):
-        raise BadInput(f"place must be below {len(reading.tokens)}, got {ask.place}")
+        n = len(reading.tokens)
+        raise BadInput(Both(f"place must be below {n}, got {ask.place}", f"位置应小于 {n},得到 {ask.place}"))
     mask = getattr(reading.tokenizer, "mask", None)
     was = reading.tokens[ask.place]
     if mask is not None:

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from headwater.errors import Fault
+from headwater.inspection.words import Both, chinese
 
 _PATH = re.compile(r"(?:[A-Za-z]:)?(?:[/\\][^\s/\\:;,'\"()]+)+[/\\](?=[^\s/\\:;,'\"()])|(?<![\w.])/(?=[^\s/:;,'\"()]+)")
 MOST = 400
@@ -48,10 +49,14 @@ class Forgotten(Fault):
 
 
 def told(fault: Fault) -> dict[str, Any]:
-    """What the page is told. Folders are cut from paths: what lies where is nobody's business but the terminal's.
+    """What the page is told, in both languages where both are known.
+
+    Folders are cut from paths: what lies where is nobody's business but the terminal's.
 
     >>> told(Fault("/srv/models/x/config.json: not valid JSON; mend it"))["error"]["message"]
     'config.json: not valid JSON; mend it'
     """
-    message = " ".join(_PATH.sub("", str(fault)).split())
-    return {"error": {"kind": type(fault).__name__, "message": message[:MOST]}}
+    en = fault.args[0] if fault.args else ""
+    message, zh = (" ".join(_PATH.sub("", said).split())[:MOST] for said in (str(fault), chinese(en)))
+    error = {"kind": type(fault).__name__, "message": message}
+    return {"error": error | ({"message_zh": zh} if isinstance(en, Both) else {})}

@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headwater.errors import BadSetting, Fault
+from headwater.inspection.words import Both
 from headwater.serving.faults import NotHere, NoToken, Refused, WrongMethod, WrongType, told
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -137,15 +138,20 @@ class Gate:
         _check_host(headers.getlist("host"), self.guard)
         _check_site(headers, scope["scheme"])
         if method not in METHODS:
-            raise WrongMethod(f"{method[:20]!r} is not answered here; use GET or POST")
+            raise WrongMethod(Both(f"{method[:20]!r} is not answered here; use GET or POST", "这里只回答 GET 和 POST"))
         if not _PLAIN.fullmatch(scope.get("raw_path") or path.encode()) or "//" in path or "/." in path:
-            raise NotHere("there is nothing of that name here")
+            raise NotHere(Both("there is nothing of that name here", "这里没有这个名字的东西"))
         if method == "POST":
             _check_body(headers)
         if path.startswith(ENTRANCE) and method == "GET" and self.guard.enter(path.removeprefix(ENTRANCE)):
             return _welcome(self.guard)
         if self.guard.token and path not in OPEN and not self.guard.shown(headers):
-            raise NoToken("this server asks for its token; open the link that its terminal shows")
+            raise NoToken(
+                Both(
+                    "this server asks for its token; open the link that its terminal shows",
+                    "本服务要令牌;请打开终端里显示的链接",
+                )
+            )
         return None
 
 
@@ -153,23 +159,25 @@ def _check_host(hosts: Iterable[str], guard: Guard) -> None:
     match list(hosts):
         case [host] if guard.knows(host.lower()):
             return
-    raise Refused(f"this server answers as {guard.entrance().split('/')[2]}; open it by that address")
+    own = guard.entrance().split("/")[2]
+    raise Refused(Both(f"this server answers as {own}; open it by that address", f"本服务的地址是 {own};请用它打开"))
 
 
 def _check_site(headers: Headers, scheme: str) -> None:
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
     if (origin is not None and origin != f"{scheme}://{headers['host']}") or site not in (None, "same-origin", "none"):
-        raise Refused("another site may not ask this server; type its address into the browser")
+        en = "another site may not ask this server; type its address into the browser"
+        raise Refused(Both(en, "别的网站不能向本服务提问;请在浏览器里直接输入地址"))
 
 
 def _check_body(headers: Headers) -> None:
     if "content-length" in headers and "transfer-encoding" in headers:
-        raise Fault("a request must say its length in one way, got two")
+        raise Fault(Both("a request must say its length in one way, got two", "请求只能用一种方式说明长度,得到两种"))
     kind, _, more = headers.get("content-type", "").partition(";")
     if kind.strip().lower() != "application/json" or more.strip().lower() not in ("", "charset=utf-8"):
-        raise WrongType("a request must be application/json")
+        raise WrongType(Both("a request must be application/json", "请求应是 application/json"))
     if headers.get("content-encoding", "identity") != "identity":
-        raise WrongType("a request must not be compressed")
+        raise WrongType(Both("a request must not be compressed", "请求不能压缩"))
 
 
 def _welcome(guard: Guard) -> Response:

@@ -1,4 +1,4 @@
-"""Runs as their files tell them, live or past: metrics, samples, checkpoints; and a model as it was at a checkpoint."""
+"""Runs as their files tell them, live or past: metrics, samples, checkpoints; and one head at a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,15 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from headwater.errors import BadInput, NotFound
 from headwater.serving.asking import Checkpoint, OfRun, OfText, reading_of
-from headwater.serving.shelf import Opened, Shelf
+from headwater.serving.shelf import Shelf, checkpoints
 from headwater.serving.tracing import Trace, labels
 from headwater.training.journals import read_lines
-from headwater.training.snapshot import MODEL
-from headwater.training.use import load_run
-from headwater.weights.native import put
-from headwater.weights.tensors import TensorFile
 
 MOST_POINTS, MOST_SAMPLES = 2000, 400
 QUIET = 120.0  # seconds without a line after which a run that did not say why it stopped is no longer called live
@@ -26,7 +21,8 @@ def summary(name: str, folder: Path) -> dict[str, Any]:
     best = [line for line in lines if line.get("split") == "valid" and line.get("best")]
     leave_out = ("step", "split", "best", "time")
     scores = {k: v for k, v in (best[-1] if best else {}).items() if k not in leave_out and isinstance(v, (int, float))}
-    return {"run": name, "state": state(folder, lines), "step": lines[-1]["step"] if lines else 0, "scores": scores}
+    told = {"state": state(folder, lines), "step": lines[-1]["step"] if lines else 0, "scores": scores}
+    return {"run": name, **told, "checkpoints": checkpoints(folder)}
 
 
 def state(folder: Path, lines: list[dict[str, Any]]) -> str:
@@ -48,7 +44,6 @@ def run(shelf: Shelf, ask: OfRun) -> dict[str, Any]:
         "lines": thinned(new),
         "last": len(lines) - 1,
         "samples": samples[-MOST_SAMPLES:],
-        "checkpoints": checkpoints(folder),
         "has_model": (folder / "model" / "config.json").is_file(),
     }
 
@@ -63,42 +58,11 @@ def thinned(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [line for n, line in enumerate(lines) if line.get("split") != "train" or n in kept]
 
 
-def checkpoints(folder: Path) -> list[int]:
-    """Steps of the committed checkpoints, oldest first."""
-    found = (folder / "checkpoints").glob("step-*/manifest.json") if (folder / "checkpoints").is_dir() else ()
-    return sorted(int(path.parent.name[5:]) for path in found if path.parent.name[5:].isdigit())
-
-
-class Past:
-    """A run's model as it was at one checkpoint; the last one is kept, since a scrubber comes back."""
-
-    def __init__(self) -> None:
-        self.key: tuple[str, int, tuple[int, ...]] | None = None
-        self.opened: Opened | None = None
-
-    def at(self, shelf: Shelf, name: str, step: int) -> Opened:
-        folder = shelf.run(name)
-        item = shelf.item(name)
-        key = (name, step, item.stamp)
-        if key != self.key or self.opened is None:
-            path = folder / "checkpoints" / f"step-{step:08d}" / MODEL
-            if step not in checkpoints(folder) or not path.is_file():
-                raise NotFound(f"{name} has no checkpoint of step {step}; older ones are let go as training goes on")
-            trained = load_run(folder)
-            put(trained.model, TensorFile(path), f"checkpoint {step}")
-            from headwater.inspection.subjects import Subject
-
-            self.opened, self.key = Opened(item, (*key[2], step), Subject.of(trained), trained), key
-        return self.opened
-
-
-def scrubbed(shelf: Shelf, past: Past, ask: Checkpoint) -> dict[str, Any]:
+def scrubbed(shelf: Shelf, ask: Checkpoint) -> dict[str, Any]:
     """One head, and what was said, at one checkpoint: a matrix of at most 48 × 48 weights, and the text."""
-    opened = past.at(shelf, ask.run, ask.checkpoint)
+    opened = shelf.open(f"{ask.run}@{ask.checkpoint}")
     reading = reading_of(opened, OfText(model=ask.run, text=ask.text, source=ask.source))
     trace = Trace("scrub", reading)
-    if ask.kind not in trace.kinds:
-        raise BadInput(f"this model has no attention {ask.kind[:40]!r}; it has {', '.join(trace.kinds)}")
     matrix = trace.matrix(ask.kind, ask.layer, ask.head)[:48, :48]
     said = "".join(token.text for token in reading.follows) if reading.generated else ""
     kind = trace.kinds[ask.kind]

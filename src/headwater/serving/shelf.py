@@ -1,4 +1,7 @@
-"""What the server was started on: models and runs by name. A page asks by these names; paths never come from it."""
+"""What the server was started on: models and runs by name. A page asks by these names; paths never come from it.
+
+RUN@STEP names a run's model as it was at a checkpoint, so that every view can look at the past.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,19 @@ from headwater.errors import BadInput, NotFound, nearest
 from headwater.families.known import KNOWN
 from headwater.families.loading import find_model, load
 from headwater.inspection.subjects import Subject
+from headwater.inspection.words import Both
 from headwater.serving import tiny
+from headwater.training.snapshot import MODEL
 from headwater.training.use import load_run
-from headwater.weights.native import is_native
+from headwater.weights.native import is_native, put
+from headwater.weights.tensors import TensorFile
 
 MOST_LOADED, MOST_NAMES = 2, 200
 
 
 @dataclass(frozen=True)
 class Item:
-    """kind: model, run (a folder of training) or made (on the spot, with first weights)."""
+    """kind: model, run (a folder of training), checkpoint (of a run) or made (on the spot, with first weights)."""
 
     name: str
     kind: str
@@ -38,10 +44,15 @@ class Item:
             files = sorted(model.glob("*.safetensors")) if model.is_dir() else [model]
             return tuple(f.stat().st_mtime_ns for f in [model, *files])
         except OSError:
-            said = "has no model yet; wait for its first evaluation" if self.kind == "run" and self.path.is_dir() else (
-                "was here when the page was opened and is gone now; put it back, or choose another"
-            )  # fmt: skip
-            raise NotFound(f"{self.name} {said}") from None
+            if self.kind == "run" and self.path.is_dir():
+                en = f"{self.name} has no model yet; wait for its first evaluation"
+                raise NotFound(Both(en, f"{self.name} 还没有模型;请等第一次评估")) from None
+            raise gone(self.name) from None
+
+
+def gone(name: str) -> NotFound:
+    en = f"{name} was here when the page was opened and is gone now; put it back, or choose another"
+    return NotFound(Both(en, f"{name} 在打开页面时还在,现在不见了;请放回去,或另选一个"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,17 +81,29 @@ class Shelf:
         self.loaded: OrderedDict[str, Opened] = OrderedDict()
 
     def item(self, name: str) -> Item:
-        if name not in self.items:
-            raise NotFound(f"this server was not started on {name[:60]!r}; {nearest(name, self.items)}")
-        return self.items[name]
+        run, at, step = name.rpartition("@")
+        if name in self.items:
+            return self.items[name]
+        if at and step.isdecimal() and self.items.get(run, Item("", "")).kind == "run":
+            return self._past(run, int(step))
+        en = f"this server was not started on {name[:60]!r}; {nearest(name, self.items)}"
+        raise NotFound(Both(en, f"本服务启动时没有给它 {name[:60]!r};有:{'、'.join(list(self.items)[:5])}"))
+
+    def _past(self, run: str, step: int) -> Item:
+        path = self.run(run) / "checkpoints" / f"step-{step:08d}"
+        if step not in checkpoints(self.run(run)) or not (path / MODEL).is_file():
+            en = f"{run} has no checkpoint of step {step}; older ones are let go as training goes on"
+            raise NotFound(Both(en, f"{run} 没有第 {step} 步的检查点;训练中较早的会被删去"))
+        return Item(f"{run}@{step}", "checkpoint", path)
 
     def run(self, name: str) -> Path:
         item = self.item(name)
         if item.kind != "run" or item.path is None:
             runs = [n for n, one in self.items.items() if one.kind == "run"]
-            raise NotFound(f"{name} is a model, not a run; {nearest(name, runs) if runs else 'there are no runs'}")
+            en = f"{name} is a model, not a run; {nearest(name, runs) if runs else 'there are no runs'}"
+            raise NotFound(Both(en, f"{name} 是模型,不是训练记录;记录有:{'、'.join(runs[:5]) or '无'}"))
         if not item.path.is_dir():
-            raise NotFound(f"{name} was here when the page was opened and is gone now; put it back, or choose another")
+            raise gone(name)
         return item.path
 
     def open(self, name: str) -> Opened:
@@ -101,10 +124,20 @@ class Shelf:
 def _read(item: Item) -> Any:
     if item.path is None:
         return tiny.made(item.name)
+    if item.kind == "checkpoint":
+        trained = load_run(item.path.parent.parent)
+        put(trained.model, TensorFile(item.path / MODEL), item.name)
+        return trained
     folder = find_model(item.path)
     if folder.is_dir() and is_native(folder):
         return load_run(item.path)
     return load(item.path)
+
+
+def checkpoints(folder: Path) -> list[int]:
+    """Steps of a run's committed checkpoints, oldest first."""
+    found = (folder / "checkpoints").glob("step-*/manifest.json") if (folder / "checkpoints").is_dir() else ()
+    return sorted(int(path.parent.name[5:]) for path in found if path.parent.name[5:].isdigit())
 
 
 # ------------------------------------------------------------------------------------------------ what there is to find

@@ -11,6 +11,7 @@ from headwater.errors import BadInput
 from headwater.generation.ask import Voice, stream
 from headwater.inspection.scores import says_tokens
 from headwater.inspection.subjects import still
+from headwater.inspection.words import Both
 from headwater.serving.asking import Talk
 from headwater.serving.shelf import Opened
 from headwater.text.chat import encode_chat
@@ -45,7 +46,12 @@ def _prompt(opened: Opened, ask: Talk) -> list[int]:
         return subject.prompt(ask.source or ask.text)
     if ask.messages:
         if subject.tokenizer is None or not subject.tokenizer.chat_template:
-            raise BadInput("this model has no chat template; give it a text to go on with")
+            raise BadInput(
+                Both(
+                    "this model has no chat template; give it a text to go on with",
+                    "这个模型没有对话模板;请给一段让它续写的文字",
+                )
+            )
         return encode_chat(subject.tokenizer, [m.model_dump() for m in ask.messages])
     return list(Voice.of(subject.voice).ids(subject.prompt(ask.text)))
 
@@ -54,7 +60,12 @@ def labelled(opened: Opened, ask: Talk) -> dict[str, Any]:
     """What a head with labels says: shares of a text's labels, or a tag for each token."""
     subject = opened.subject
     if not subject.labels:
-        raise BadInput("this model neither writes nor names labels; look at its attention, or use headwater embed")
+        raise BadInput(
+            Both(
+                "this model neither writes nor names labels; look at its attention, or use headwater embed",
+                "这个模型既不写字也不给标签;请看它的注意力,或用 headwater embed",
+            )
+        )
     ids = subject.prompt(ask.text)
     with still(subject.model), torch.inference_mode():
         answer = subject.model(torch.tensor([ids]))[0].float().softmax(-1)

@@ -20,6 +20,7 @@ from headwater.inspection.maps import Spot, hear, sides, spots
 from headwater.inspection.patterns import MEASURES, SAYS, Head, Sums
 from headwater.inspection.results import plain
 from headwater.inspection.subjects import Reading
+from headwater.inspection.words import Both
 from headwater.serving.faults import Forgotten
 
 KEPT, MOST_TRACES = 256 << 20, 8
@@ -59,7 +60,12 @@ class Trace:
         self.held: OrderedDict[Spot, Tensor] = OrderedDict()
         self._run(spots(reading.model), first=True)
         if not self.kinds:
-            raise Unavailable("this model's attention has no weights to show: it never makes the matrix")
+            raise Unavailable(
+                Both(
+                    "this model's attention has no weights to show: it never makes the matrix",
+                    "这个模型的注意力没有权重可看:它从不算出那个矩阵",
+                )
+            )
 
     def _run(self, where: list[Spot], first: bool = False) -> None:
         """One pass. A layer is taken up when its last rows have come."""
@@ -95,10 +101,13 @@ class Trace:
     def layer(self, kind: str, layer: int) -> Tensor:
         """[H, Q, S], worked out again where it was let go."""
         if kind not in self.kinds:
-            raise BadInput(f"this model has no attention {kind[:40]!r}; {nearest(kind, self.kinds)}")
+            en = f"this model has no attention {kind[:40]!r}; {nearest(kind, self.kinds)}"
+            raise BadInput(Both(en, f"这个模型没有 {kind[:40]!r} 这种注意力;有:{'、'.join(self.kinds)}"))
         where = self.kinds[kind].spots
         if not 0 <= layer < len(where):
-            raise BadInput(f"{kind} has {len(where)} layers, got {layer}")
+            raise BadInput(
+                Both(f"{kind} has {len(where)} layers, got {layer}", f"{kind} 有 {len(where)} 层,得到 {layer}")
+            )
         if where[layer] not in self.held:
             self._run([where[layer]])
         self.held.move_to_end(where[layer])
@@ -108,13 +117,17 @@ class Trace:
         """[Q, S] of one head; head -1 is the mean of all, -2 the largest of all."""
         weights = self.layer(kind, layer)
         if not -2 <= head < len(weights):
-            raise BadInput(f"{kind} has {len(weights)} heads, got {head}")
+            raise BadInput(
+                Both(f"{kind} has {len(weights)} heads, got {head}", f"{kind} 有 {len(weights)} 个头,得到 {head}")
+            )
         return weights.mean(0) if head == -1 else weights.amax(0) if head == -2 else weights[head]
 
     def block(self, kind: str, layer: int, head: int, rows: tuple[int, int], columns: tuple[int, int]) -> Tensor:
         """The numbers themselves, float32: rows and columns are [first, end)."""
         if (rows[1] - rows[0]) * (columns[1] - columns[0]) > BLOCK:
-            raise BadInput(f"a block may have {BLOCK} numbers; ask for fewer rows or columns")
+            raise BadInput(
+                Both(f"a block may have {BLOCK} numbers; ask for fewer rows or columns", f"一块最多 {BLOCK} 个数")
+            )
         return self.matrix(kind, layer, head)[slice(*rows), slice(*columns)]
 
     def tile(self, kind: str, layer: int, head: int, level: int, row: int, column: int, power: float) -> Tensor:
@@ -122,7 +135,9 @@ class Trace:
         whole, size = self.matrix(kind, layer, head), TILE << level
         part = whole[row * size : (row + 1) * size, column * size : (column + 1) * size]
         if not part.numel():
-            raise BadInput(f"there is no tile {row}, {column} at level {level}")
+            raise BadInput(
+                Both(f"there is no tile {row}, {column} at level {level}", f"第 {level} 级没有 {row}, {column} 这一块")
+            )
         if level:
             part = F.max_pool2d(part[None, None], 1 << level, ceil_mode=True)[0, 0]
         return as_bytes(part, float(whole.max()), power)
@@ -184,5 +199,5 @@ class Traces:
 
     def get(self, name: str) -> Trace:
         if name not in self.held:
-            raise Forgotten("this picture is no longer kept; it is made anew")
+            raise Forgotten(Both("this picture is no longer kept; it is made anew", "这幅图已不再保留;正在重做"))
         return self.held[name]

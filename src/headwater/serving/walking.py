@@ -18,6 +18,7 @@ from headwater.errors import BadInput
 from headwater.inspection.results import plain
 from headwater.inspection.scores import language, says_tokens
 from headwater.inspection.subjects import Reading, still
+from headwater.inspection.words import Both
 from headwater.serving.asking import Step, reading_of
 from headwater.serving.shelf import Opened
 from headwater.serving.tracing import labels
@@ -31,11 +32,13 @@ def walk(opened: Opened, ask: Step) -> dict[str, Any]:
     side = "decoder" if model.decoder is not None else "encoder"
     stack = getattr(model, side)
     if not 0 <= ask.layer < len(stack.order):
-        raise BadInput(f"the {side} has {len(stack.order)} layers, got {ask.layer}")
+        n = len(stack.order)
+        raise BadInput(Both(f"the {side} has {n} layers, got {ask.layer}", f"它有 {n} 层,得到 {ask.layer}"))
     block = stack.layers[stack.order[ask.layer]]
     attention = block.self_attn
     if not 0 <= ask.head < attention.heads:
-        raise BadInput(f"the layer has {attention.heads} heads, got {ask.head}")
+        n = attention.heads
+        raise BadInput(Both(f"the layer has {n} heads, got {ask.head}", f"这一层有 {n} 个头,得到 {ask.head}"))
     heard = _heard(reading, stack, block, stack.order[: ask.layer].count(stack.order[ask.layer]))
     steps = [*_embedding(reading, stack), *_attention(attention, heard, ask.head), *_rest(block, heard)]
     facts = {"side": side, "layers": len(stack.order), "heads": attention.heads, "head_dim": attention.head_dim}

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from headwater.inspection.words import Both
 from headwater.serving.faults import Busy
 
 T = TypeVar("T")
@@ -59,5 +60,10 @@ class Worker:
 
     def _admit(self) -> None:
         if self.waiting >= self.most:
-            raise Busy(f"{self.most} questions are waiting already; ask again in a moment")
+            raise Busy(
+                Both(
+                    f"{self.most} questions are waiting already; ask again in a moment",
+                    f"已有 {self.most} 个提问在等;请稍后再问",
+                )
+            )
         self.waiting += 1

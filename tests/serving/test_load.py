@@ -1,0 +1,93 @@
+"""Many clients at once: everybody is answered or asked to come again, nobody is forgotten, and memory stays bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from scenes import run
+from test_patience import alive, running
+
+CLIENTS, EACH, LORISES = 100, 10, 80
+
+
+def rss() -> float:
+    """Megabytes of this process (the server runs in it)."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+async def answer(reader) -> tuple[int, dict]:
+    """One answer of a line that stays open: its status and its JSON."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    fields = dict(line.split(": ", 1) for line in head.decode().lower().split("\r\n")[1:] if ": " in line)
+    body = await reader.readexactly(int(fields["content-length"]))
+    return int(head.split(b" ")[1]), json.loads(body) if b"json" in head else {}
+
+
+async def client(port: int, number: int, seen: Counter) -> None:
+    """Ask, and ask again where the server is busy, as the page does; a line that was closed is opened anew."""
+    body = json.dumps({"model": "tiny decoder", "text": f"the cat {number}", "shown": 4}).encode()
+    name = "next" if number % 4 == 0 else "about"
+    body = body if name == "next" else b'{"model":"tiny decoder"}'
+    head = f"POST /api/{name} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body)}\r\n\r\n"
+    done = 0
+    while done < EACH:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            while done < EACH:
+                writer.write(head.encode() + body)
+                status, told = await answer(reader)
+                seen[status] += 1
+                if status == 503:
+                    await asyncio.sleep(0.02 + 0.05 * (number % 7))
+                    break
+                assert status == 200 and ("rows" in told or told["name"] == "tiny decoder"), told
+                done += 1
+        except (asyncio.IncompleteReadError, ConnectionError):
+            seen["closed"] += 1
+        finally:
+            writer.close()
+
+
+async def crowd(port: int) -> Counter:
+    seen: Counter = Counter()
+    async with asyncio.timeout(120):
+        await asyncio.gather(*(client(port, number, seen) for number in range(CLIENTS)))
+    return seen
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc, which is not here")
+def test_a_thousand_requests_of_a_hundred_clients():
+    with running() as port:
+        run(crowd(port))  # models are made, caches filled
+        before = rss()
+        seen = run(crowd(port))
+        assert seen[200] == CLIENTS * EACH, "everybody got all answers in the end"
+        assert set(seen) <= {200, 503, "closed"}, "no other answer, no error"
+        assert rss() - before < 60, "memory does not grow with the number of those who ask"
+        assert alive(port)
+
+
+def test_those_who_only_hold_the_line_are_let_go():
+    """Slow-loris clients are closed by the deadline, and those who speak are served meanwhile and after."""
+    with running() as port:
+        held = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(LORISES)]
+        for line in held:
+            line.sendall(b"POST /api/about HTTP/1.1\r\nhost: 127.")
+        assert alive(port), "there is room beside them"
+        began = time.monotonic()
+        for line in held:
+            with contextlib.suppress(ConnectionResetError):
+                assert line.recv(10) == b""
+            line.close()
+        assert time.monotonic() - began < 5, "all of them were closed"
+        assert alive(port)
