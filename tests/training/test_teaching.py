@@ -60,7 +60,7 @@ def test_every_task_trains_is_measured_and_used(files, tmp_path, name):
     trained = train(files / name, out=tmp_path / "run", context=32, **TINY)
     assert trained.task == task and trained.outcome.why == "finished"
     assert isinstance(trained(given, **({"max_tokens": 4} if kind is str and task == "language-model" else {})), kind)
-    scores, _ = measured(tmp_path / "run", [str(files / name)], rows=10)
+    scores = measured(tmp_path / "run", [str(files / name)], rows=10).scores
     assert scores["loss"] > 0
     run = Run.open(tmp_path / "run")
     steps = [line["step"] for line in run.lines("metrics.jsonl") if line.get("split") == "train"]
@@ -173,8 +173,21 @@ def test_a_run_can_start_from_another(files, tmp_path):
     second = train(files / "pairs.tsv", out=tmp_path / "b", **{**TINY, "max_steps": 1}, **same)
     for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=0)
+    with pytest.raises(BadSetting, match="causal needs a decoder, the model has an encoder and a decoder"):
+        train(files / "running.txt", out=tmp_path / "c", start=str(tmp_path / "a"), **TINY)
     with pytest.raises(BadSetting, match="the model has .* tokens, the tokenizer"):
-        train(files / "running.txt", out=tmp_path / "c", start=str(tmp_path / "a"), vocab=4000, **TINY)
+        train(files / "pairs.tsv", out=tmp_path / "c", start=str(tmp_path / "a"), tokenizer="bpe", vocab=4000, **TINY)
+
+
+def test_another_task_keeps_the_body_and_has_a_new_head(files, tmp_path):
+    first = train(files / "running.txt", out=tmp_path / "a", objective="masked", **TINY)
+    second = train(files / "labels.csv", out=tmp_path / "b", **{**TINY, "max_steps": 1}, start=tmp_path / "a", lr=1e-12)
+    before, now = dict(first.model.named_parameters()), dict(second.model.named_parameters())
+    for path in now:
+        if not path.startswith("head.") and path in before:
+            torch.testing.assert_close(before[path], now[path], atol=1e-6, rtol=0)
+    assert second.about["labels"] and "encoder.embed.kinds.weight" in now and "encoder.embed.kinds.weight" not in before
+    assert second.tokenizer.hash == first.tokenizer.hash and Run.open(tmp_path / "b").settings().lr == 1e-12
 
 
 def test_questions_a_user_may_ask(files, tmp_path):

@@ -84,7 +84,7 @@ def results(trained: Any, took: float, data: Path) -> None:
     from headwater.training.measuring import measured
     from headwater.training.plots import attention
 
-    scores, _ = measured(trained.folder, [str(data / "test.tsv")], beam=1)
+    scores = measured(trained.folder, [str(data / "test.tsv")], beam=1).scores
     print("\n" + say(
         f"On 1,000 dates it has never met: {scores['exact']:.1f} % exactly right, after {took:.0f} s.",
         f"在 1000 个从未见过的日期上:{scores['exact']:.1f} % 完全正确,用时 {took:.0f} 秒。",

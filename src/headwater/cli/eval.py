@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 
 from headwater.cli.language import say
 from headwater.cli.parser import Parser
@@ -19,15 +20,17 @@ def arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from headwater.training.measuring import measured
+    from headwater.training.progress import short
 
-    scores, samples = measured(args.run, args.files, args.rows, args.beam)
+    found = measured(args.run, args.files, args.rows, args.beam)
+    for note in found.notes:
+        print(f"note: {note}", file=sys.stderr)
     if args.json:
-        print(json.dumps(scores, ensure_ascii=False))
+        print(json.dumps(found.scores, ensure_ascii=False))
         return
-    for name, value in scores.items():
+    for name, value in found.scores.items():
         print(f"{name:<12} {value:.4g}")
-    for sample in samples:
-        print(
-            f"  {sample['input']}  →  {sample['output']}"
-            + ("" if sample["output"] == sample["expected"] else f"  ({sample['expected']})")
-        )
+    for sample in found.samples:
+        given, said, wanted = (short(sample[name]) for name in ("input", "output", "expected"))
+        expected = say("expected", "应为")
+        print(f"  {given}  →  {said}" + ("" if said == wanted else f"  ({expected} {wanted})"))

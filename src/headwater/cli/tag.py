@@ -18,5 +18,6 @@ def run(args: argparse.Namespace) -> None:
 
 
 def shown(words: list[Any]) -> str:
-    """Tags other than O stand behind their word."""
-    return " ".join(word if tag == "O" else f"{word}/{tag}" for word, tag in words)
+    from headwater.training.exam import tagged_words
+
+    return tagged_words(words)

@@ -25,7 +25,7 @@ HEADINGS = {
 
 
 def arguments(parser: Parser) -> None:
-    from headwater.training.settings import LEAVES
+    from headwater.training.settings import LEAVES, SAME
 
     parser.add_argument(
         "files", nargs="*", help=say("TSV, CSV, JSONL, text, CoNLL, SQuAD, or train.en train.de", "训练文件")
@@ -49,8 +49,10 @@ def arguments(parser: Parser) -> None:
             usual = "" if leaf.default in ("", [], {}) else f" [{leaf.default}]"
             words = say(*leaf.words).replace("%", "%%") + usual
             groups[leaf.section].add_argument(flag, default=None, metavar=name.upper()[:8], help=words, **more)
-    for alias, name in (("--learning-rate", "lr"), ("--output", "out"), ("-o", "out"), ("--val", "valid")):
-        parser.add_argument(alias, dest=name, default=None, help=argparse.SUPPRESS)
+    for alias, name in SAME.items():
+        more = {"nargs": "+"} if LEAVES[name].kind == list[str] else {}
+        flags = [f"--{alias.replace('_', '-')}", *(["-o"] if alias == "output" else [])]
+        parser.add_argument(*flags, dest=name, default=None, help=argparse.SUPPRESS, **more)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -46,6 +46,11 @@ class Ragged:
         within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
         return Ragged(self.values[np.repeat(self.offsets[:-1][rows], lengths) + within], offsets)
 
+    def cut(self, most: int) -> Ragged:
+        """Every row up to its first `most` values."""
+        within = np.arange(len(self.values)) - np.repeat(self.offsets[:-1], self.lengths)
+        return Ragged(self.values[within < most], np.concatenate([[0], np.cumsum(np.minimum(self.lengths, most))]))
+
     def wrapped(self, before: Sequence[int] = (), after: Sequence[int] = ()) -> Ragged:
         """Every row with these ids at its start and at its end."""
         extra = len(before) + len(after)

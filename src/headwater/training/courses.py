@@ -46,9 +46,13 @@ class Course:
     def lesson(self, examples: np.ndarray, epoch: int) -> Lesson:
         raise NotImplementedError
 
+    def spread(self, most: int) -> np.ndarray:
+        """At most so many examples, evenly from all of them: files often hold one class after the other."""
+        return evenly(self.size, most)
+
     def in_order(self, most: int, tokens: int = 4096) -> Iterator[np.ndarray]:
-        """The first examples, like lengths together: for measuring, where order does not matter."""
-        some = np.arange(min(most, self.size))
+        """These examples, like lengths together: for measuring, where order does not matter."""
+        some = self.spread(most)
         yield from self.pieces(some[np.argsort(self.lengths[some].sum(1), kind="stable")], tokens)
 
 
@@ -130,8 +134,17 @@ class Answers(Course):
         self.owner = np.repeat(np.arange(len(views)), [len(some) for some in views])
         super().__init__(np.array([len(w.ids) for w in self.windows]), marks, tokens, seed)
 
+    def spread(self, most: int) -> np.ndarray:
+        """All windows of at most so many questions."""
+        return np.flatnonzero(np.isin(self.owner, evenly(int(self.owner[-1]) + 1, most)))
+
     def lesson(self, examples: np.ndarray, epoch: int) -> Lesson:
         return answered([self.windows[i] for i in examples], self.marks)
+
+
+def evenly(size: int, most: int) -> np.ndarray:
+    """At most `most` of range(size), the first one, and the others at equal distances."""
+    return np.arange(size) if size <= most else np.arange(most) * size // most
 
 
 def unpadded(lesson: Lesson) -> Lesson:

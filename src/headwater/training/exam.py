@@ -5,7 +5,7 @@ All of them give the loss; `metric` says which measure decides what is best ("au
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headwater.data.examples import Tagged
 from headwater.data.metrics.answers import answer_f1, exact_match
 from headwater.data.metrics.labels import accuracy, class_f1, entity_f1, perplexity
 from headwater.data.metrics.rouge import rouge
@@ -20,7 +21,7 @@ from headwater.data.metrics.translation import bleu, chrf
 from headwater.data.objectives.answers import said
 from headwater.data.objectives.labels import tags_said
 from headwater.errors import BadSetting, nearest
-from headwater.training.courses import Answers, TextToText
+from headwater.training.courses import Answers, TextToText, evenly
 from headwater.training.decode import greedy
 from headwater.training.loop import Scored
 from headwater.training.material import Material
@@ -35,7 +36,7 @@ USUAL = {
     "answers": "f1",
 }
 LONGEST_ANSWER = 30  # tokens of an answer that is a span
-Said = tuple[list[Any], list[Any]]  # outputs and references
+Said = tuple[list[int], list[Any], list[Any]]  # numbers of the rows, outputs and references
 
 
 @dataclass
@@ -53,9 +54,9 @@ class Exam:
         if self.material.task == "language-model":
             scores["perplexity"] = perplexity(scores["loss"], 1)
         else:
-            outputs, wanted = ANSWERS[self.material.task](self, model)
+            rows, outputs, wanted = ANSWERS[self.material.task](self, model)
             scores |= MEASURES[self.material.task](outputs, wanted, self.material)
-            shown = tuple(self._samples(outputs, wanted))
+            shown = tuple(self.shown(rows, outputs, wanted))
         return Scored(self._score(scores), scores, shown)
 
     def loss(self, model: Any) -> float:
@@ -78,19 +79,30 @@ class Exam:
             raise BadSetting(f"metric: {self.material.task} has no {name!r}; {nearest(name, scores)}")
         return -scores[name] if name in SMALLER_IS_BETTER else scores[name], -scores["loss"]
 
-    def _samples(self, outputs: list[Any], wanted: list[Any]) -> Iterator[Mapping[str, Any]]:
-        for example, output, right in list(zip(self.material.examples, outputs, wanted, strict=False))[: self.samples]:
-            yield {"input": _input(example), "output": _text(output), "expected": _text(right)}
+    def shown(self, rows: Sequence[int], outputs: list[Any], wanted: list[Any]) -> Iterator[Mapping[str, Any]]:
+        """A few of the outputs, evenly from all, beside what was expected."""
+        for at in evenly(len(rows), self.samples):
+            example = self.material.examples[rows[at]]
+            output, right = (said_of(example, value) for value in (outputs[at], wanted[at]))
+            yield {"input": _input(example), "output": output, "expected": right}
 
 
 def _input(example: Any) -> str:
-    return " ".join(example[0]) if isinstance(example[0], tuple) else str(example[0])
+    return " ".join(example.words) if isinstance(example, Tagged) else str(example[0])
 
 
-def _text(value: Any) -> str:
+def said_of(example: Any, value: Any) -> str:
+    """An output as one line: of tags only the words that have one, of accepted answers the first."""
+    if isinstance(example, Tagged):
+        return tagged_words(zip(example.words, value, strict=True), named_only=True)
     if isinstance(value, str):
         return value
-    return " ".join(value) if isinstance(value, tuple) else (str(value[0]) if value else "")
+    return str(value[0]) if value else ""
+
+
+def tagged_words(words: Iterable[tuple[str, str]], named_only: bool = False) -> str:
+    """Tags other than O stand behind their word."""
+    return " ".join(word if tag == "O" else f"{word}/{tag}" for word, tag in words if tag != "O" or not named_only)
 
 
 # ------------------------------------------------------------------------------------------- what the model answers
@@ -105,7 +117,7 @@ def written(exam: Exam, model: Any) -> Said:
         most = 2 * int(course.lengths[rows, 1].max()) + 10
         ids = greedy(model, batch["source"], batch.get("source_keep"), course.marks.bos, course.marks.eos, most)
         outputs |= {int(row): m.tokenizer.decode(said) for row, said in zip(rows, ids, strict=True)}
-    return [outputs[i] for i in sorted(outputs)], [m.examples[i][1] for i in sorted(outputs)]
+    return _in_order(outputs, lambda row: m.examples[row][1])
 
 
 def classes(exam: Exam, model: Any) -> Said:
@@ -114,7 +126,7 @@ def classes(exam: Exam, model: Any) -> Said:
         chosen = scores(model, batch).argmax(-1).tolist()
         found |= {int(row): exam.material.labels[n] for row, n in zip(rows, chosen, strict=True)}
     examples: Any = exam.material.examples
-    return [found[i] for i in sorted(found)], [examples[i].label for i in sorted(found)]
+    return _in_order(found, lambda row: examples[row].label)
 
 
 def tags(exam: Exam, model: Any) -> Said:
@@ -124,7 +136,7 @@ def tags(exam: Exam, model: Any) -> Said:
         row_tags = tags_said(chosen, batch["targets"].cpu().numpy(), exam.material.labels)
         found |= {int(row): said for row, said in zip(rows, row_tags, strict=True)}
     examples: Any = exam.material.examples
-    return [found[i] for i in sorted(found)], [examples[i].tags for i in sorted(found)]
+    return _in_order(found, lambda row: examples[row].tags)
 
 
 def spans(exam: Exam, model: Any) -> Said:
@@ -141,8 +153,12 @@ def spans(exam: Exam, model: Any) -> Said:
             number = int(course.owner[row])
             if number not in best or score > best[number][0]:
                 best[number] = score, said(examples[number].context, window, first, last)
-    order = sorted(best)
-    return [best[i][1] for i in order], [examples[i].answers for i in order]
+    return _in_order({row: text for row, (_, text) in best.items()}, lambda row: examples[row].answers)
+
+
+def _in_order(outputs: Mapping[int, Any], wanted: Callable[[int], Any]) -> Said:
+    rows = sorted(outputs)
+    return rows, [outputs[row] for row in rows], [wanted(row) for row in rows]
 
 
 def best_span(start: Tensor, end: Tensor, low: int, high: int) -> tuple[float, int, int]:

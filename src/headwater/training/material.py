@@ -36,10 +36,11 @@ from headwater.training.courses import (
     TextToText,
 )
 from headwater.training.settings import Settings
+from headwater.training.starting import tokenizer_of_start
 
 STREAMS: dict[str, type[RunningText]] = {
     "causal": RunningText, "masked": Masked, "spans": SpanCorruption, "denoise": Denoising}  # fmt: skip
-LONGEST, SENTINELS = 512, 100
+LONGEST, SENTINELS, USUAL_KIND = 512, 100, "bpe"
 WINDOW, STRIDE = 256, 96  # of the texts that answers are found in
 
 
@@ -57,6 +58,7 @@ class Material:
     languages: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
     tokens: int = 0  # of the training rows
+    cut: int = 0  # tokens that were read of a longer text; 0: all of it
 
     @property
     def about(self) -> dict[str, Any]:
@@ -66,6 +68,7 @@ class Material:
             "objective": self.objective,
             "labels": list(self.labels),
             "languages": list(self.languages),
+            "cut": self.cut,
         }
 
 
@@ -111,12 +114,16 @@ def taught(
         raise BadInput("there must be at least one row to learn from, there is none; check the data")
     tokenizer = tokenizer or tokenizer_for(settings, train)
     made = MAKERS[task](settings, tokenizer, train, valid)
-    made.languages = languages
+    made.languages, made.cut = languages, (settings.longest or LONGEST) if settings.cut else 0
     return made
 
 
 def tokenizer_for(settings: Settings, examples: Iterable[Example]) -> Tokenizer:
     wanted = settings.tokenizer
+    if wanted == "auto":
+        if settings.start:
+            return tokenizer_of_start(settings.start)
+        wanted = USUAL_KIND
     if wanted not in KINDS:
         if not Path(wanted).is_dir():
             raise NotFound(f"tokenizer must be a kind or a folder, {wanted!r} is neither; {nearest(wanted, KINDS)}")
@@ -147,6 +154,7 @@ def _pairs(s: Settings, tokenizer: Tokenizer, train: Sequence[Any], valid: Seque
     courses, kept = [], valid
     for name, rows in (("train", train), ("valid", valid)):
         sides = [encode_rows(tokenizer, (row[i] for row in rows)) for i in (0, 1)]
+        sides[0] = sides[0].cut(s.longest or LONGEST) if s.cut else sides[0]
         short = _short(s, np.maximum(*(side.lengths for side in sides)), name, notes)
         courses.append(TextToText(sides[0].take(short), sides[1].take(short), marks, s.batch_tokens, s.seed))
         kept = [rows[i] for i in short]
@@ -196,6 +204,7 @@ def _labelled(s: Settings, tokenizer: Tokenizer, train: Sequence[Any], valid: Se
     courses, kept = [], valid
     for name, rows in (("train", train), ("valid", valid)):
         texts = encode_rows(tokenizer, (row.text for row in rows))
+        texts = texts.cut(s.longest or LONGEST) if s.cut else texts
         seconds = encode_rows(tokenizer, (row.second for row in rows))
         short = _short(s, texts.lengths + seconds.lengths, name, notes)
         labels = numbers_of([rows[i].label for i in short], names)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,9 +20,13 @@ from headwater.training.settings import Settings, read
 from headwater.training.use import Trained, load_run, write
 
 
-def measured(
-    folder: str | Path, files: Sequence[str], rows: int = 10**9, beam: int = 4
-) -> tuple[dict[str, float], Any]:
+class Measured(NamedTuple):
+    scores: dict[str, float]
+    samples: Sequence[Mapping[str, Any]]
+    notes: Sequence[str]  # what was left out
+
+
+def measured(folder: str | Path, files: Sequence[str], rows: int = 10**9, beam: int = 4) -> Measured:
     """The scores on all rows of the files, and some samples. With a beam above 1, texts are found by beam search."""
     trained = load_run(folder)
     material = material_of(trained, files)
@@ -30,17 +34,18 @@ def measured(
     with torch.no_grad():
         if trained.task != "text-to-text" or beam <= 1:
             found = exam(trained.model)
-            return dict(found.scores), found.samples
-        some: Any = material.examples[:rows]
+            return Measured(dict(found.scores), found.samples, material.notes)
+        chosen = material.valid.spread(rows).tolist()
+        some: Any = [material.examples[row] for row in chosen]
         outputs, wanted = write(trained, [row[0] for row in some], beam), [row[1] for row in some]
         scores = {"loss": exam.loss(trained.model), **exams.MEASURES[trained.task](outputs, wanted, material)}
-        return scores, tuple(exam._samples(outputs, wanted))
+        return Measured(scores, tuple(exam.shown(chosen, outputs, wanted)), material.notes)
 
 
 def material_of(trained: Trained, files: Sequence[str]) -> Material:
     """The files as material with the model's own tokenizer and labels."""
     own = Run.open(trained.folder).settings() if (trained.folder / "config.yaml").is_file() else Settings()
-    keep = {name: getattr(own, name) for name in ("columns", "source", "target", "longest", "context", "seed")}
+    keep = {name: getattr(own, name) for name in ("columns", "source", "target", "longest", "cut", "context", "seed")}
     settings = read({**keep, "paths": list(files), "task": trained.task, "batch_tokens": 8192,
                      "objective": trained.about.get("objective") or "auto"})  # fmt: skip
     found = seen(settings)

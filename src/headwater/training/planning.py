@@ -26,9 +26,10 @@ from headwater.data.batches import Batch
 from headwater.errors import BadSetting, Unavailable, nearest
 from headwater.parts import swap
 from headwater.training.loop import DTYPES, Trainer
-from headwater.training.material import Material
+from headwater.training.material import LONGEST, USUAL_KIND, Material
 from headwater.training.schedules import schedule
 from headwater.training.settings import Settings
+from headwater.training.starting import places, spec_to_start_from
 
 
 class Size(NamedTuple):
@@ -47,7 +48,9 @@ SIZES = {
 }
 # The smallest size whose tokens are not yet reached: a larger model would learn the rows by heart.
 BY_TOKENS = ((100_000, "small"), (600_000, "medium"), (50_000_000, "large"), (math.inf, "base"))
-BATCH_TOKENS, PASSES_OF_SMALL, PASSES = 4096, 30.0, 10.0
+BATCH_TOKENS, PASSES_OF_SMALL, PASSES, PASSES_OF_STARTED = 4096, 30.0, 10.0, 4.0
+FRESH_LR, STARTED_LR = 0.25, 0.04  # over d_model: the peak from scratch, and of a model that has learned already
+MARKS = 3  # special tokens around two texts
 
 
 def early(settings: Settings) -> Settings:
@@ -55,7 +58,13 @@ def early(settings: Settings) -> Settings:
     s = settings
     if s.dtype not in ("auto", *DTYPES):
         raise BadSetting(f"no dtype is called {s.dtype!r}; {nearest(s.dtype, DTYPES)}")
-    return s.but(device=_device(s.device), batch_tokens=s.batch_tokens or BATCH_TOKENS)
+    room = places(spec_to_start_from(s.start)) if s.start else 0
+    return s.but(
+        device=_device(s.device),
+        batch_tokens=s.batch_tokens or BATCH_TOKENS,
+        longest=min(s.longest or LONGEST, room - MARKS) if room else s.longest,
+        context=min(s.context, room) if room else s.context,
+    )
 
 
 def _device(wanted: str) -> str:
@@ -73,22 +82,27 @@ def _device(wanted: str) -> str:
 def resolved(settings: Settings, material: Material) -> Settings:
     """Settings with nothing left open but the number of steps, where that depends on time."""
     s = settings
-    size = _size(s, material)
-    passes = s.epochs or (
-        0.0 if s.max_steps or s.max_time else PASSES_OF_SMALL if material.tokens < 2_000_000 else PASSES
-    )
+    size = size_of(spec_to_start_from(s.start)) if s.start else _size(s, material)
+    passes = s.epochs or (0.0 if s.max_steps or s.max_time else _passes(s, material))
     steps = s.max_steps or math.ceil(passes * steps_an_epoch(material))
     position = s.position if s.position != "auto" else "sinusoidal" if material.task == "text-to-text" else "rotary"
     return s.but(
         task=material.task,
         size="own" if s.start else s.size,
         **size._asdict(),
-        position=position,
-        lr=s.lr or (1.0 if s.schedule == "noam" else 0.25 / size.d_model),
+        tokenizer=s.tokenizer if s.tokenizer != "auto" else s.start or USUAL_KIND,
+        position="own" if s.start else position,
+        lr=s.lr or (1.0 if s.schedule == "noam" else (STARTED_LR if s.start else FRESH_LR) / size.d_model),
         objective=material.objective or s.objective,
         max_steps=steps,
         epochs=passes,
     )
+
+
+def _passes(s: Settings, material: Material) -> float:
+    if s.start:
+        return PASSES_OF_STARTED
+    return PASSES_OF_SMALL if material.tokens < 2_000_000 else PASSES
 
 
 def paced(settings: Settings, step_seconds: float) -> Settings:
@@ -118,12 +132,21 @@ def _size(s: Settings, material: Material) -> Size:
     return Size(d_model, heads, s.layers or base.layers, d_ff)
 
 
+def size_of(spec: Model) -> Size:
+    """The sizes of a model that exists."""
+    stack: Any = spec.decoder or spec.encoder
+    found = {name: value for branch in stack.layers[0].branches for name, value in vars(branch.layer).items()}
+    return Size(stack.d_model, found.get("heads", 0), len(stack.layers), found.get("d_ff", 0))
+
+
 # ----------------------------------------------------------------------------------------------------------- the model
 
 
 def spec_of(settings: Settings, material: Material) -> Model:
     """The tree of parts for these settings: which stacks and which head, the task says."""
     s, vocab = settings, len(material.tokenizer)
+    if s.start:  # the stacks are those of the other model; only the head and the kinds of text are taken from here
+        s = s.but(d_model=8, heads=1, layers=1, d_ff=8, position="none")
     sizes: dict[str, Any] = {
         "d_model": s.d_model, "heads": s.heads, "layers": s.layers, "d_ff": s.d_ff, "dropout": s.dropout,
         "position": s.position, "placement": "pre", "longest": max(s.context + 2, s.longest + 2, 514)}  # fmt: skip
@@ -132,7 +155,8 @@ def spec_of(settings: Settings, material: Material) -> Model:
     if material.task == "language-model":
         return encoder(vocab, **sizes) if material.objective == "masked" else decoder(vocab, activation="gelu", **sizes)
     made = encoder(vocab, head_for(material, s.dropout), activation="gelu", **sizes)
-    return swap(made, Tokens, lambda embed: replace(embed, kinds=2))
+    kinds = 3 if material.task == "answers" else 2
+    return swap(made, Tokens, lambda embed: replace(embed, kinds=kinds))
 
 
 def head_for(material: Material, dropout: float) -> Any:
@@ -143,6 +167,14 @@ def head_for(material: Material, dropout: float) -> Any:
     if material.task == "answers":
         return TokenHead(2)
     return LanguageHead(len(material.tokenizer))
+
+
+def check_vocabulary(model: Any, material: Material, settings: Settings) -> None:
+    """Every id of the tokenizer must have a row in the table."""
+    rows = model.writer.embed.tokens.num_embeddings
+    if rows < len(material.tokenizer):
+        raise BadSetting(f"--from {settings.start}: the model has {rows} tokens, the tokenizer "
+                         f"{len(material.tokenizer)}; leave --tokenizer out to use the model's own")  # fmt: skip
 
 
 def schedule_of(settings: Settings) -> Any:

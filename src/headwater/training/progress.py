@@ -46,6 +46,7 @@ class Show:
         rate = event.tokens / max(event.seconds, 1e-9)
         if not self.first_step:
             self.loss, self.rate, self.first_step = event.loss, rate, event.step
+            self.began = time.monotonic() - event.seconds
         elif event.applied:
             self.loss = SMOOTH * self.loss + (1 - SMOOTH) * event.loss
             self.rate = SMOOTH * self.rate + (1 - SMOOTH) * rate
@@ -54,7 +55,7 @@ class Show:
             self._bar(event).update(self.task, completed=event.step, total=event.steps, numbers=numbers)
         elif not self.quiet and (time.monotonic() - self.said > EVERY or event.step == event.steps):
             self.said = time.monotonic()
-            left = (self.said - self.began) / max(event.step - self.first_step, 1) * (event.steps - event.step)
+            left = (self.said - self.began) / (event.step - self.first_step + 1) * (event.steps - event.step)
             self.console.print(
                 f"step {event.step}/{event.steps}  epoch {event.epoch:.2f}  {numbers}  {in_words(left)} left"
             )
@@ -75,13 +76,13 @@ class Show:
             f"[bold]step {event.step}[/bold]  {scores}{'  [green]best so far[/green]' if event.better else ''}"
         )
         for sample in event.samples:
-            given, said, wanted = (_short(sample.get(k, "")) for k in ("input", "output", "expected"))
+            given, said, wanted = (short(sample.get(k, "")) for k in ("input", "output", "expected"))
             right = "[green]=[/green]" if said == wanted else "[red]≠[/red]" if wanted else " "
             tail = "" if said == wanted or not wanted else f"  [dim](expected {escape(wanted)})[/dim]"
             self.console.print(f"   {right} {escape(given)}  →  [bold]{escape(said)}[/bold]{tail}")
 
 
-def _short(text: Any, most: int = 60) -> str:
+def short(text: Any, most: int = 60) -> str:
     """One printable line: control characters that would steer a terminal are shown, not sent."""
     line = "".join(c if c.isprintable() else "·" for c in str(text))
     return line if len(line) <= most else line[: most - 1] + "…"

@@ -62,16 +62,21 @@ class Data:
     encoding: str = leaf("auto", "of the files", "文件编码")
     held_out: float = share(0.05, "share of the rows kept for validation", "留作验证的比例")
     longest: int = leaf(0, "most tokens of a text; longer rows are left out (0: chosen)", "每条文本的最多词元数")
+    cut: bool = leaf(False, "longer texts are cut to that length, not left out", "过长的文本截断而不是丢弃")
     context: int = leaf(256, "tokens a language model reads at once", "语言模型的上下文长度")
     objective: str = leaf("auto", "causal, masked, denoise or spans, for running text", "语言模型的训练目标")
-    tokenizer: str = leaf("bpe", "bpe, unigram, characters, wordpiece, or a folder", "分词器种类或目录")
+    tokenizer: str = leaf(
+        "auto", "bpe, unigram, characters, or a folder; auto: bpe, or that of --from", "分词器种类或目录"
+    )
     vocab: int = leaf(0, "pieces of a tokenizer that is learned (0: chosen)", "词表大小")
 
 
 @section
 class Model:
-    start: str = leaf("", "a model folder or run to start from, else from scratch", "从已有模型开始")
-    size: str = leaf("auto", "mini, small, medium or base", "模型大小")
+    start: str = leaf(
+        "", "--from: a model folder, run or known name to start from; else from scratch", "从已有模型开始"
+    )
+    size: str = leaf("auto", "mini, small, medium, large or base", "模型大小")
     layers: int = leaf(0, "of each stack (0: from the size)", "层数")
     d_model: int = leaf(0, "width of the residual stream (0: from the size)", "模型宽度")
     heads: int = leaf(0, "of attention (0: from the size)", "注意力头数")
@@ -109,6 +114,8 @@ class Loop:
     recompute: bool = leaf(
         False, "less memory for more time: activations again on the way back", "梯度检查点", free=True
     )
+    shard: bool = leaf(False, "each process holds a part of the model (FSDP2)", "把模型分片到各进程", free=True)
+    spike: float = leaf(0.0, "leave out a gradient so many times the usual (0: none)", "跳过突增的梯度", free=True)
     bad_steps: int = leaf(3, "stop after so many NaN steps in a row", "连续多少步 NaN 后停止", low=1, free=True)
 
 
@@ -178,7 +185,9 @@ def _leaves() -> Iterator[tuple[str, Leaf]]:
 
 SECTIONS: dict[str, Any] = {n: k for n, k in typing.get_type_hints(Settings).items() if dataclasses.is_dataclass(k)}
 LEAVES: dict[str, Leaf] = dict(_leaves())
-SAME = {"learning_rate": "lr", "output": "out", "val": "valid", "ema": "average", "label_smoothing": "smoothing"}
+SAME = {
+    "from": "start", "learning_rate": "lr", "output": "out", "val": "valid", "ema": "average",
+    "label_smoothing": "smoothing"}  # fmt: skip
 
 
 def read(given: Mapping[str, Any]) -> Settings:

@@ -22,6 +22,7 @@ from headwater.training.checkpoints import Checkpoints, Saved
 from headwater.training.events import Listener, Noted
 from headwater.training.exam import Exam
 from headwater.training.journals import Metrics, Order, Samples
+from headwater.training.launch import restarted
 from headwater.training.loop import Outcome, Trainer
 from headwater.training.material import Material, fingerprints, gathered, seen, taught
 from headwater.training.objectives import OBJECTIVES
@@ -64,6 +65,8 @@ def train(
     """Learn from files, or from examples ({"train": […], "valid": […]}). Every setting may be given by its name."""
     chosen = {**(config or {}), **given, **({"paths": [str(p) for p in paths]} if paths else {})}
     settings = planning.early(read(chosen))
+    if restarted(settings.out):
+        return resume(settings.out, listeners=listeners, say=say)
     if settings.out:
         refuse_taken(Path(settings.out))
     together = team(settings.device)
@@ -138,7 +141,10 @@ def prepare(
         found = seen(settings)
         material = gathered(settings, found, tokenizer)
     settings = planning.resolved(settings, material)
-    model = begin(settings, material).to(settings.device).train()
+    asked = material.objective or material.task
+    made = begin(planning.spec_of(settings, material), settings.start, asked, list(material.labels), settings.seed)
+    planning.check_vocabulary(made, material, settings)
+    model = made.to(settings.device).train()
     lesson = Lesson(
         settings, material, model, _trainer(settings.but(max_steps=settings.max_steps or 1), material, model), found
     )
@@ -178,10 +184,7 @@ def _go(
     ]
     for note in (*(notes or ()), *lesson.material.notes, *said):
         trainer.tell(Noted(trainer.progress.step, note))
-    outcome = trainer.run()
-    if not (run.model / "config.json").exists():  # stopped before the first evaluation: better this model than none
-        save_model(run.model, lesson.model, lesson.material.about)
-    return outcome
+    return trainer.run()
 
 
 def _restore(run: Run, trainer: Trainer, checkpoints: Checkpoints, facts: Mapping[str, Any]) -> list[str]:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from headwater.data.encode import encode_rows
 from headwater.data.examples import Question
 from headwater.data.objectives.answers import answered, said, windows
-from headwater.data.objectives.labels import word_pieces
+from headwater.data.objectives.labels import classified, word_pieces
 from headwater.data.objectives.lesson import Marks
 from headwater.errors import BadInput, NotFound
 from headwater.generation.ask import Voice, generate
@@ -66,7 +68,8 @@ def write(trained: Trained, texts: Sequence[str], beam: int = 4, **settings: Any
     """Text to text, by beam search."""
     marks = Marks.of(trained.tokenizer)
     voice = Voice(trained.model, trained.tokenizer, ends=(marks.eos,), start=marks.bos)
-    prompts = [(marks.bos, *trained.tokenizer.encode(text, special=False), marks.eos) for text in texts]
+    read = [trained.tokenizer.encode(text, special=False)[: trained.about.get("cut") or None] for text in texts]
+    prompts = [(marks.bos, *ids, marks.eos) for ids in read]
     found = []
     for first in range(0, len(prompts), TOGETHER):
         some = prompts[first : first + TOGETHER]
@@ -85,14 +88,15 @@ def go_on(trained: Trained, texts: Sequence[str], **settings: Any) -> list[str]:
 
 @torch.no_grad()
 def classify(trained: Trained, texts: Sequence[str]) -> list[dict[str, float]]:
-    """For each text its labels with their shares, the most probable first."""
-    found = []
-    for text in texts:
-        ids = torch.tensor([trained.tokenizer.encode(text)])
-        shares = trained.model(ids)[0].softmax(-1)
-        order = shares.argsort(descending=True).tolist()
-        found.append({trained.about["labels"][n]: round(float(shares[n]), 4) for n in order})
-    return found
+    """For each text its labels with their shares, the most probable first. A tab stands between two texts."""
+    marks, names = Marks.of(trained.tokenizer), trained.about["labels"]
+    firsts, _, seconds = zip(*(text.partition("\t") for text in texts), strict=True)
+    rows, more = (encode_rows(trained.tokenizer, side) for side in (firsts, seconds))
+    rows = rows.cut(trained.about.get("cut") or int(rows.lengths.max(initial=0)))
+    lesson = classified(rows, np.zeros(len(texts), np.int64), marks, more if any(seconds) else None)
+    shares = scores(trained.model, to_tensors(lesson)).softmax(-1)
+    orders = shares.argsort(descending=True).tolist()
+    return [{names[n]: round(float(row[n]), 4) for n in order} for row, order in zip(shares, orders, strict=True)]
 
 
 @torch.no_grad()

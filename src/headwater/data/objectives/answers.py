@@ -1,6 +1,8 @@
 """Answers as spans of a text: long texts are read through windows that overlap by a stride.
 
-<bos> question <eos> window of the text <eos>
+<bos> question <eos> window of the text <eos>       kinds: 0 question, 1 text, 2 a word of the text that the question has
+
+The third kind says what would otherwise have to be learned from many questions: where the two texts meet.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headwater.data.examples import Question
+from headwater.data.metrics.units import UNIT, units
 from headwater.data.objectives.lesson import Lesson, Marks
 from headwater.data.objectives.texts import real
 from headwater.data.ragged import Ragged
@@ -41,6 +44,7 @@ def windows(
             f"a window of {width} leaves {room} tokens of text, so the stride must be 1 to {room}, got {stride}"
         )
     goal = token_span(text.spans, question)
+    kinds_of_text = [1 + met for met in shared(text.spans, question)]
     found = []
     for first in range(0, max(1, len(text.ids) - room + stride), stride):
         last = min(first + room, len(text.ids))
@@ -48,7 +52,7 @@ def windows(
         start = len(asked) + 2
         answer = (goal[0] - first + start, goal[1] - first + start) if goal is not None and inside else (0, 0)
         ids = (marks.bos, *asked, marks.eos, *text.ids[first:last], marks.eos)
-        kinds = (0,) * start + (1,) * (len(ids) - start)
+        kinds = (*(0,) * start, *kinds_of_text[first:last], 1)
         found.append(Window(ids, kinds, answer, tuple(text.spans[first:last]), start))
         if last == len(text.ids):
             break
@@ -64,6 +68,19 @@ def token_span(spans: Sequence[tuple[int, int]], question: Question) -> tuple[in
     return (held[0], held[-1]) if held else None
 
 
+def shared(spans: Sequence[tuple[int, int]], question: Question) -> list[bool]:
+    """For each token of the text whether it is part of a word (a character, where words have no spaces) of the question.
+
+    >>> shared([(0, 5), (6, 8), (8, 9)], Question("Which FOX jumps?", "Quick fox"))
+    [False, True, True]
+    """
+    asked = set(units(question.question))
+    met = np.zeros(len(question.context) + 1, bool)
+    for found in UNIT.finditer(question.context):
+        met[found.start() : found.end()] = found[0].lower() in asked
+    return [bool(met[a:b].any()) for a, b in spans]
+
+
 def answered(found: Sequence[Window], marks: Marks) -> Lesson:
     """Windows as one lesson; targets [B, 2]."""
     rows, kinds = Ragged.of([w.ids for w in found], np.int64), Ragged.of([w.kinds for w in found], np.int64)
@@ -72,7 +89,9 @@ def answered(found: Sequence[Window], marks: Marks) -> Lesson:
 
 
 def said(context: str, window: Window, first: int, last: int) -> str:
-    """The text between two places of a window; '' for none."""
+    """The text between two places of a window, in whole words; '' for none."""
     if first < window.start or last < first or last >= window.start + len(window.spans):
         return ""
-    return context[window.spans[first - window.start][0] : window.spans[last - window.start][1]].strip()
+    begin, end = window.spans[first - window.start][0], window.spans[last - window.start][1]
+    words = [found.span() for found in UNIT.finditer(context) if found.start() < end and found.end() > begin]
+    return context[min([begin, *(a for a, _ in words)]) : max([end, *(b for _, b in words)])].strip()
