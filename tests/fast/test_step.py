@@ -26,6 +26,7 @@ from headwater.core import (
     YarnScaling,
     post,
     pre,
+    sandwich,
 )
 from headwater.fast import compiled
 from headwater.fast.packed import PackedLinear, pack
@@ -59,10 +60,11 @@ KNOWN = {
     "partial": decoder(Attention(4, position=Rotary(share=0.5), sees=Past()), FeedForward(96, "gelu"), LayerNorm()),
     "yarn": decoder(Attention(4, position=Rotary(scaling=YarnScaling(4.0, 8)), sees=Past()), GATED, RMSNorm()),
     "no places": decoder(Attention(4, sees=Past()), FeedForward(96, "relu", bias=False), RMSNorm()),
+    "post-norm": decoder(Attention(4, **ROPE), GATED, RMSNorm(), place=post),
     "quick": decoder(Attention(4, scale=0.3, **ROPE), FeedForward(96, "quick_gelu"), LayerNorm(), scale=0.5),
 }
 UNKNOWN = {
-    "post-norm": decoder(Attention(4, **ROPE), GATED, RMSNorm(), place=post),
+    "sandwich": decoder(Attention(4, **ROPE), GATED, RMSNorm(), place=sandwich),
     "side by side": decoder(Attention(4, **ROPE), GATED, RMSNorm(), kind=ParallelBlock),
     "buckets": decoder(Attention(4, position=RelativeBias(two_way=False), sees=Past()), GATED, RMSNorm()),
     "odd width": decoder(Attention(4, **ROPE), GatedFeedForward(90), RMSNorm()),

@@ -58,15 +58,15 @@ def _opened(path: Path) -> ctypes.CDLL:
     made = ctypes.CDLL(str(path))
     if before is None:
         del os.environ["GOMP_SPINCOUNT"]
-    for name in ("step", "widen", "product", "threads"):
+    for name in ("step", "widen", "product", "best", "threads"):
         getattr(made, name).restype = None
     made.threads(torch.get_num_threads())
     return made
 
 
 def _compiled() -> Path:
-    source = SOURCE.read_bytes()
-    told = [source, *(flag.encode() for flag in FLAGS), _processor()]
+    sources = [path.read_bytes() for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))]
+    told = [*sources, *(flag.encode() for flag in FLAGS), _processor()]
     name = hashlib.sha256(b"\0".join(told)).hexdigest()[:24] + ".so"
     target = _cache() / name
     if target.exists():

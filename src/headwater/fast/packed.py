@@ -19,25 +19,12 @@ from torch.nn import functional as F
 
 from headwater.errors import BadSetting, nearest
 from headwater.fast.compiled import library
+from headwater.fast.structures import CODES, PANEL, Matrix
 from headwater.weights.gguf_blocks import KINDS, Kind, pack_q8_0, unpacked
 
 PACKED: dict[str, Kind] = {kind.name: kind for kind in KINDS.values() if kind.name in ("Q8_0", "Q4_0", "Q4_1")}
-CODES = {"F32": 0, "F16": 1, "Q8_0": 2, "Q4_0": 3, "Q4_1": 4}  # as step.c numbers them
 BITS = {"int8": "Q8_0", "int4": "Q4_1"}
-FEW, WIDEST = 8, 1 << 16  # rows of activations; columns of a row that is widened on the stack
 TOGETHER = 1 << 22  # weights widened at a time: 16 MB, whatever the size of the layer
-
-
-class Matrix(ctypes.Structure):
-    """A matrix as step.c sees it."""
-
-    _fields_ = (
-        ("kind", ctypes.c_int32),
-        ("rows", ctypes.c_int32),
-        ("cols", ctypes.c_int32),
-        ("data", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-    )
 
 
 class Packed(nn.Module):
@@ -78,7 +65,7 @@ class PackedLinear(Packed):
 
     def forward(self, x: Tensor) -> Tensor:
         """x Wᵀ + b, W widened a few rows at a time."""
-        if x.numel() <= FEW * self.columns and (y := self._few(x)) is not None:
+        if (y := self._product(x)) is not None:
             return y
         size = max(1, TOGETHER // self.columns)
         starts = range(0, self.rows, size)
@@ -86,16 +73,18 @@ class PackedLinear(Packed):
         y = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         return y if self.bias is None else y + self.bias
 
-    def _few(self, x: Tensor) -> Tensor | None:
-        """The same for a few rows, without writing the widened weights to memory; None where that cannot be done."""
+    def _product(self, x: Tensor) -> Tensor | None:
+        """The same in C, W widened into the nearest cache only; None where that cannot be done."""
         lib, plain = library(), x.dtype == torch.float32 and x.device.type == "cpu"
-        if lib is None or not plain or x.requires_grad or not x.numel() or self.columns > WIDEST:
+        if lib is None or not plain or x.requires_grad or not x.numel():
             return None
         x, bias = x.contiguous(), None if self.bias is None else self.bias.data_ptr()
         y = torch.empty(*x.shape[:-1], self.rows)
+        panels = torch.empty(torch.get_num_threads() * PANEL * self.columns)
+        lib.threads(torch.get_num_threads())
         matrix = Matrix(CODES[self.kind.name], self.rows, self.columns, self.blocks.data_ptr(), bias)
-        pointers = [ctypes.c_void_p(t.data_ptr()) for t in (x, y)]
-        lib.product(ctypes.byref(matrix), pointers[0], x.numel() // self.columns, pointers[1])
+        given, made, room = (ctypes.c_void_p(t.data_ptr()) for t in (x, y, panels))
+        lib.product(ctypes.byref(matrix), given, x.numel() // self.columns, made, room)
         return y
 
 

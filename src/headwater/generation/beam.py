@@ -9,6 +9,7 @@ answers; the best that do not end are carried on. A search is over when no begin
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from headwater.errors import BadSetting, CheckFailed
+from headwater.fast.best import Best, best
 from headwater.generation.choosers import Said
 from headwater.generation.picking import Choice
 from headwater.generation.reading import listen, read
@@ -71,6 +73,15 @@ class Beginning(NamedTuple):
     row: int = 0
 
 
+class Option(NamedTuple):
+    """A token that may follow a beginning."""
+
+    total: float
+    gain: float
+    token: int
+    after: Beginning
+
+
 class Found(NamedTuple):
     score: float
     answer: Beginning
@@ -85,31 +96,54 @@ class Search:
         self.running = [Beginning(row=row)] if limit else []
         self.found = [] if limit else [Found(0.0, Beginning())]
 
-    def step(self, logprobs: Tensor, chosen: Counter[int]) -> None:
-        """logprobs [B, V] of the running beginnings; chosen: how often earlier groups took each token in this step."""
-        logprobs = logprobs[[one.row for one in self.running]]
-        totals = self._weighed(logprobs) + logprobs.new_tensor([[one.total] for one in self.running])
-        guide = totals.clone()
-        for token, times in chosen.items():
-            guide[:, token] -= self.beam.diversity * times
+    @property
+    def count(self) -> int:
+        """So many continuations are enough to go on with: the best `width`, and as many that do not end."""
+        return self.width * max(2, 1 + len(self.request.end))
+
+    def step(self, scores: Tensor, found: Best | None, chosen: Counter[int]) -> None:
+        """scores [B, V] of all rows, found the best of each; chosen: how often earlier groups took each token."""
         last = len(self.running[0].tokens) + 1 == self.limit
-        ends, before, self.running = self.request.end, self.running, []
-        count = min(self.width * max(2, 1 + len(ends)), guide.numel())
-        values, places = guide.flatten().topk(count)
-        for rank, (value, place) in enumerate(zip(values.tolist(), places.tolist(), strict=True)):
-            if value == -torch.inf:
-                break
-            number, token = divmod(place, guide.shape[1])
-            one, gain = before[number], float(logprobs[number, token])
-            longer = Beginning((*one.tokens, token), (*one.logprobs, gain), float(totals[number, token]), one.row)
-            if last or token in ends:
-                self.found += (
-                    [Found(self._score(longer.total, len(longer.tokens)), longer)] if rank < self.width else []
-                )
+        options = self._options(scores, found, chosen)[: self.count]
+        self.running = []
+        for rank, (total, gain, token, one) in enumerate(options):
+            longer = Beginning((*one.tokens, token), (*one.logprobs, gain), total, one.row)
+            if last or token in self.request.end:
+                self.found += [Found(self._score(total, len(longer.tokens)), longer)] if rank < self.width else []
             elif len(self.running) < self.width:
                 self.running.append(longer)
         chosen.update(one.tokens[-1] for one in self.running)
         self._settle()
+
+    def _options(self, scores: Tensor, found: Best | None, chosen: Counter[int]) -> list[Option]:
+        """The best continuations that are possible, best first."""
+        if found is None:
+            return self._guided(scores, chosen)
+        gains, ids = found.logprobs, found.ids
+        options = [
+            Option(one.total + gain, gain, token, one)
+            for one in self.running
+            for token, gain in zip(ids[one.row], gains[one.row], strict=True)
+            if gain > -math.inf
+        ]
+        return sorted(options, key=lambda option: -option.total)
+
+    def _guided(self, scores: Tensor, chosen: Counter[int]) -> list[Option]:
+        """The same where choosers or other groups have a say, so that all scores must be looked at."""
+        exact = torch.promote_types(scores.dtype, torch.float32)
+        logprobs = scores[[one.row for one in self.running]].log_softmax(-1, dtype=exact)
+        totals = self._weighed(logprobs) + logprobs.new_tensor([[one.total] for one in self.running])
+        guide = totals.clone()
+        for token, times in chosen.items():
+            guide[:, token] -= self.beam.diversity * times
+        values, places = guide.flatten().topk(min(self.count, guide.numel()))
+        options = []
+        for value, place in zip(values.tolist(), places.tolist(), strict=True):
+            if value > -math.inf:
+                number, token = divmod(place, guide.shape[1])
+                gain, total = float(logprobs[number, token]), float(totals[number, token])
+                options.append(Option(total, gain, token, self.running[number]))
+        return options
 
     def _weighed(self, logprobs: Tensor) -> Tensor:
         said = [Said(self.request.prompt, one.tokens) for one in self.running]
@@ -156,12 +190,13 @@ def _search(
     if any(limits):
         scores = read(model, slots, [request.prompt for request in requests])
     while any(group.running for groups in prompts for group in groups):
-        logprobs = _sound(scores).log_softmax(-1)
+        count = min(scores.shape[1], max(groups[0].count for groups in prompts))
+        found = _sound(best(scores, count))
         for groups in prompts:
             chosen: Counter[int] = Counter()
             for group in groups:
                 if group.running:
-                    group.step(logprobs, chosen)
+                    group.step(scores, None if group.choosers or beam.diversity else found, chosen)
         scores = _read_on(model, slots, [group for groups in prompts for group in groups])
     return [_best(groups, limit) for groups, limit in zip(prompts, limits, strict=True)]
 
@@ -179,10 +214,10 @@ def _read_on(model: Any, slots: Slots, searches: Sequence[Search]) -> Tensor:
     return read(model, slots, tails)
 
 
-def _sound(scores: Tensor) -> Tensor:
-    if not bool(scores.amax(-1).isfinite().all()):
+def _sound(found: Best) -> Best:
+    if not all(map(math.isfinite, found.mass)):
         raise CheckFailed("generate: the model's scores must be numbers, got NaN or inf; its weights are broken")
-    return scores.float() if scores.dtype != torch.float64 else scores
+    return found
 
 
 def _best(groups: Sequence[Search], limit: int) -> list[tuple[Row, float]]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headwater.generation.slots import Slots
-from headwater.generation.stepping import FEW, Stepper
+from headwater.generation.stepping import Stepper
 
 
 def read(model: Any, slots: Slots, texts: Sequence[Sequence[int]]) -> Tensor:
@@ -18,7 +18,7 @@ def read(model: Any, slots: Slots, texts: Sequence[Sequence[int]]) -> Tensor:
 
     Rows may differ in length; a shorter one is filled up with its own last token, which nobody sees, and cropped again.
     """
-    if stepper := _stepper(model, slots, sum(map(len, texts))):
+    if stepper := _stepper(model, slots, texts):
         ends = torch.tensor([len(text) for text in texts]).cumsum(0) - 1
         return stepper.read(slots, [list(text) for text in texts])[ends]
     ids = rectangle(texts, slots.device)
@@ -31,19 +31,17 @@ def read(model: Any, slots: Slots, texts: Sequence[Sequence[int]]) -> Tensor:
 
 def read_all(model: Any, slots: Slots, text: Sequence[int], last: int) -> Tensor:
     """Read new tokens of a single row; scores [last, V] after each of the last ones."""
-    if stepper := _stepper(model, slots, len(text)):
+    if stepper := _stepper(model, slots, [text]):
         return stepper.read(slots, [list(text)])[-last:]
     return _head(model, _states(model, slots, rectangle([text], slots.device))[:, -last:])[0]
 
 
-def _stepper(model: Any, slots: Slots, tokens: int) -> Stepper | None:
-    """The compiled step, for a few tokens of a model it knows; made once for a cache."""
-    if tokens > FEW:
-        return None
+def _stepper(model: Any, slots: Slots, texts: Sequence[Sequence[int]]) -> Stepper | None:
+    """The compiled step, for a few tokens a row of a model it knows; made once for a cache."""
     if slots.stepper is None:
         slots.stepper = (model, Stepper.of(model))
     whose, stepper = slots.stepper
-    return stepper if whose is model else None
+    return stepper if whose is model and stepper is not None and stepper.takes(texts) else None
 
 
 @torch.inference_mode()

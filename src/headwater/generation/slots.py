@@ -36,6 +36,7 @@ class Slots:
 
     room: k and v [R, G, C, D] of each attention, R and C at least the rows and columns in use.
     sources: k and v [R, H, S, D] of the source, for cross-attention; heard [R, S] is True where the source is real.
+    home [B, C], ears [B]: after select(), in whose row of the room each token lies, and of sources; None: in its own.
     most: room is never made for more columns than that, as long as no row needs them.
     held is always replaced as a whole, after the tensors are in order: an interruption finds the old rows or the new.
     """
@@ -52,6 +53,8 @@ class Slots:
         self.room: dict[Slot, Pair] = {}
         self.sources: dict[Slot, Pair] = {}
         self.heard: Tensor | None = None
+        self.home: Tensor | None = None
+        self.ears: list[int] | None = None
         self.told: Rows | None = None
         self.stepper: Any = None  # reading.py keeps the compiled step here, for as long as the cache lives
 
@@ -74,6 +77,7 @@ class Slots:
     def admit(self, rows: int, tokens: int) -> None:
         if rows != len(self.held):
             raise BadInput(f"cache: it holds {len(self.held)} rows, got {rows}; join() and leave() change their number")
+        self.settle()
 
     def keys(self, lane: int, places: Tensor, keep: Tensor | None) -> Keys:
         """Columns are places, and only those that some row can still see are shown."""
@@ -141,12 +145,13 @@ class Slots:
         """The source as the model wants it. Once its keys and values are kept, only its length matters."""
         if self.told is not None or self.heard is None:
             return self.told
-        keep = self.heard[: len(self.held)]
+        keep = self.heard[self.hears]
         return Rows(keep.long(), keep, states=torch.zeros(1, 1, 1, device=self.device).expand(*keep.shape, 1))
 
     @torch.inference_mode()
     def join(self, other: Slots) -> None:
         """Take in the rows of another cache of the same model, after our own."""
+        self.settle(), other.settle()
         mine, total = len(self.held), len(self.held) + len(other.held)
         width, heard = max([*self.lengths, *other.lengths]), _width(self.heard, other.heard)
         for slot, given in other.room.items():
@@ -161,6 +166,7 @@ class Slots:
     @torch.inference_mode()
     def leave(self, row: int) -> None:
         """Let a row go; the last one takes its place. Doing it again after an interruption does no harm."""
+        self.settle()
         last = len(self.held) - 1
         if row != last:
             for pair in (*self.room.values(), *self.sources.values()):
@@ -172,17 +178,48 @@ class Slots:
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order, some perhaps more than once: what beam search needs."""
+        """Keep these rows, in this order, some perhaps more than once: what beam search needs. Nothing is moved."""
         if list(rows) == list(range(len(self.held))):
             return
-        index, last = torch.tensor(rows, dtype=torch.long, device=self.device), max(self.lengths)
-        self.room = {slot: (k[index, :, :last], v[index, :, :last]) for slot, (k, v) in self.room.items()}
-        self.sources = {slot: (k[index], v[index]) for slot, (k, v) in self.sources.items()}
-        self.heard = None if self.heard is None else self.heard[index]
+        last = max(self.lengths)
+        home = self.homes(last) if self.home is not None else _own(len(self.held), last)
+        self.home, self.ears = home[list(rows)], [self.hears[row] for row in rows]  # type: ignore[index]
         self.held = [self.held[row] for row in rows]
+
+    @property
+    def hears(self) -> list[int]:
+        """In which row of sources each row's own lies."""
+        return list(range(len(self.held))) if self.ears is None else self.ears
+
+    def homes(self, columns: int) -> Tensor | None:
+        """[B, columns] in whose row of the room each token lies, int32; what comes after a selection, in its own."""
+        if self.home is None:
+            return None
+        rows, known = self.home.shape
+        return torch.cat((self.home, _own(rows, max(0, columns - known))), 1)[:, :columns].contiguous()
+
+    @torch.inference_mode()
+    def settle(self) -> None:
+        """Move every token into its own row, as modules want it."""
+        if self.home is not None:
+            last = max(self.lengths)
+            home, columns = self.homes(last).long().to(self.device), torch.arange(last, device=self.device)  # type: ignore[union-attr]
+            self.room = {
+                slot: (k[home, :, columns].transpose(1, 2), v[home, :, columns].transpose(1, 2))
+                for slot, (k, v) in self.room.items()
+            }
+            self.home = None
+        if self.ears is not None:
+            ears = torch.tensor(self.ears, device=self.device)
+            self.sources = {slot: (k[ears], v[ears]) for slot, (k, v) in self.sources.items()}
+            self.heard = None if self.heard is None else self.heard[ears]
+            self.ears = None
 
     def crop(self, lengths: Iterable[int]) -> None:
         """Forget all but the first tokens of each row, so many."""
+        lengths = list(lengths)
+        if any(n < held.length for n, held in zip(lengths, self.held, strict=True)):
+            self.settle()  # the places that become free may hold what another row still sees
         self.held = [Held(row.owner, min(row.length, n)) for row, n in zip(self.held, lengths, strict=True)]
 
     @property
@@ -214,6 +251,11 @@ def _fill(room: Pair, given: Pair, first: int, last: int) -> None:
         width = min(kept.shape[2], fresh.shape[2])
         kept[first:last, :, :width] = fresh[: last - first, :, :width]
         kept[first:last, :, width:] = 0
+
+
+def _own(rows: int, columns: int) -> Tensor:
+    """[rows, columns]: each token lies in its own row."""
+    return torch.arange(rows, dtype=torch.int32)[:, None].expand(rows, columns)
 
 
 def _width(*heard: Tensor | None) -> int:

@@ -1,0 +1,43 @@
+"""The best few of each row of scores, without sorting or normalising the rest."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from headwater.fast.compiled import library
+
+
+class Best(NamedTuple):
+    """logprobs and ids [B][count], best first (of equals, the smaller id); mass [B], log Σ exp of the row's scores."""
+
+    logprobs: list[list[float]]
+    ids: list[list[int]]
+    mass: list[float]
+
+
+def best(scores: Tensor, count: int) -> Best:
+    """scores [B, V], V at least count. A row with a NaN or an inf in it has a NaN for its mass."""
+    lib, plain = library(), scores.dtype == torch.float32 and scores.device.type == "cpu"
+    if lib is None or not plain or scores.requires_grad:
+        return _plainly(scores, count)
+    scores, (rows, vocab) = scores.contiguous(), scores.shape
+    values, ids = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.int32)
+    mass = torch.empty(rows)
+    given, *made = (ctypes.c_void_p(t.data_ptr()) for t in (scores, values, ids, mass))
+    lib.best(given, rows, vocab, count, *made)
+    return _told(values, ids, mass)
+
+
+def _plainly(scores: Tensor, count: int) -> Best:
+    wide = scores if scores.dtype == torch.float64 else scores.float()
+    order = wide.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+    mass = wide.logsumexp(-1)
+    return _told(wide.gather(1, order), order, torch.where(wide.amax(-1).isfinite(), mass, torch.nan))
+
+
+def _told(values: Tensor, ids: Tensor, mass: Tensor) -> Best:
+    return Best((values - mass[:, None]).tolist(), ids.tolist(), mass.tolist())
