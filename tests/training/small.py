@@ -50,7 +50,7 @@ def model(dropout=0.1, seed=0):
     return transformer(VOCAB, d_model=8, heads=2, layers=1, d_ff=16, dropout=dropout).build(seed=seed)
 
 
-def trainer(steps=20, listeners=(), dropout=0.1, source=None, net=None, evaluate=None, **settings):
+def trainer(steps=20, listeners=(), dropout=0.1, source=None, net=None, evaluate=None, team=None, **settings):
     given = {"max_steps": steps, "batch_tokens": 120, "seed": 3, "save_steps": 5, "smoothing": 0.1, **settings}
     return Trainer(
         net or model(dropout),
@@ -60,6 +60,7 @@ def trainer(steps=20, listeners=(), dropout=0.1, source=None, net=None, evaluate
         read(given),
         listeners=listeners,
         evaluate=evaluate,
+        team=team,
     )
 
 

@@ -1,80 +1,65 @@
-"""Many processes follow the curve of one, see the same examples, and may change in number when a run is resumed."""
+"""Many processes follow the curve of one, copied or sharded; see the same examples; may change in number and in way."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-import torch
+
+from headwater.errors import Unavailable
+from headwater.training.pace import AGAIN, FIRST, Pace
 
 ROOT = Path(__file__).resolve().parents[2]
-
-WORK = """
-import json, sys
-from pathlib import Path
-from headwater.training.checkpoints import Checkpoints
-from headwater.training.snapshot import keeper, restore
-from headwater.training.team import team
-from small import Diary, trainer, mean_loss
-folder, steps, stop, poison = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-together = team()
-book = Diary()
-made = trainer(steps, [book], dropout=0.0, save_steps=5, eval_every=10, evaluate=mean_loss)
-made.team = together
-checkpoints = Checkpoints(folder, "r")
-saved = checkpoints.newest()
-if saved:
-    restore(made, saved, {})
-if together.rank == 0:
-    made.keep = keeper(checkpoints, {})
-if poison and together.rank == 1:
-    hook = lambda m, i, o: o * float("nan") if made.progress.step == poison else o
-    made.model.encoder.layers[0].ffn.register_forward_hook(hook)
-def cut(event):
-    if type(event).__name__ == "Stepped" and event.step == stop:
-        sys.stdout.write(json.dumps([book.lines, []]))
-        sys.stdout.flush()
-        import os; os._exit(0)
-made.listeners.append(cut)
-made.run()
-print(json.dumps([book.lines, {n: float(p.detach().double().sum()) for n, p in made.model.named_parameters()}]))
-together.leave()
-"""
+ENV = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests" / "training")]),
+    "OMP_NUM_THREADS": "1",
+}
 
 
-def port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+class Crew:
+    def __init__(self):
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("crew.py"))],
+            env=ENV, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert self.process.stdout.readline() == "ready\n"
 
+    def __call__(self, world, folder, steps=50, **order):
+        order = {"world": world, "folder": str(folder), "steps": steps, **order}
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
 
-def together(world, folder, steps=50, stop=0, poison=0):
-    """Every process's diary: (lines, sums of the weights)."""
-    folder.mkdir(exist_ok=True)
-    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests" / "training")])
-    at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port()), "WORLD_SIZE": str(world)}
-    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **at}
-    words = [sys.executable, "-c", WORK, str(folder), str(steps), str(stop), str(poison)]
-    children = [
-        subprocess.Popen(words, env={**env, "RANK": str(r)}, stdout=subprocess.PIPE, text=True) for r in range(world)
-    ]
-    outs = [child.communicate(timeout=300)[0] for child in children]
-    assert [child.returncode for child in children] == [0] * world
-    return [json.loads(out) for out in outs]
+    def together(self, *given, **order):
+        """What every process found, all of them having ended well."""
+        found = self(*given, **order)
+        assert not any(found["codes"]), found
+        return found["said"]
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    return together(1, tmp_path_factory.mktemp("alone") / "c")[0]
+def crew():
+    made = Crew()
+    yield made
+    made.process.stdin.close()
+    made.process.wait(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def alone(crew, tmp_path_factory):
+    return crew.together(1, tmp_path_factory.mktemp("alone") / "c")[0]
 
 
 def close(lines, wanted):
-    """Losses and norms to 1e-6, examples exactly, in their order."""
+    """Losses to 1e-6, norms too as far as rounding lets them, examples exactly, in their order."""
     assert len(lines) == len(wanted)
     for got, want in zip(map(json.loads, lines), map(json.loads, wanted), strict=True):
         assert got[0] == want[0] and got[3] == want[3]
@@ -82,25 +67,121 @@ def close(lines, wanted):
         assert got[2] == pytest.approx(want[2], rel=1e-3)
 
 
-def test_two_processes_follow_the_curve_of_one(alone, tmp_path):
-    first, second = together(2, tmp_path / "c")
-    assert first == second, "both processes have seen the same numbers and have the same weights"
-    close(first[0], alone[0])
-    for name, total in first[1].items():
+def same_weights(got, want):
+    for name, total in got.items():
         if not name.endswith(".k.bias"):  # softmax does not see it: its gradient is rounding, which Adam makes large
-            assert total == pytest.approx(alone[1][name], abs=1e-4, rel=1e-4), name
+            assert total == pytest.approx(want[name], abs=1e-4, rel=1e-4), name
 
 
-def test_a_run_may_change_its_number_of_processes(alone, tmp_path):
-    """1 process up to step 17, 3 up to step 33, then 2: the curve and the order of one."""
-    lines = together(1, tmp_path / "c", stop=17)[0][0][:15]
-    lines += together(3, tmp_path / "c", stop=33)[0][0][:15]
-    lines += together(2, tmp_path / "c")[0][0]
-    close(lines, alone[0])
+WAYS = {
+    "copied": {},
+    "sharded": {"shard": True},
+    "sharded, in pieces, computed twice, averaged": {
+        "shard": True,
+        "micro_tokens": 60,
+        "recompute": True,
+        "average": 0.9,
+    },
+}
 
 
-def test_a_nan_on_one_process_is_skipped_by_all_in_the_same_step(tmp_path):
-    first, second = together(2, tmp_path / "c", steps=12, poison=6)
-    assert first[1] == second[1] and torch.tensor(list(first[1].values())).isfinite().all()
-    bad = [json.loads(line)[0] for line in first[0] if json.loads(line)[1] != json.loads(line)[1]]
-    assert bad == [7]
+@pytest.mark.parametrize("way", WAYS)
+def test_two_processes_follow_the_curve_of_one(crew, alone, tmp_path, way):
+    first, second = crew.together(2, tmp_path / "c", settings=WAYS[way])
+    assert first["lines"] == second["lines"] and first["weights"] == second["weights"]
+    close(first["lines"], alone["lines"])
+    same_weights(first["weights"], alone["weights"])
+
+
+def test_each_process_holds_its_part_of_weights_and_moments(crew, tmp_path):
+    copied, sharded = (crew.together(2, tmp_path / f"{n}" / "c", 1, settings={"shard": bool(n)}) for n in (0, 1))
+    for plain, one, other in zip(copied, sharded, reversed(sharded), strict=True):
+        assert one["held"] + other["held"] == plain["held"]
+        assert one["moments"] < 0.6 * plain["moments"]
+
+
+def test_a_run_may_change_its_number_of_processes_and_its_way(crew, alone, tmp_path):
+    """1 process, 2 with a part each, 1 again, 3 with copies, 2 with parts: the curve and the order of one."""
+    plan = ((1, False, 8), (2, True, 17), (1, False, 22), (3, False, 33), (2, True, None))
+    lines = []
+    for world, shard, stop in plan:
+        said = crew.together(world, tmp_path / "c", stop=stop, settings={"shard": shard})[0]
+        first = json.loads(said["lines"][0])[0]
+        lines = lines[: first - 1] + said["lines"]
+    close(lines, alone["lines"])
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_a_nan_on_one_process_is_skipped_by_all_and_named_by_the_first(crew, tmp_path, shard):
+    first, second = crew.together(2, tmp_path / "c", steps=12, poison=6, settings={"shard": shard})
+    assert first["weights"] == second["weights"] and all(x == x for x in first["weights"].values())
+    assert [json.loads(line)[0] for line in first["lines"] if "NaN" in line] == [7]
+    assert len(first["notes"]) == 1 and "the loss is NaN or inf, though every module's output" in first["notes"][0]
+
+
+def test_a_killed_process_ends_the_others_soon_and_the_run_goes_on(crew, alone, tmp_path):
+    found = crew(2, tmp_path / "c", kill=[1, 13])
+    assert found["codes"] == [Unavailable.exit_code, -signal.SIGKILL] and found["seconds"] < 60
+    fault = found["said"][0]["fault"]
+    assert fault.startswith("step 14 needs all processes, one is gone (") and "--resume" in fault
+    lines = crew.together(2, tmp_path / "c")[0]["lines"]
+    close(lines, alone["lines"][10:])
+
+
+def test_a_process_that_hangs_is_noticed_by_its_pulse_and_where_the_others_wait_is_said(crew, tmp_path):
+    found = crew(2, tmp_path / "c", freeze=[1, 13], silence=4.0)
+    assert found["codes"][0] == Unavailable.exit_code and found["seconds"] < 40
+    said = (tmp_path / "stderr-0").read_text()
+    assert "process 1 has been silent for 4 s; process 0 stops here" in said
+    assert "loop.py" in said and "the run goes on from its last checkpoint" in said
+
+
+def test_a_slow_process_is_named_and_not_ended(crew, tmp_path):
+    first, _ = crew.together(2, tmp_path / "c", steps=25, slow=0.05)
+    assert len(first["lines"]) == 25
+    assert any(note.startswith("process 1 takes ") and "times as long as the others" in note for note in first["notes"])
+
+
+def test_the_pace_of_equals_is_not_remarked_upon():
+    pace = Pace()
+    assert not any(pace.heard([1.0, 1.2, 1.1]) for _ in range(100))
+    said = [pace.heard([1.0, 4.0, 1.0]) for _ in range(AGAIN)]
+    assert sum(map(bool, said)) == 1 and next(filter(None, said)).startswith("process 1 takes ")
+    assert not any(Pace().heard([1.0, 9.0]) for _ in range(FIRST - 1))
+
+
+MEET = """
+import sys
+from datetime import timedelta
+from headwater.training import team
+from headwater.errors import Fault
+team.MEETING = timedelta(seconds=3)
+try:
+    team.team()
+except Fault as fault:
+    sys.exit(str(fault))
+"""
+
+
+MEETINGS = {
+    "port taken": {},
+    "nobody there": {"RANK": "1", "MASTER_PORT": "1"},
+    "no such name": {"RANK": "1", "MASTER_ADDR": "no.such.name.invalid"},
+}
+
+
+@pytest.mark.parametrize("fault", MEETINGS)
+def test_processes_that_can_not_meet_say_so(fault):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1]), "WORLD_SIZE": "2", "RANK": "0"}
+        where |= MEETINGS[fault]
+        began = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-c", MEET], env={**ENV, **where}, capture_output=True, text=True, timeout=60
+        )
+    assert done.returncode == 1 and time.monotonic() - began < 60
+    assert (
+        f"the processes must meet at {where['MASTER_ADDR']}:" in done.stderr and "did all of them start?" in done.stderr
+    )

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from headwater.training.spread import mine
+
 
 class Average:
     """average ← decay · average + (1 - decay) · weights, after each step. decay 0 keeps no average.
@@ -25,7 +27,9 @@ class Average:
             return
         share = 1 - min(self.decay, (1 + step) / (10 + step))
         new = dict(model.named_parameters())
-        torch._foreach_lerp_(list(self.weights.values()), [new[n].detach() for n in self.weights], share)
+        torch._foreach_lerp_(
+            [mine(w) for w in self.weights.values()], [mine(new[n].detach()) for n in self.weights], share
+        )
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -34,16 +38,13 @@ class Average:
 
     @contextmanager
     def used_by(self, model: nn.Module) -> Iterator[nn.Module]:
-        """The model with the averaged weights; its own come back at the end."""
-        if not self.weights:
-            yield model
-            return
-        own = dict(model.named_parameters())
-        kept = {name: own[name].data for name in self.weights}
+        """The model with the averaged weights; its own come back at the end. Copied, for others look at the memory."""
+        own = {name: mine(p.detach()) for name, p in model.named_parameters() if name in self.weights}
+        kept = {name: value.clone() for name, value in own.items()}
         try:
-            for name, value in self.weights.items():
-                own[name].data = value
+            for name, value in own.items():
+                value.copy_(mine(self.weights[name]))
             yield model
         finally:
-            for name, value in kept.items():
-                own[name].data = value
+            for name, value in own.items():
+                value.copy_(kept[name])

@@ -8,17 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwater.training.spread import mine
+
 
 def culprit(model: nn.Module, again: Callable[[], Tensor]) -> str:
     """In words. `again` repeats the forward pass that went wrong, with the same chance, and gives its loss."""
+    found, loss = first_bad_output(model, again)  # always: where processes share a model, all of them go forward
     for path, parameter in model.named_parameters():
         if not _finite(parameter):
             return f"the weights {path} hold NaN or inf"
-    found, loss = first_bad_output(model, again)
     if found:
         return f"{found} gave NaN or inf from finite input"
     if not _finite(loss):
         return "the loss is NaN or inf, though every module's output is finite"
+    return ""
+
+
+def bad_gradient(model: nn.Module) -> str:
+    """In words too: the first gradient that is not finite, where nothing on the way forward was to blame."""
     for path, parameter in model.named_parameters():
         if parameter.grad is not None and not _finite(parameter.grad):
             return f"the gradient of {path} is NaN or inf"
@@ -55,4 +62,5 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _finite(tensor: Tensor) -> bool:
+    tensor = mine(tensor)
     return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())

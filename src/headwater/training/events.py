@@ -21,6 +21,7 @@ class Stepped(NamedTuple):
     seconds: float
     examples: np.ndarray
     applied: bool
+    norms: Mapping[str, float] = {}  # of each layer's gradient
 
 
 class Evaluated(NamedTuple):

@@ -50,6 +50,11 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _short(value: float) -> float | None:
+    """Five digits are enough to draw."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
 class Metrics(Journal):
     def __init__(self, path: Path, every: int) -> None:
         super().__init__(path)
@@ -62,7 +67,8 @@ class Metrics(Journal):
             if event.step % self.every == 0 or event.step == event.steps or not event.applied:
                 rate = round(self.tokens / max(self.seconds, 1e-9))
                 self.write(step=event.step, split="train", epoch=round(event.epoch, 4), loss=event.loss, lr=event.lr,
-                           grad_norm=event.norm, tokens_per_second=rate, applied=event.applied, time=now)  # fmt: skip
+                           grad_norm=event.norm, tokens_per_second=rate, applied=event.applied, time=now,
+                           grad_norms={layer: _short(norm) for layer, norm in event.norms.items()})  # fmt: skip
                 self.tokens, self.seconds = 0, 0.0
         elif isinstance(event, Evaluated):
             scores = {name: _plain(value) for name, value in event.scores.items()}

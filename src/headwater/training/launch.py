@@ -11,6 +11,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 
 from headwater.errors import BadSetting
 
@@ -31,7 +33,8 @@ def launch(processes: int, words: Sequence[str] | None = None) -> int:
             env = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             quiet = {} if rank == 0 else {"stdout": subprocess.DEVNULL, "stderr": aside}  # one of them speaks for all
             command = [sys.executable, "-m", "headwater", *words]
-            children.append(subprocess.Popen(command, env=env, preexec_fn=_with_parent, **quiet))  # type: ignore[call-overload]
+            tied = partial(_with_parent, os.getpid())
+            children.append(subprocess.Popen(command, env=env, preexec_fn=tied, **quiet))  # type: ignore[call-overload]
         codes = _wait(children)
         if codes[0] == 0 and any(codes):
             aside.seek(0)
@@ -63,10 +66,23 @@ def _pass_on(children: Sequence[subprocess.Popen[bytes]], number: int) -> None:
             child.send_signal(number)
 
 
-def _with_parent() -> None:
-    """A child ends when the launcher is killed: no orphans."""
+def _with_parent(parent: int) -> None:
+    """A child ends when the launcher is killed: no orphans, even if it was killed before this was asked for."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def restarted(out: str) -> bool:
+    """Whether torchrun has started this command again after a process died, and there is a run to go on with.
+
+    It must be asked before the processes meet: until then none of them can have begun that run.
+    """
+    if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) and not out:
+        raise BadSetting("--out must be given with torchrun --max-restarts: "
+                         "a process that is started again finds its run there")  # fmt: skip
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0 and (Path(out) / "config.yaml").is_file()
 
 
 def _free_port() -> int:

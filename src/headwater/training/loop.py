@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,61 +19,30 @@ from torch import Tensor
 
 from headwater.data.batches import Batch, share
 from headwater.data.chance import bits
-from headwater.data.objectives.lesson import Lesson
-from headwater.errors import CheckFailed
+from headwater.errors import BadSetting, CheckFailed
 from headwater.training.averaging import Average
-from headwater.training.culprit import culprit
-from headwater.training.events import Evaluated, Event, Kept, Listener, Noted, Stepped, Stopped
+from headwater.training.culprit import bad_gradient, culprit
+from headwater.training.events import Evaluated, Event, Listener, Noted, Stepped, Stopped
+from headwater.training.gradients import Gradients, Norms, Scale, times_the_usual
 from headwater.training.interrupts import Interrupts
+from headwater.training.mishaps import explained
 from headwater.training.objectives import Objective, how_many, to_tensors
-from headwater.training.optimiser import adamw, clip, set_lr
+from headwater.training.optimiser import adamw, set_lr
+from headwater.training.pace import Pace
+from headwater.training.records import Outcome, Progress, Scored, Source, Wishes
+from headwater.training.saving import Saver, tried
 from headwater.training.settings import Settings
+from headwater.training.snapshot import Snapshot, snapshot
+from headwater.training.spread import spread
 from headwater.training.team import Alone
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-CHEAP = 1 / 50  # a checkpoint is put off until it costs less than this share of the time since the last one
-
-
-class Source(Protocol):
-    """Where batches come from: an order of examples, and what is taught with them."""
-
-    @property
-    def size(self) -> int: ...
-    def after(self, position: int) -> Iterator[Batch]: ...
-    def pieces(self, examples: np.ndarray, tokens: int) -> Sequence[np.ndarray]: ...
-    def lesson(self, examples: np.ndarray, epoch: int) -> Lesson: ...
-
-
-class Scored(NamedTuple):
-    """What an evaluation found; `score` decides which model is best: larger is better, later numbers decide a draw."""
-
-    score: tuple[float, ...]
-    scores: Mapping[str, float]
-    samples: tuple[Mapping[str, Any], ...] = ()
-
-
-@dataclass
-class Progress:
-    """All that a resumed run must know beside weights and moments."""
-
-    step: int = 0
-    position: int = 0  # examples given so far
-    tokens: int = 0
-    seconds: float = 0.0
-    bad: int = 0  # steps in a row that were not applied
-    evaluated: int = 0  # step of the last evaluation
-    best: tuple[float, ...] | None = None
-    best_step: int = 0
-    stale: int = 0  # evaluations since the best
-
-
-class Outcome(NamedTuple):
-    why: str
-    progress: Progress
+NONE = Wishes()
+REMEMBERED, NOTABLE = 64, 100.0  # norms that are remembered; times their median a gradient is long to be worth a word
 
 
 class Trainer:
-    """evaluate(model) -> Scored; keep(trainer) writes a checkpoint; keep_best(model) writes the model folder."""
+    """evaluate(model) -> Scored; keep(snapshot) writes a checkpoint; keep_best(model) writes the model folder."""
 
     def __init__(
         self,
@@ -83,7 +53,7 @@ class Trainer:
         settings: Settings,
         *,
         evaluate: Callable[[Any], Scored] | None = None,
-        keep: Callable[[Trainer], str] | None = None,
+        keep: Callable[[Snapshot], str] | None = None,
         keep_best: Callable[[Any], None] | None = None,
         listeners: Iterable[Listener] = (),
         team: Any = None,
@@ -93,47 +63,70 @@ class Trainer:
         self.evaluate_model, self.keep, self.keep_best = evaluate, keep, keep_best
         self.listeners, self.team, self.progress = list(listeners), team or Alone(), Progress()
         self.device = next(model.parameters()).device
+        self._prepare()
+        self.spread = spread(model, objective, self.team, s.shard)
         self.optimiser = adamw(
             model, lr=schedule.at(1), betas=(s.beta1, s.beta2), eps=s.eps, weight_decay=s.weight_decay
         )
-        self.average = Average(model, s.average)
+        self.gradients, self.average = Gradients(model), Average(model, s.average)
         self.dtype = DTYPES["fp32" if s.dtype == "auto" else s.dtype]
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype is torch.float16)
-        self.kept_step, self.kept_at, self.keeping_took = 0, 0.0, 0.0
+        self.scale = Scale(Scale.FIRST if self.dtype is torch.float16 else 1.0)
+        self.saver = Saver(s.save_every, s.save_steps, self.tell)
         self.began = self.began_seconds = 0.0
-        if s.recompute:
-            model.recompute()
-        if s.compile:
-            for stack in filter(None, (model.encoder, model.decoder)):
+        self.pace, self.piece = Pace(), "no rows"
+
+    def _prepare(self) -> None:
+        if self.settings.recompute:
+            self.model.recompute()
+        if self.settings.compile and self.settings.shard and self.team.world > 1:
+            raise BadSetting("compile and shard can not be had together: a layer's weights come and go; give one")
+        if self.settings.compile:
+            for stack in filter(None, (self.model.encoder, self.model.decoder)):
                 stack.compile(dynamic=True)
 
     # ------------------------------------------------------------------------------------------------------ the loop
 
     def run(self) -> Outcome:
         """Train until the last step, or until something else ends it. What it is, is said in the outcome."""
-        p, s = self.progress, self.settings
+        p = self.progress
         self.began, self.began_seconds = time.monotonic(), p.seconds
-        self.kept_step, self.kept_at = p.step, self.began
-        why = "finished" if p.step >= s.max_steps else ""
-        with Interrupts() as interrupts:
-            for batch in self.source.after(p.position) if not why else ():
-                asked = self.step(batch, bool(interrupts.asked) or self._late())
-                if s.eval_every and p.step % s.eval_every == 0:
-                    self.evaluate()
-                why = self._reason(asked, interrupts.asked)
-                if why in ("finished", "time") and p.evaluated < p.step:
-                    self.evaluate()
-                if why or self._save_is_due():
-                    self.save()
-                if why:
-                    break
+        try:
+            with Interrupts() as interrupts:
+                why = self._steps(interrupts)
+        except (RuntimeError, MemoryError) as error:
+            if fault := explained(error, p.step + 1, self.piece):
+                raise fault from error
+            raise
+        finally:
+            self.saver.collect()
         self.tell(Stopped(p.step, why, self.elapsed()))
         if why == "bad steps":
             raise CheckFailed(f"{p.bad} steps in a row gave NaN or inf and were not applied; lower the learning rate, "
                               "or look at the data named above (the weights before them are saved)")  # fmt: skip
         return Outcome(why, p)
 
-    def _reason(self, asked: bool, signal: str) -> str:
+    def _steps(self, interrupts: Interrupts) -> str:
+        p, s = self.progress, self.settings
+        why = "finished" if p.step >= s.max_steps else ""
+        for batch in self.source.after(p.position) if not why else ():
+            wishes = self.step(
+                batch, Wishes(bool(interrupts.asked), self._late(), self.team.rank == 0 and self.saver.due(p.step + 1))
+            )
+            self.saver.collect(wait=False)
+            if s.eval_every and p.step % s.eval_every == 0:
+                self.evaluate()
+            why = self._reason(wishes)
+            if why in ("finished", "time") and p.evaluated < p.step:
+                self.evaluate()
+            if why or wishes.save:
+                self.save()
+            if why:
+                break
+        if p.best is None:  # better this model than none
+            self._keep_best()
+        return why
+
+    def _reason(self, wishes: Wishes) -> str:
         p, s = self.progress, self.settings
         if p.bad >= s.bad_steps:
             return "bad steps"
@@ -141,7 +134,7 @@ class Trainer:
             return "finished"
         if s.patience and p.stale >= s.patience:
             return "no better"
-        return ("signal" if signal else "time") if asked else ""
+        return "signal" if wishes.signal else "time" if wishes.late else ""
 
     def elapsed(self) -> float:
         """Seconds of training, those before a resumption included."""
@@ -152,41 +145,60 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------------------ one step
 
-    def step(self, batch: Batch, wish: bool = False) -> bool:
-        """One optimiser step on one global batch. Whether any process wishes to stop is agreed on by the way."""
+    def step(self, batch: Batch, wishes: Wishes = NONE) -> Wishes:
+        """One optimiser step on one global batch. What all processes wish is agreed on by the way."""
         p, s, began = self.progress, self.settings, time.perf_counter()
-        pieces = list(self._pieces(batch))
-        count, asked = self.team.sums([sum(how_many(piece, self.objective) for piece in pieces), float(wish)])
-        total = sum(self._backward(n, piece, count) for n, piece in enumerate(pieces))
-        self.team.add_gradients(list(self.model.parameters()))
-        loss = self.team.sums([total])[0] / max(count, 1)
-        lr = self.schedule.at(p.step + 1)
-        set_lr(self.optimiser, lr)
-        self.scaler.unscale_(self.optimiser)
-        norm = clip(self.model.parameters(), s.clip)
-        fine = math.isfinite(loss) and math.isfinite(norm)
+        pieces, count, wishes = self._share(batch, wishes)
+        total = 0.0
+        for number, piece in enumerate(pieces):
+            self.spread.expect(last=number == len(pieces) - 1)
+            total += self._backward(number, piece, count)
+        worked = time.perf_counter() - began
+        self.spread.settle()
+        total, *times = self.team.sums([total, *self.team.slots(worked)])
+        loss, lr = total / max(count, 1), self.schedule.at(p.step + 1)
+        norms = self.gradients.norms(self.spread.norm_sums, self.scale.value)
+        fine = self._fine(loss, norms, batch, pieces)
         if fine:
-            self.scaler.step(self.optimiser)
+            set_lr(self.optimiser, lr)
+            self.gradients.cut(norms.total, s.clip, self.scale.value)
+            self.optimiser.step()
             self.average.update(self.model, p.step)
-        elif not (self.scaler.is_enabled() and math.isfinite(loss)):  # fp16 finds its scale by overflowing now and then
-            self._name_the_culprit(batch, pieces)
-        self.scaler.update()
+        if self.dtype is torch.float16:
+            self.scale.update(math.isfinite(norms.total))
         self.optimiser.zero_grad(set_to_none=True)
-        p.bad = 0 if fine else p.bad + (not self.scaler.is_enabled() or not math.isfinite(loss))
         p.step, p.position, p.tokens, p.seconds = p.step + 1, batch.end, p.tokens + int(count), self.elapsed()
         took, epoch = time.perf_counter() - began, batch.end / self.source.size
-        self.tell(Stepped(p.step, s.max_steps, epoch, loss, lr, norm, int(count), took, batch.examples, fine))
-        return asked > 0
+        self.tell(
+            Stepped(
+                p.step, s.max_steps, epoch, loss, lr, norms.total, int(count), took, batch.examples, fine, norms.layers
+            )
+        )
+        if not self.spread.sharded and (said := self.pace.heard(times)):  # those who share layers wait within them
+            self.tell(Noted(p.step, said))
+        return wishes
+
+    def _share(self, batch: Batch, wishes: Wishes) -> tuple[list[dict[str, Tensor]], float, Wishes]:
+        """This process's pieces; how many answers all processes have; what any of them wishes."""
+        pieces = list(self._pieces(batch))
+        mine = float(sum(how_many(piece, self.objective) for piece in pieces))
+        count, *heard = self.team.sums([mine, *map(float, wishes), *self.team.slots(len(pieces))])
+        pieces = self.spread.filled(pieces, int(max(heard[3:])), lambda: self._tensors(batch.examples[:1], batch.epoch))
+        return pieces, count, Wishes(*heard[:3])
 
     def _pieces(self, batch: Batch) -> Iterator[dict[str, Tensor]]:
         """My share of a batch, in pieces that fit into memory."""
         mine = share(batch.examples, self.team.rank, self.team.world)
         for rows in self.source.pieces(mine, self.settings.micro_tokens or self.settings.batch_tokens):
-            yield to_tensors(self.source.lesson(rows, batch.epoch), self.device)
+            yield self._tensors(rows, batch.epoch)
+
+    def _tensors(self, rows: np.ndarray, epoch: int) -> dict[str, Tensor]:
+        return to_tensors(self.source.lesson(rows, epoch), self.device)
 
     def _backward(self, number: int, piece: dict[str, Tensor], count: float) -> float:
+        self.piece = "{} rows of {} tokens".format(*piece["ids"].shape)
         loss = self._loss(number, piece)
-        self.scaler.scale(loss / max(count, 1)).backward()
+        (loss * (self.scale.value / max(count, 1))).backward()
         return float(loss.detach())
 
     def _loss(self, number: int, piece: dict[str, Tensor]) -> Tensor:
@@ -194,13 +206,31 @@ class Trainer:
         words = (self.settings.seed, self.progress.step, number, self.team.rank, "dropout")
         torch.manual_seed(int(bits(*words)) % 2**63)
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not torch.float32):
-            return self.objective(self.model, piece, self.settings.smoothing)
+            return self.spread.loss(piece, self.settings.smoothing)
+
+    def _fine(self, loss: float, norms: Norms, batch: Batch, pieces: list[dict[str, Tensor]]) -> bool:
+        """Whether a step may be applied; if it is odd, why is said. All processes have the same numbers here."""
+        p, finite = self.progress, math.isfinite(loss) and math.isfinite(norms.total)
+        seeking = math.isfinite(loss) and self.scale.value > 1  # fp16 finds its scale by overflowing now and then
+        p.bad = 0 if finite else p.bad + (not seeking)
+        if not finite:
+            if not seeking:
+                self._name_the_culprit(batch, pieces)
+            return False
+        times = times_the_usual(norms.total, p.norms)
+        p.norms = [*p.norms[1 - REMEMBERED :], norms.total]
+        skip = 0 < self.settings.spike < times
+        if skip or times > NOTABLE:
+            done = "left out" if skip else "clipped" if self.settings.clip else "applied"
+            self.tell(Noted(p.step + 1, f"the gradient is {times:.0f} times as long as usual and was {done}; "
+                                        f"{_named(batch)}"))  # fmt: skip
+        return not skip
 
     def _name_the_culprit(self, batch: Batch, pieces: list[dict[str, Tensor]]) -> None:
-        found = (culprit(self.model, lambda n=n, p=p: self._loss(n, p)) for n, p in enumerate(pieces))  # type: ignore[misc]
-        said = next(filter(None, found), "the sum of the gradients is NaN or inf")
-        rows = ", ".join(map(str, batch.examples[:8])) + (" …" if len(batch.examples) > 8 else "")
-        self.tell(Noted(self.progress.step + 1, f"step not applied: {said}; examples {rows} of epoch {batch.epoch}"))
+        found = [culprit(self.model, lambda n=n, p=p: self._loss(n, p)) for n, p in enumerate(pieces)]  # type: ignore[misc]
+        words = self.team.words  # where the loss is a sum over processes, only one of them may know
+        said = words(next(filter(None, found), "")) or words(bad_gradient(self.model)) or "the gradient is too long"
+        self.tell(Noted(self.progress.step + 1, f"step not applied: {said}; {_named(batch)}"))
 
     # ------------------------------------------------------------------------------------------- looking and keeping
 
@@ -210,40 +240,35 @@ class Trainer:
         p.evaluated = p.step
         if self.evaluate_model is None:
             return
-        self.model.eval()
-        with torch.no_grad(), self.average.used_by(self.model):
-            found = self.evaluate_model(self.model) if self.team.rank == 0 else Scored((), {})
+        with self._at_rest() as model:
+            found = self.evaluate_model(model) if self.team.rank == 0 else Scored((), {})
             score = tuple(self.team.told(found.score))
             better = all(map(math.isfinite, score)) and (p.best is None or score > p.best)
-            if better and self.keep_best is not None and self.team.rank == 0:
-                self._try(lambda: self.keep_best(self.model))  # type: ignore[misc]
-        self.model.train()
+            if better:
+                self._write_best(model)
         p.best, p.best_step, p.stale = (score, p.step, 0) if better else (p.best, p.best_step, p.stale + 1)
         self.tell(Evaluated(p.step, found.scores, found.samples, better, time.perf_counter() - began))
 
-    def _save_is_due(self) -> bool:
-        if self.settings.save_steps:
-            return self.progress.step % self.settings.save_steps == 0
-        wanted = max(self.settings.save_every, self.keeping_took / CHEAP)
-        return time.monotonic() - self.kept_at >= wanted
+    @contextmanager
+    def _at_rest(self) -> Iterator[Any]:
+        """The model as it is used: whole, averaged, without dropout."""
+        self.model.eval()
+        with torch.no_grad(), self.average.used_by(self.model), self.spread.plain() as model:
+            yield model
+        self.model.train()
+
+    def _keep_best(self) -> None:
+        with self._at_rest() as model:
+            self._write_best(model)
+
+    def _write_best(self, model: Any) -> None:
+        if self.keep_best is not None and self.team.rank == 0:
+            tried(lambda: self.keep_best(model), self.tell, self.progress.step)  # type: ignore[misc]
 
     def save(self) -> None:
-        """Write a checkpoint. A full or failing disk is said, and tried again next time; training goes on."""
-        p = self.progress
-        if self.keep is None or self.team.rank or p.step == self.kept_step:
-            return
-        began = time.monotonic()
-        if path := self._try(lambda: self.keep(self)):  # type: ignore[misc]
-            self.kept_step = p.step
-            self.tell(Kept(p.step, str(path), time.monotonic() - began))
-        self.kept_at = time.monotonic()
-        self.keeping_took = self.kept_at - began
-
-    def _try(self, work: Callable[[], Any]) -> Any:
-        try:
-            return work()
-        except OSError as error:
-            self.tell(Noted(self.progress.step, f"nothing was saved: {error.strerror or error}; trying again later"))
+        """Where processes hold parts of the model, all of them help to copy it."""
+        if self.keep is not None or self.spread.sharded:
+            self.saver.begin(self.progress.step, lambda: snapshot(self), self.keep)
 
     def tell(self, event: Event) -> None:
         for listener in list(self.listeners):
@@ -256,11 +281,18 @@ class Trainer:
                 )
 
     def state(self) -> dict[str, Any]:
-        scaler = self.scaler.state_dict()
-        return {"progress": asdict(self.progress), "scaler": scaler}
+        return {"progress": asdict(self.progress), "scale": asdict(self.scale)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.progress = Progress(**state["progress"])
         self.progress.best = None if self.progress.best is None else tuple(self.progress.best)
-        if state["scaler"]:
-            self.scaler.load_state_dict(dict(state["scaler"]))
+        self.scale = Scale(**state["scale"])
+
+
+def _named(batch: Batch) -> str:
+    """
+    >>> _named(Batch(np.arange(9), 2, 0))
+    'examples 0, 1, 2, 3, 4, 5, 6, 7 … of epoch 2'
+    """
+    shown = ", ".join(map(str, batch.examples[:8])) + (" …" if len(batch.examples) > 8 else "")
+    return f"examples {shown} of epoch {batch.epoch}"

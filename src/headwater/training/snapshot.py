@@ -1,71 +1,90 @@
-"""What a checkpoint holds, and how a trainer goes on from it. Tensors as safetensors, all else as JSON, no pickle."""
+"""What a checkpoint holds, and how a trainer goes on from it. Tensors as safetensors, all else as JSON, no pickle.
+
+A snapshot is a copy in memory, taken between two steps; it is written while the next ones are done. Where processes
+hold parts of a model, the whole is gathered: a checkpoint does not know how many wrote it.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from headwater.errors import BadSetting
 from headwater.training.checkpoints import Checkpoints, Saved
-from headwater.training.loop import Trainer
 from headwater.training.optimiser import load_state, state_of
-from headwater.training.storage import Piece
+from headwater.training.spread import laid_out, whole
 from headwater.weights.native import put, tensors_of
 from headwater.weights.tensors import TensorFile, pieces
+
+if TYPE_CHECKING:
+    from headwater.training.loop import Trainer
 
 MODEL, OPTIMISER, AVERAGE, STATE = "model.safetensors", "optimizer.safetensors", "average.safetensors", "state.json"
 
 
-def files_of(trainer: Trainer, facts: Mapping[str, Any]) -> dict[str, Callable[[], Iterable[Piece]]]:
-    """The files of a checkpoint, each made when it is written. facts: what must not change (data, tokenizer)."""
-    tensors: dict[str, Mapping[str, Tensor]] = {
+@dataclass(frozen=True)
+class Snapshot:
+    """tensors: those of each file, by name."""
+
+    step: int
+    tensors: dict[str, dict[str, Tensor]]
+    state: dict[str, Any]
+
+    @property
+    def size(self) -> int:
+        return sum(t.nbytes for file in self.tensors.values() for t in file.values())
+
+
+def snapshot(trainer: Trainer) -> Snapshot:
+    """A trainer as it is now, in memory that no later step changes. Where it is sharded, all must ask for it."""
+    live: dict[str, Mapping[str, Tensor]] = {
         MODEL: tensors_of(trainer.model),
         OPTIMISER: state_of(trainer.optimiser, trainer.model),
+        AVERAGE: trainer.average.weights,
     }
-    if trainer.average.weights:
-        tensors[AVERAGE] = trainer.average.weights
-
-    def bytes_of(name: str) -> Callable[[], Iterator[Piece]]:
-        return lambda: pieces(name, tensors[name])
-
-    state = {**trainer.state(), **facts, "torch": torch.__version__, "threads": torch.get_num_threads()}
-    return {**{name: bytes_of(name) for name in tensors}, STATE: lambda: [json.dumps(state, indent=1).encode()]}
+    copied = {file: {name: whole(t) for name, t in tensors.items()} for file, tensors in live.items() if tensors}
+    state = {**trainer.state(), "torch": torch.__version__, "threads": torch.get_num_threads()}
+    return Snapshot(trainer.progress.step, copied, json.loads(json.dumps(state)))
 
 
-def keeper(checkpoints: Checkpoints, facts: Mapping[str, Any]) -> Callable[[Trainer], str]:
-    """What a trainer calls to write a checkpoint."""
+def keeper(checkpoints: Checkpoints, facts: Mapping[str, Any]) -> Callable[[Snapshot], str]:
+    """What a trainer calls, in a thread of its own, to write a checkpoint. facts: what must not change (the data)."""
 
-    def keep(trainer: Trainer) -> str:
-        files = files_of(trainer, facts)
-        checkpoints.make_room(sum(t.numel() * t.element_size() for t in _all_tensors(trainer)))
-        return str(checkpoints.save(trainer.progress.step, files))
+    def keep(snap: Snapshot) -> str:
+        files: dict[str, Callable[[], Any]] = {name: partial(pieces, name, own) for name, own in snap.tensors.items()}
+        files[STATE] = lambda: [json.dumps({**snap.state, **facts}, indent=1).encode()]
+        checkpoints.make_room(snap.size)
+        return str(checkpoints.save(snap.step, files))
 
     return keep
-
-
-def _all_tensors(trainer: Trainer) -> Iterator[Tensor]:
-    yield from tensors_of(trainer.model).values()
-    yield from state_of(trainer.optimiser, trainer.model).values()
-    yield from trainer.average.weights.values()
 
 
 def restore(trainer: Trainer, saved: Saved, facts: Mapping[str, Any]) -> list[str]:
     """Put a trainer where the checkpoint was made. Other data or another tokenizer are refused; notes say the rest."""
     state = saved.state()
     _check(state, facts, saved.path)
-    put(trainer.model, TensorFile(saved.path / MODEL), saved.path / MODEL)
-    load_state(trainer.optimiser, trainer.model, TensorFile(saved.path / OPTIMISER))
+    put(trainer.model, _spread(trainer, saved.path / MODEL), saved.path / MODEL)
+    load_state(trainer.optimiser, trainer.model, _spread(trainer, saved.path / OPTIMISER))
     if trainer.average.weights:
-        trainer.average.load(TensorFile(saved.path / AVERAGE))
+        trainer.average.load(_spread(trainer, saved.path / AVERAGE))
     trainer.load_state(state)
     now = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     return [f"{name} was {state.get(name)} and is {value} now: numbers may differ in their last bits"
             for name, value in now.items() if state.get(name) != value]  # fmt: skip
+
+
+def _spread(trainer: Trainer, path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, each spread over the processes as the parameter it belongs to."""
+    own, file = dict(trainer.model.named_parameters()), TensorFile(path)
+    owners = {name: own.get(name.rpartition(":")[2]) for name in file}
+    return {name: t if (p := owners[name]) is None else laid_out(t, p) for name, t in file.items()}
 
 
 def _check(state: Mapping[str, Any], facts: Mapping[str, Any], where: Path) -> None:

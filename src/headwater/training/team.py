@@ -1,7 +1,7 @@
 """The processes that train one model together, each on its share of every batch.
 
-Gradients are summed, never averaged by process: the loss of a step is Σ losses / Σ tokens over all of them, so one
-process and many follow the same curve. What must be decided together is decided by numbers that all of them have seen.
+What must be decided together is decided by numbers that all of them have seen. How the model itself is spread over them
+is said in spread.py; that all of them live, in pulse.py.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch import distributed as dist
 
 from headwater.errors import Unavailable
+from headwater.training.pulse import Pulse
 
-PATIENCE = timedelta(minutes=60)  # the others wait while the first evaluates
+MEETING = timedelta(seconds=45)  # all processes must have come
+PATIENCE = timedelta(minutes=60)  # the others wait while the first evaluates; whether it lives, its pulse says
+MOST_WORDS = 240
 
 
 class Alone:
@@ -29,12 +31,22 @@ class Alone:
         """Each number, summed over all processes."""
         return list(numbers)
 
-    def add_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Every gradient becomes the sum of all processes' gradients."""
-
     def told(self, numbers: Sequence[float]) -> list[float]:
         """What the first process knows."""
         return list(numbers)
+
+    def slots(self, number: float) -> list[float]:
+        """A number at this process's place in a row of zeros: summed, they are what each of them said."""
+        return [number if rank == self.rank else 0.0 for rank in range(self.world)]
+
+    def words(self, text: str) -> str:
+        """What the first process has to say that has anything to say. All of them must ask."""
+        raw = text.encode()[:MOST_WORDS]
+        row = [float(byte) for byte in raw.ljust(MOST_WORDS, b"\0")]
+        rows = [row if rank == self.rank else [0.0] * MOST_WORDS for rank in range(self.world)]
+        heard = self.sums([byte for each in rows for byte in each])
+        said = [bytes(map(int, heard[i : i + MOST_WORDS])) for i in range(0, len(heard), MOST_WORDS)]
+        return next((raw.rstrip(b"\0").decode(errors="replace") for raw in said if raw[0]), "")
 
     def leave(self) -> None:
         """Part as friends."""
@@ -44,36 +56,38 @@ class Team(Alone):
     """Processes started by torchrun or by --processes, speaking through gloo (CPU) or nccl (CUDA)."""
 
     def __init__(self, device: str = "cpu") -> None:
+        backend = "nccl" if device.startswith("cuda") else "gloo"
         try:
-            dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=PATIENCE)
+            store, self.rank, self.world = next(dist.rendezvous("env://", timeout=MEETING))
+            self.pulse = Pulse(store, self.rank, self.world)
+            shared = dist.PrefixStore("team", store)
+            dist.init_process_group(backend, store=shared, rank=self.rank, world_size=self.world, timeout=PATIENCE)
         except (RuntimeError, ValueError) as error:
-            raise Unavailable(
-                f"the processes can not meet: {str(error).splitlines()[0][:80]}; is the port free?"
-            ) from None
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+            place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            why = str(error).splitlines()[0][:100]
+            raise Unavailable(f"the processes must meet at {place}, they can not ({why}); "
+                              "is the port free, the name right, and did all of them start?") from None  # fmt: skip
         self.device = device
+        self.pulse.start()
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
         held = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         dist.all_reduce(held)
         return [float(x) for x in held.tolist()]
 
-    def add_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """All gradients as one flat row: one message a step. A process that had no rows adds zeros."""
-        learned = [p for p in parameters if p.requires_grad]
-        for p in learned:
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        grads = [p.grad for p in learned if p.grad is not None]
-        flat = torch.cat([g.flatten() for g in grads])
-        dist.all_reduce(flat)
-        for grad, part in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
-            grad.copy_(part.view_as(grad))
-
     def told(self, numbers: Sequence[float]) -> list[float]:
         count = int(self.sums([len(numbers) if self.rank == 0 else 0])[0])
         return self.sums(numbers if self.rank == 0 else [0.0] * count)
 
+    def mesh(self) -> Any:
+        """All processes in one row."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        return init_device_mesh(torch.device(self.device).type, (self.world,))
+
     def leave(self) -> None:
+        self.pulse.stop()
+        dist.barrier()  # the first holds the store: it may not go while another still listens for pulses
         dist.destroy_process_group()
 
 

@@ -1,0 +1,59 @@
+"""What a trainer is given, remembers and gives back, as plain records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from headwater.data.batches import Batch
+from headwater.data.objectives.lesson import Lesson
+
+
+class Source(Protocol):
+    """Where batches come from: an order of examples, and what is taught with them."""
+
+    @property
+    def size(self) -> int: ...
+    def after(self, position: int) -> Iterator[Batch]: ...
+    def pieces(self, examples: np.ndarray, tokens: int) -> Sequence[np.ndarray]: ...
+    def lesson(self, examples: np.ndarray, epoch: int) -> Lesson: ...
+
+
+class Scored(NamedTuple):
+    """What an evaluation found; `score` decides which model is best: larger is better, later numbers decide a draw."""
+
+    score: tuple[float, ...]
+    scores: Mapping[str, float]
+    samples: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass
+class Progress:
+    """All that a resumed run must know beside weights and moments."""
+
+    step: int = 0
+    position: int = 0  # examples given so far
+    tokens: int = 0
+    seconds: float = 0.0
+    bad: int = 0  # steps in a row that were not applied
+    evaluated: int = 0  # step of the last evaluation
+    best: tuple[float, ...] | None = None
+    best_step: int = 0
+    stale: int = 0  # evaluations since the best
+    norms: list[float] = field(default_factory=list)  # of the last gradients
+
+
+class Outcome(NamedTuple):
+    why: str
+    progress: Progress
+
+
+class Wishes(NamedTuple):
+    """What a process would like to happen after a step; summed over all, so that they do the same."""
+
+    signal: float = 0.0  # somebody asked to stop
+    late: float = 0.0  # the time is over
+    save: float = 0.0  # a checkpoint is due

@@ -1,0 +1,141 @@
+"""A process that has imported everything once and forks the processes of a team for each trial.
+
+It reads a line of JSON a trial: {"world": 2, "folder": …, "steps": 50, "settings": {…}} and, where wanted,
+    "stop": step after which all leave without a word       "poison": step whose loss is NaN on the last process
+    "kill": [rank, step], "freeze": [rank, step]            that process kills, or stops, itself there
+    "slow": seconds the last process sleeps in each step
+It answers with a line: {"codes": […], "said": [what each process found, or null], "seconds": …}.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import torch
+from small import Diary, mean_loss, trainer  # beside this file; tests is no package
+
+from headwater.errors import Fault
+from headwater.training import pulse
+from headwater.training.checkpoints import Checkpoints
+from headwater.training.snapshot import keeper, restore
+from headwater.training.spread import mine, whole
+from headwater.training.team import team
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def member(order: dict, book: Diary) -> dict:
+    """What one process does. Everybody's diary, notes and weights are compared by the tests."""
+    together = team()
+    settings = {"dropout": 0.0, "save_steps": 5, "eval_every": 10, **order.get("settings", {})}
+    notes: list[str] = []
+    made = trainer(
+        order["steps"], [book, *listening(order, together, notes)], evaluate=mean_loss, team=together, **settings
+    )
+    checkpoints = Checkpoints(Path(order["folder"]), "r")
+    if saved := checkpoints.newest():
+        restore(made, saved, {})
+    if together.rank == 0:
+        made.keep = keeper(checkpoints, {})
+    if order.get("poison") and together.rank == together.world - 1:
+        real = made._loss
+        made._loss = lambda n, p: real(n, p) * (float("nan") if made.progress.step == order["poison"] else 1.0)
+    slow = order.get("slow", 0.0) if together.rank == together.world - 1 else 0.0
+    back = made._backward
+    made._backward = lambda *given: (time.sleep(slow), back(*given))[1]
+    made.run()
+    weights = {name: whole(p).double().sum().item() for name, p in made.model.named_parameters()}
+    held = sum(mine(p).numel() for p in made.model.parameters())
+    moments = sum(mine(m).numel() for state in made.optimiser.state.values() for m in state.values())
+    together.leave()
+    return {"lines": book.lines, "weights": weights, "notes": notes, "held": held, "moments": moments}
+
+
+def listening(order, together, notes):
+    def listen(event):
+        if type(event).__name__ == "Noted":
+            notes.append(event.text)
+        if type(event).__name__ != "Stepped":
+            return
+        if event.step == order.get("stop"):
+            raise Left
+        for what, number in (("kill", signal.SIGKILL), ("freeze", signal.SIGSTOP)):
+            if order.get(what) == [together.rank, event.step]:
+                os.kill(os.getpid(), number)
+
+    return [listen]
+
+
+class Left(Exception):
+    """Without a word."""
+
+
+def child(order: dict, rank: int, out: Path) -> int:
+    place = {"RANK": rank, "WORLD_SIZE": order["world"], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": order["port"]}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    pulse.SILENCE = order.get("silence", pulse.SILENCE)
+    if order.get("silence"):
+        log = (out.parent / f"stderr-{rank}").open("w")
+        os.dup2(log.fileno(), 2)
+        sys.stderr = log
+        faulthandler.enable(log)
+    code, book, said = 0, Diary(), {}
+    try:
+        said = member(order, book)
+    except Left:
+        said = {"lines": book.lines}
+    except Fault as fault:
+        said, code = {"fault": str(fault), "lines": book.lines}, fault.exit_code
+    out.write_text(json.dumps(said))
+    return code
+
+
+def trial(order: dict) -> dict:
+    began, order = time.monotonic(), {"port": free_port(), **order}
+    Path(order["folder"]).mkdir(parents=True, exist_ok=True)
+    outs = [Path(order["folder"]).parent / f"said-{rank}.json" for rank in range(order["world"])]
+    children = {}
+    for rank, out in enumerate(outs):
+        out.unlink(missing_ok=True)
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                code = child(order, rank, out)
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        children[pid] = rank
+    codes = [None] * order["world"]
+    frozen = order.get("freeze", [None])[0]
+    while any(code is None for rank, code in enumerate(codes) if rank != frozen):
+        pid, status = os.wait()
+        codes[children[pid]] = os.waitstatus_to_exitcode(status)
+    for pid, rank in children.items():
+        if codes[rank] is None:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    said = [json.loads(out.read_text()) if out.exists() else None for out in outs]
+    return {"codes": codes, "said": said, "seconds": time.monotonic() - began}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    trainer(1)  # so that all that is imported late is imported here, once
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(trial(json.loads(line))), flush=True)
