@@ -62,23 +62,29 @@ def summary(report: dict, work: Work, places: str) -> dict[str, float]:
     return report["times as fast"]
 
 
+COLUMNS = ("", "ms a step", "processor ms", "tokens/s", "of matmul peak", "headwater × as fast", "weights", "drops at")
+
+
 def text(report: dict, title: str, places: str) -> str:
-    lines = [
-        f"### {title}\n",
-        "| | ms a step | tokens/s | share of matmul peak | headwater is × as fast | parameters | drops at |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    """Markdown. In brackets beside the ratio: the same by processor time, which other work disturbs less."""
+    lines = [f"### {title}\n", "| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
     equal = {OURS, *ranked(report, places)}
+    own = report["figures"].get(OURS, {}).get("processor ms", {}).get("median", float("nan"))
     for name, found in report["figures"].items():
-        if "ms a step" not in found:
+        if name == PEAK:
             continue
-        ms, facts = found["ms a step"], report["facts"][name]
-        drops = (", ".join(facts["drops"]) or "nowhere") + ("" if name in equal else " (not the same)")
-        lines.append(
-            f"| {name} | {ms['median']:.1f} [{ms['low']:.1f}..{ms['high']:.1f}] | {found['tokens/s']['median']:,.0f} "
-            f"| {report['share of peak'][name]:.0%} | {report['times as fast'].get(name, float('nan')):.2f} "
-            f"| {facts['parameters']:,} | {drops} |"
-        )
+        ms, worked, facts = found["ms a step"], found["processor ms"]["median"], report["facts"][name]
+        cells = [
+            name,
+            f"{ms['median']:.1f} [{ms['low']:.1f}..{ms['high']:.1f}]",
+            f"{worked:.1f}",
+            f"{found['tokens/s']['median']:,.0f}",
+            f"{report['share of peak'][name]:.0%}",
+            f"{report['times as fast'].get(name, float('nan')):.2f} ({worked / own:.2f})",
+            f"{facts['parameters']:,}",
+            (", ".join(facts["drops"]) or "nowhere") + ("" if name in equal else " (not the same)"),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
     lines.append(f"\nThe fastest peer that drops in the same places: {report['fastest equal peer'] or 'none'}.")
     lines.append(f"Peak of matrix multiplication in the same rounds: {report['peak GFLOP/s']:.0f} GFLOP/s.")
     warm = [f"{name} {facts['warm-up seconds']:.1f} s" for name, facts in report["facts"].items()]

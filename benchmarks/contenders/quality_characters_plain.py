@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from pathlib import Path
 
 import torch
 from quality_work import Turns, characters, validation_loss
@@ -27,7 +28,7 @@ def rate(step: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder")
+    parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--window", type=int, default=BLOCK)
     args = parser.parse_args()
@@ -40,7 +41,7 @@ def main() -> None:
     others = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(groups, lr=PEAK, betas=(0.9, 0.99), fused=True)
-    turns = Turns(lambda: {"loss": validation_loss(model, valid, args.window)})
+    turns = Turns(lambda last: {"loss": validation_loss(model, valid, args.window)})
     turns.ready(parameters=count(model))
     for step in range(STEPS):
         starts = torch.randint(len(train) - BLOCK, (ROWS,))

@@ -20,8 +20,9 @@ from torch.nn import functional as F
 class Turns:
     """The clock of a contender, and its conversation with the bench."""
 
-    def __init__(self, examine: Callable[[], Mapping[str, float]]) -> None:
-        self.examine, self.spent, self.due, self.began, self.stood = examine, 0.0, 0.0, 0.0, 0.0
+    def __init__(self, examine: Callable[[bool], Mapping[str, float]]) -> None:
+        """examine: is this the last time? -> scores"""
+        self.examine, self.spent, self.due, self.began = examine, 0.0, 0.0, 0.0
 
     def ready(self, **facts: object) -> None:
         print(json.dumps(facts), flush=True)
@@ -46,13 +47,9 @@ class Turns:
     def seconds(self) -> float:
         return self.spent + time.perf_counter() - self.began
 
-    def forget(self, seconds: float) -> None:
-        """Seconds that are not training after all."""
-        self.began += seconds
-
     def _tell(self, step: int, done: bool) -> None:
         self.spent = self.seconds()
-        print(json.dumps({"seconds": self.spent, "step": step, **self.examine(), "done": done}), flush=True)
+        print(json.dumps({"seconds": self.spent, "step": step, **self.examine(done), "done": done}), flush=True)
 
     def _wait(self) -> None:
         line = sys.stdin.readline()
@@ -76,6 +73,17 @@ def validation_loss(forward: Callable[[Tensor], Tensor], ids: Tensor, window: in
     return total / given.numel()
 
 
-def characters(folder: str) -> tuple[str, str]:
+def characters(folder: Path) -> tuple[str, str]:
     """train.txt and valid.txt, as they stand."""
-    return tuple((Path(folder) / f"{name}.txt").read_text(encoding="utf-8") for name in ("train", "valid"))
+    return tuple((folder / f"{name}.txt").read_text(encoding="utf-8") for name in ("train", "valid"))
+
+
+def scored(translate: Callable[[list[str]], list[str]], folder: Path, rows: int, last: bool) -> dict[str, float]:
+    """BLEU as sacrebleu computes it: on the first rows of valid; at the end on all of test too."""
+    from sacrebleu import corpus_bleu
+
+    found = {}
+    for name, most in (("valid", rows), *((("test", None),) if last else ())):
+        sides = [(folder / f"{name}.{side}").read_text(encoding="utf-8").splitlines()[:most] for side in ("en", "de")]
+        found[f"{name} bleu"] = corpus_bleu(translate(sides[0]), [sides[1]]).score
+    return found

@@ -1,0 +1,47 @@
+"""Text in Headwater: headwater.train on the same files with the same tokens, its journals and checkpoints included."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from quality_work import Turns
+from train_work import count
+
+from headwater.training.events import Event, Stepped
+from headwater.training.teaching import Lesson, train
+
+
+class Paused:
+    """A listener that counts real tokens, marks left out, and waits while others have their turn."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.turns = Turns(lambda last: {"tokens": self.tokens})
+
+    def begin(self, lesson: Lesson) -> None:
+        self.lengths, self.trainer = lesson.material.train.lengths, lesson.trainer
+        self.turns.ready(
+            parameters=count(lesson.model), rows=len(self.lengths), batch_tokens=lesson.settings.batch_tokens
+        )
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Stepped):
+            self.tokens += int(self.lengths[event.examples].sum()) - 3 * len(event.examples)
+            self.trainer.began += self.turns.after_step(event.step)
+
+
+def main() -> None:
+    folder, tokens = Path(sys.argv[1]), int(sys.argv[2])
+    paused = Paused()
+    with tempfile.TemporaryDirectory() as out:
+        train(
+            folder / "train.en", folder / "train.de", valid=[str(folder / "valid.en"), str(folder / "valid.de")],
+            d_model=256, heads=4, layers=3, d_ff=1024, dropout=0.1, tokenizer=str(folder / "tokenizer"),
+            batch_tokens=tokens, max_steps=10**6, eval_every=10**9, lr=3e-4, out=str(Path(out) / "run"),
+            listeners=[paused], say=paused.begin)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
