@@ -11,8 +11,9 @@ from torch import nn
 from headwater.core import decoder
 from headwater.errors import BadFile, BadSetting
 from headwater.training.averaging import Average
-from headwater.training.optimiser import adamw, clip, decays, load_state, state_of
+from headwater.training.optimiser import clip, decays, load_state, optimiser_for, state_of
 from headwater.training.schedules import SCHEDULES, Constant, Cosine, InverseRoot, Linear, Noam, schedule
+from headwater.training.settings import read
 
 
 def test_noam_is_the_papers_formula():
@@ -74,17 +75,17 @@ def train(model, optimiser, steps, seed=0):
         optimiser.zero_grad()
 
 
-USUAL = {"lr": 1e-2, "betas": (0.9, 0.98), "eps": 1e-9, "weight_decay": 0.1}
+USUAL = read({"weight_decay": 0.1})
 
 
 def test_the_state_by_path_goes_on_as_if_never_stopped():
     one = small()
-    first = adamw(one, **USUAL)
+    first = optimiser_for(one, 1e-2, USUAL)
     train(one, first, 3)
     kept = {n: t.clone() for n, t in state_of(first, one).items()}
     two = small()
     two.load_state_dict(one.state_dict())
-    second = adamw(two, **USUAL)
+    second = optimiser_for(two, 1e-2, USUAL)
     load_state(second, two, kept)
     for model, optimiser in ((one, first), (two, second)):
         train(model, optimiser, 3, seed=3)
@@ -93,10 +94,10 @@ def test_the_state_by_path_goes_on_as_if_never_stopped():
 
 def test_a_lost_state_would_be_seen():
     one, two = small(), small()
-    first = adamw(one, **USUAL)
+    first = optimiser_for(one, 1e-2, USUAL)
     train(one, first, 3)
     two.load_state_dict(one.state_dict())
-    second = adamw(two, **USUAL)
+    second = optimiser_for(two, 1e-2, USUAL)
     for model, optimiser in ((one, first), (two, second)):
         train(model, optimiser, 3, seed=3)
     assert not all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
@@ -104,11 +105,11 @@ def test_a_lost_state_would_be_seen():
 
 def test_a_strangers_state_is_refused():
     one = small()
-    first = adamw(one, **USUAL)
+    first = optimiser_for(one, 1e-2, USUAL)
     train(one, first, 1)
     other = decoder(17, d_model=8, heads=2, layers=2, d_ff=32, placement="pre").build(seed=0)
     with pytest.raises(BadFile, match="optimizer state"):
-        load_state(adamw(other, **USUAL), other, state_of(first, one))
+        load_state(optimiser_for(other, 1e-2, USUAL), other, state_of(first, one))
     with pytest.raises(BadFile, match="must belong to this model"):
         load_state(first, one, {**state_of(first, one), "step:stranger": torch.zeros(1)})
 

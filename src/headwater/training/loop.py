@@ -27,7 +27,7 @@ from headwater.training.gradients import Gradients, Norms, Scale, times_the_usua
 from headwater.training.interrupts import Interrupts
 from headwater.training.mishaps import explained
 from headwater.training.objectives import Objective, how_many, to_tensors
-from headwater.training.optimiser import adamw, set_lr
+from headwater.training.optimiser import optimiser_for, set_lr
 from headwater.training.pace import Pace
 from headwater.training.records import Outcome, Progress, Scored, Source, Wishes
 from headwater.training.saving import Saver, tried
@@ -65,9 +65,7 @@ class Trainer:
         self.device = next(model.parameters()).device
         self._prepare()
         self.spread = spread(model, objective, self.team, s.shard)
-        self.optimiser = adamw(
-            model, lr=schedule.at(1), betas=(s.beta1, s.beta2), eps=s.eps, weight_decay=s.weight_decay
-        )
+        self.optimiser = optimiser_for(model, schedule.at(1), s)
         self.gradients, self.average = Gradients(model), Average(model, s.average)
         self.dtype = DTYPES["fp32" if s.dtype == "auto" else s.dtype]
         self.scale = Scale(Scale.FIRST if self.dtype is torch.float16 else 1.0)

@@ -1,16 +1,19 @@
-"""AdamW, fused, with its decay where it belongs; the state by parameter path, so that it can be saved and moved."""
+"""AdamW, alone or beside Muon, with decay where it belongs; the state by parameter path, to be saved and moved."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from headwater.errors import BadFile
+from headwater.errors import BadFile, BadSetting, nearest
+from headwater.training.muon import Muon
+from headwater.training.settings import Settings
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+METHODS, MOMENTS = ("adamw", "muon"), ("exp_avg", "exp_avg_sq")
 
 
 def decays(model: nn.Module) -> set[str]:
@@ -26,15 +29,22 @@ def decays(model: nn.Module) -> set[str]:
     }
 
 
-def adamw(model: nn.Module, *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> AdamW:
-    """One group that decays and one that does not; frozen tensors are in neither."""
-    chosen = decays(model)
+def optimiser_for(model: nn.Module, lr: float, s: Settings) -> AdamW:
+    """One group that decays (Muon's, where it is asked for) and one that does not; frozen tensors are in neither."""
+    if s.method not in METHODS:
+        raise BadSetting(f"no method is called {s.method!r}; {nearest(s.method, METHODS)}")
+    if s.method == "muon" and s.shard:
+        raise BadSetting("muon works on whole matrices, and shard cuts them; use method=adamw, or leave shard out")
+    chosen, muon = decays(model), s.method == "muon"
     learned = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for name, p in learned if name in chosen], "weight_decay": weight_decay},
-        {"params": [p for name, p in learned if name not in chosen], "weight_decay": 0.0},
+    matrices, rest = ([p for name, p in learned if (name in chosen) is wanted] for wanted in (True, False))
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "weight_decay": s.weight_decay, "orthogonal": muon},
+        {"params": rest, "weight_decay": 0.0, "orthogonal": False},
     ]
-    return AdamW([g for g in groups if g["params"]], lr=lr, betas=betas, eps=eps, fused=True)
+    groups = [group for group in groups if group["params"]]
+    common: dict[str, Any] = {"lr": lr, "betas": (s.beta1, s.beta2), "eps": s.eps, "fused": True}
+    return Muon(groups, momentum=s.momentum, **common) if muon else AdamW(groups, **common)
 
 
 def set_lr(optimiser: torch.optim.Optimizer, lr: float) -> None:
@@ -71,12 +81,12 @@ def load_state(optimiser: AdamW, model: nn.Module, tensors: Mapping[str, Tensor]
         if f"step:{path}" not in tensors:
             continue
         state = {"step": tensors[f"step:{path}"].clone()}
-        for moment in MOMENTS:
+        for moment in (m for m in MOMENTS if f"{m}:{path}" in tensors):  # Muon keeps one of them
             value = tensors[f"{moment}:{path}"]
             if value.shape != parameter.shape:
                 raise BadFile(f"optimizer state of {path} must be {tuple(parameter.shape)}, got {tuple(value.shape)}")
             state[moment] = torch.empty_like(parameter).copy_(value)
-        for name in ("step", *MOMENTS):
+        for name in state:
             left.pop(f"{name}:{path}")
         optimiser.state[parameter] = state
     if left:

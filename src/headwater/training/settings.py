@@ -64,7 +64,13 @@ class Data:
     longest: int = leaf(0, "most tokens of a text; longer rows are left out (0: chosen)", "每条文本的最多词元数")
     cut: bool = leaf(False, "longer texts are cut to that length, not left out", "过长的文本截断而不是丢弃")
     context: int = leaf(256, "tokens a language model reads at once", "语言模型的上下文长度")
-    objective: str = leaf("auto", "causal, masked, denoise or spans, for running text", "语言模型的训练目标")
+    objective: str = leaf(
+        "auto", "of running text: causal, packed, masked, masked-next, denoise or spans", "语言模型的训练目标"
+    )
+    augment: dict[str, str] = leaf(
+        {}, "changes of what is read: delete=0.1,swap=0.1,noise=0.02,synonyms=0.2", "训练时对原文的小改动"
+    )
+    synonyms: str = leaf("", "a table for it: word, tab, synonyms", "同义词表")
     tokenizer: str = leaf(
         "auto", "bpe, unigram, characters, or a folder; auto: bpe, or that of --from", "分词器种类或目录"
     )
@@ -87,11 +93,13 @@ class Model:
 
 @section
 class Optimiser:
+    method: str = leaf("adamw", "adamw, or muon for the matrices beside it", "优化方法:adamw,或矩阵用 muon")
     lr: float = leaf(0.0, "peak learning rate; the factor of noam (0: chosen)", "学习率峰值")
     schedule: str = leaf("cosine", "noam, inverse-root, cosine, linear or constant", "学习率曲线")
     warmup: int = leaf(-1, "steps of rising learning rate (-1: chosen)", "预热步数", low=-1)
     floor: float = share(0.0, "last learning rate as a share of the peak", "最终学习率占峰值的比例")
     beta1: float = share(0.9, "of AdamW", "AdamW 的 beta1")
+    momentum: float = share(0.95, "of Muon", "Muon 的动量")
     beta2: float = share(0.98, "of AdamW", "AdamW 的 beta2")
     eps: float = leaf(1e-9, "of AdamW", "AdamW 的 eps", low=1e-300)
     weight_decay: float = leaf(0.01, "on matrices, never on biases, norms, tables", "权重衰减")
