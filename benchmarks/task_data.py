@@ -1,7 +1,7 @@
 """The public data sets of tasks.py as files to train on and files to test on, with simple answers to compare with.
 
-Each function writes into a folder and gives a Task. What is tested on is never trained on: split by article, by sentence,
-or, where neighbours are near duplicates of each other, by the family they belong to.
+Each function writes into a folder and gives a Task. What is tested on is never trained on: split by article, by
+sentence, or, where neighbours are near duplicates of each other, by the family they belong to.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from headwater.text.tokenizer import Tokenizer
 
 TEXT = "the cat sat on a mat and saw 我们 去 公园 naïve café Ann ran home . ! , very quickly"
 WORDS = TEXT.split()
-MARKS = Marks(pad=0, bos=1, eos=2, mask=4, vocab=1000, first_piece=5, sentinels=tuple(range(900, 1000)))
+MARKS = Marks(pad=0, bos=1, eos=2, mask=4, vocab=1000, special=(0, 1, 2, 3, 4), sentinels=tuple(range(900, 1000)))
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_marks_come_from_the_tokenizer(tokenizer: Tokenizer) -> None:
     marks = Marks.of(tokenizer)
     assert (marks.pad, marks.bos, marks.eos, marks.mask) == (0, 1, 2, 4)
     assert marks.sentinels == tuple(range(5, 15))
-    assert marks.first_piece == 15
+    assert marks.special == tuple(range(15))
     assert tokenizer.encode("the cat") == [1, *tokenizer.encode("the cat", special=False), 2]
 
 

@@ -48,6 +48,7 @@ VERBS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "summarize": ("the same, for a model that shortens", "用训练好的模型写摘要"),
         "classify": ("the label of a text", "给文本分类"),
         "tag": ("a tag for every word", "给每个词打标签"),
+        "backtranslate": ("pairs to learn from, made out of text in one language", "用单语文本反向翻译出训练句对"),
         "answer": ("the stretch of a text that answers a question", "在文本中找出问题的答案"),
     },
     ("Using models", "使用模型"): {
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings, words = take_common(spelled_alike(sys.argv[1:] if argv is None else argv))
         os.environ.update(settings)  # child processes follow
-        code = answer(words)
+        code = respond(words)
         sys.stdout.flush()
         return code
     except SystemExit as stop:  # argparse, after --help
@@ -102,7 +103,7 @@ def report(code: int, line: str) -> int:
     return code
 
 
-def answer(words: list[str]) -> int:
+def respond(words: list[str]) -> int:
     match words:
         case [] | ["-h" | "--help", *_]:
             print(overview())

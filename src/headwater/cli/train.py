@@ -152,6 +152,7 @@ WHY = {
 VERBS = {
     "text-to-text": 'headwater translate {run} "…"',
     "language-model": 'headwater generate {run} "…"',
+    "pre-training": "headwater train FILE --from {run}",
     "classification": 'headwater classify {run} "…"',
     "tagging": 'headwater tag {run} "…"',
     "answers": 'headwater answer {run} "question" --text FILE',
@@ -162,9 +163,14 @@ def after(trained: Any) -> int:
     """What became of it, and what to do next."""
     outcome, folder = trained.outcome, trained.folder
     print(f"\n{say(*WHY[outcome.why])}: step {outcome.progress.step}, best at step {outcome.progress.best_step}")
+    going_on = trained.about.get("objective") in ("", "causal", "packed")
+    lines = {
+        ("use it", "使用"): VERBS[trained.task if going_on else "pre-training"].format(run=folder),
+        ("measure", "评估"): f"headwater eval {folder} FILE",
+        ("look", "查看"): f"{folder / 'plots' / 'loss.png'}, {folder / 'metrics.jsonl'}",
+    }
     if outcome.why in ("signal", "time"):
-        print(f"{say('go on', '继续训练')}:  headwater train --resume {folder}")
-    print(f"{say('use it', '使用')}:    {VERBS[trained.task].format(run=folder)}")
-    print(f"{say('measure', '评估')}:   headwater eval {folder} FILE")
-    print(f"{say('look', '查看')}:      {folder / 'plots' / 'loss.png'}, {folder / 'metrics.jsonl'}")
+        lines = {("go on", "继续"): f"headwater train --resume {folder}", **lines}
+    for name, what in lines.items():
+        print(f"  {say(*name):<10} {what}")
     return 130 if outcome.why == "signal" else 0

@@ -15,10 +15,13 @@ from typing import TypeAlias
 import numpy as np
 
 from headwater.data.chance import below, uniform
+from headwater.data.encode import encode_rows
 from headwater.data.metrics.units import HAN, KANA
+from headwater.data.ragged import Ragged
 from headwater.data.reading.lines import USUAL, Reading, good, lines
 from headwater.data.reading.problems import Problems
-from headwater.errors import BadFile, BadSetting
+from headwater.errors import BadFile, BadSetting, nearest
+from headwater.text.tokenizer import Tokenizer
 
 Change: TypeAlias = Callable[[str, int, int, int], str]
 UNIT = re.compile(f"(?:[{HAN}{KANA}]|[^\\s{HAN}{KANA}]+)\\s*|\\s+")
@@ -121,6 +124,42 @@ class Synonyms:
             return other[:1].upper() + other[1:] if found[0][:1].isupper() else other
 
         return _pattern(tuple(self.table)).sub(choose, text)
+
+
+CHANGES: dict[str, Callable[[float], Change]] = {"delete": DeleteWords, "swap": SwapWords, "noise": CharacterNoise}
+
+
+def changes_of(rates: Mapping[str, str | float], synonyms: str = "") -> tuple[Change, ...]:
+    """The changes that settings name: {"delete": "0.1", "noise": "0.02"}; "synonyms" needs the path of a table."""
+    found: list[Change] = []
+    for name, rate in rates.items():
+        if name not in (*CHANGES, "synonyms"):
+            raise BadSetting(f"augment has no change {name!r}; {nearest(name, [*CHANGES, 'synonyms'])}")
+        try:
+            share = float(rate)
+        except ValueError:
+            raise BadSetting(f"augment: {name} must have a rate such as {name}=0.1, got {rate!r}") from None
+        if name == "synonyms" and not synonyms:
+            raise BadSetting("augment: synonyms needs a table, none is given; --synonyms TABLE.tsv")
+        found.append(Synonyms(synonym_table(synonyms), share) if name == "synonyms" else CHANGES[name](share))
+    if synonyms and "synonyms" not in rates:
+        raise BadSetting("--synonyms gives a table that nothing uses; add --augment synonyms=0.2")
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Changing:
+    """Texts that are a little different in each epoch, as ids; most: tokens of one at most."""
+
+    texts: Sequence[str]
+    changes: tuple[Change, ...]
+    tokenizer: Tokenizer
+    seed: int
+    most: int
+
+    def rows(self, examples: np.ndarray, epoch: int) -> Ragged:
+        said = (augmented(self.texts[i], self.changes, self.seed, epoch, int(i)) for i in examples)
+        return encode_rows(self.tokenizer, said).cut(self.most)
 
 
 def synonym_table(path: Path | str, reading: Reading = USUAL) -> dict[str, tuple[str, ...]]:

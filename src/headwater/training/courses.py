@@ -11,15 +11,16 @@ from functools import cached_property
 
 import numpy as np
 
+from headwater.data.augment import Changing
 from headwater.data.batches import Batch, Batches, micro
 from headwater.data.objectives.answers import Window, answered
 from headwater.data.objectives.denoise import denoised
 from headwater.data.objectives.labels import classified, tagged
 from headwater.data.objectives.lesson import Lesson, Marks
-from headwater.data.objectives.masked import masked
+from headwater.data.objectives.masked import follows, masked, masked_pairs
 from headwater.data.objectives.spans import corrupted
-from headwater.data.objectives.texts import causal, seq2seq
-from headwater.data.packing import stream_rows, stream_starts
+from headwater.data.objectives.texts import causal, causal_packed, seq2seq
+from headwater.data.packing import lay_out, pack, stream_rows, stream_starts
 from headwater.data.ragged import Ragged
 
 
@@ -57,12 +58,15 @@ class Course:
 
 
 class TextToText(Course):
+    changing: Changing | None = None  # the sources as texts, where they are augmented
+
     def __init__(self, sources: Ragged, targets: Ragged, marks: Marks, tokens: int, seed: int) -> None:
         super().__init__(np.stack([sources.lengths + 2, targets.lengths + 1], 1), marks, tokens, seed)
         self.sources, self.targets = sources, targets
 
     def lesson(self, examples: np.ndarray, epoch: int) -> Lesson:
-        return unpadded(seq2seq(self.sources.take(examples), self.targets.take(examples), self.marks))
+        sources = self.changing.rows(examples, epoch) if self.changing else self.sources.take(examples)
+        return unpadded(seq2seq(sources, self.targets.take(examples), self.marks))
 
 
 class RunningText(Course):
@@ -79,6 +83,38 @@ class RunningText(Course):
     def rows(self, examples: np.ndarray, epoch: int) -> np.ndarray:
         starts = stream_starts(len(self.stream), self.context, self.seed, epoch)
         return stream_rows(self.stream, starts[examples], self.context)
+
+
+class Packed(Course):
+    """Whole documents, several in a row; none sees another, and few places are empty."""
+
+    def __init__(self, documents: Ragged, context: int, marks: Marks, tokens: int, seed: int) -> None:
+        self.documents, self.rows, self.context = documents, pack(documents, context), context
+        lengths = np.array([int(documents.lengths[row].sum()) for row in self.rows])
+        super().__init__(lengths, marks, max(tokens, context), seed)
+
+    def lesson(self, examples: np.ndarray, epoch: int) -> Lesson:
+        width = int(self.lengths[examples].max(initial=0))
+        return causal_packed(lay_out(self.documents, [self.rows[i] for i in examples], width, self.marks.pad))
+
+
+class MaskedNext(Course):
+    """BERT: some tokens of two sentences are hidden, and does the second follow the first?
+
+    A row counts as long as its first sentence with the one that follows it, whichever it is paired with.
+    """
+
+    def __init__(self, sentences: Ragged, document_of: np.ndarray, marks: Marks, tokens: int, seed: int) -> None:
+        self.sentences, self.document_of = sentences, document_of
+        first = follows(document_of, seed, 0).first
+        lengths = sentences.lengths[first] + sentences.lengths[first + 1] + 3
+        super().__init__(lengths, marks, tokens, seed)
+        self._pairs = -1, follows(document_of, seed, 0)
+
+    def lesson(self, examples: np.ndarray, epoch: int) -> Lesson:
+        if self._pairs[0] != epoch:
+            self._pairs = epoch, follows(self.document_of, self.seed, epoch)
+        return masked_pairs(self.sentences, self._pairs[1], examples, self.marks, self.seed, epoch)
 
 
 class Masked(RunningText):
@@ -105,6 +141,8 @@ class Denoising(RunningText):
 
 
 class Classification(Course):
+    changing: Changing | None = None  # the first texts, where they are augmented
+
     def __init__(
         self, texts: Ragged, labels: np.ndarray, marks: Marks, tokens: int, seed: int, seconds: Ragged | None = None
     ) -> None:
@@ -114,7 +152,8 @@ class Classification(Course):
 
     def lesson(self, examples: np.ndarray, epoch: int) -> Lesson:
         seconds = None if self.seconds is None else self.seconds.take(examples)
-        return classified(self.texts.take(examples), self.labels[examples], self.marks, seconds)
+        texts = self.changing.rows(examples, epoch) if self.changing else self.texts.take(examples)
+        return classified(texts, self.labels[examples], self.marks, seconds)
 
 
 class Tagging(Course):

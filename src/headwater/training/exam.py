@@ -25,7 +25,7 @@ from headwater.training.courses import Answers, TextToText, evenly
 from headwater.training.decode import greedy
 from headwater.training.loop import Scored
 from headwater.training.material import Material
-from headwater.training.objectives import OBJECTIVES, how_many, to_tensors
+from headwater.training.objectives import how_many, objective_of, to_tensors
 
 SMALLER_IS_BETTER = ("loss", "perplexity")
 USUAL = {
@@ -52,7 +52,8 @@ class Exam:
         scores = {"loss": self.loss(model)}
         shown: tuple[Mapping[str, Any], ...] = ()
         if self.material.task == "language-model":
-            scores["perplexity"] = perplexity(scores["loss"], 1)
+            if self.material.objective != "masked-next":  # there the loss is of words and of sentences
+                scores["perplexity"] = perplexity(scores["loss"], 1)
         else:
             rows, outputs, wanted = ANSWERS[self.material.task](self, model)
             scores |= MEASURES[self.material.task](outputs, wanted, self.material)
@@ -61,7 +62,7 @@ class Exam:
 
     def loss(self, model: Any) -> float:
         """The mean loss of an answer, without smoothing."""
-        objective, total, count = OBJECTIVES[self.material.task], 0.0, 0
+        objective, total, count = objective_of(self.material.task, self.material.objective), 0.0, 0
         for batch in self.batches(model):
             total += float(objective(model, batch[1], 0.0))
             count += how_many(batch[1], objective)

@@ -10,37 +10,27 @@ from typing import Any
 
 import numpy as np
 
+from headwater.data.augment import Changing, changes_of
 from headwater.data.encode import encode_rows
 from headwater.data.examples import Example
 from headwater.data.learn import KINDS, learn
 from headwater.data.look import Look, look
 from headwater.data.objectives.answers import windows
-from headwater.data.objectives.denoise import sentence_ends
 from headwater.data.objectives.labels import label_names, numbers_of, tag_columns
 from headwater.data.objectives.lesson import Marks
 from headwater.data.reading.lines import USUAL, Reading
 from headwater.data.reading.problems import Problems
-from headwater.data.split import held_out, tail
+from headwater.data.split import held_out
 from headwater.errors import BadInput, BadSetting, NotFound, nearest
 from headwater.text.load import load as load_tokenizer
 from headwater.text.tokenizer import Tokenizer
-from headwater.training.courses import (
-    Answers,
-    Classification,
-    Course,
-    Denoising,
-    Masked,
-    RunningText,
-    SpanCorruption,
-    Tagging,
-    TextToText,
-)
+from headwater.training.courses import Answers, Classification, Course, Tagging, TextToText
+from headwater.training.running import TEXTS
 from headwater.training.settings import Settings
 from headwater.training.starting import tokenizer_of_start
 
-STREAMS: dict[str, type[RunningText]] = {
-    "causal": RunningText, "masked": Masked, "spans": SpanCorruption, "denoise": Denoising}  # fmt: skip
 LONGEST, SENTINELS, USUAL_KIND = 512, 100, "bpe"
+AUGMENTED = ("text-to-text", "classification")
 WINDOW, STRIDE = 256, 96  # of the texts that answers are found in
 
 
@@ -112,6 +102,8 @@ def taught(
     """Material from examples."""
     if not train:
         raise BadInput("there must be at least one row to learn from, there is none; check the data")
+    if settings.augment and task not in AUGMENTED:
+        raise BadSetting(f"augment changes texts of {' and '.join(AUGMENTED)}, the task is {task}; leave it out")
     tokenizer = tokenizer or tokenizer_for(settings, train)
     made = MAKERS[task](settings, tokenizer, train, valid)
     made.languages, made.cut = languages, (settings.longest or LONGEST) if settings.cut else 0
@@ -158,42 +150,20 @@ def _pairs(s: Settings, tokenizer: Tokenizer, train: Sequence[Any], valid: Seque
         short = _short(s, np.maximum(*(side.lengths for side in sides)), name, notes)
         courses.append(TextToText(sides[0].take(short), sides[1].take(short), marks, s.batch_tokens, s.seed))
         kept = [rows[i] for i in short]
+        if name == "train":
+            courses[0].changing = changing(s, tokenizer, [row[0] for row in kept])
     total = int(courses[0].lengths.sum())
     return Material("text-to-text", tokenizer, courses[0], courses[1], kept, notes=notes, tokens=total)
 
 
 def _running(s: Settings, tokenizer: Tokenizer, train: Sequence[Any], valid: Sequence[Any]) -> Material:
     name = "causal" if s.objective == "auto" else s.objective
-    if name not in STREAMS:
-        raise BadSetting(f"no objective is called {name!r}; {nearest(name, STREAMS)}")
-    marks = Marks.of(tokenizer)
-    stream = _stream(tokenizer, train, marks)
-    if valid:
-        after = _stream(tokenizer, valid, marks)
-    else:
-        cut = tail(len(stream), s.held_out or 0.05, least=2)
-        stream, after = stream[:cut], stream[cut:]
-    context = min(s.context, len(stream) - 1, len(after) - 1)
-    courses = [STREAMS[name](ids, context, marks, s.batch_tokens, s.seed) for ids in (stream, after)]
-    for course in courses:
-        if isinstance(course, Denoising):
-            course.ends = sentence_ends(tokenizer)
-    notes = [] if context == s.context else [f"the text is short: the context is {context} tokens"]
+    if name not in TEXTS:
+        raise BadSetting(f"no objective is called {name!r}; {nearest(name, TEXTS)}")
+    found = TEXTS[name](s, tokenizer, train, valid)
     return Material(
-        "language-model", tokenizer, courses[0], courses[1], objective=name, notes=notes, tokens=len(stream)
+        "language-model", tokenizer, found.train, found.valid, objective=name, notes=found.notes, tokens=found.tokens
     )
-
-
-def _stream(tokenizer: Tokenizer, passages: Iterable[Any], marks: Marks) -> np.ndarray:
-    """All documents end to end, an end mark between two of them."""
-    whole: list[np.ndarray] = []
-    last = None
-    for passage in passages:
-        if last is not None and passage.document != last:
-            whole.append(np.array([marks.eos]))
-        last = passage.document
-        whole.append(encode_rows(tokenizer, [passage.text]).values)
-    return np.concatenate(whole).astype(np.int32) if whole else np.zeros(0, np.int32)
 
 
 def _labelled(s: Settings, tokenizer: Tokenizer, train: Sequence[Any], valid: Sequence[Any]) -> Material:
@@ -211,6 +181,8 @@ def _labelled(s: Settings, tokenizer: Tokenizer, train: Sequence[Any], valid: Se
         second = seconds.take(short) if len(seconds.values) else None
         courses.append(Classification(texts.take(short), labels, marks, s.batch_tokens, s.seed, second))
         kept = [rows[i] for i in short]
+        if name == "train":
+            courses[0].changing = changing(s, tokenizer, [row.text for row in kept])
     total = int(courses[0].lengths.sum())
     return Material("classification", tokenizer, courses[0], courses[1], kept, names, notes=notes, tokens=total)
 
@@ -239,6 +211,12 @@ def _asked(s: Settings, tokenizer: Tokenizer, train: Sequence[Any], valid: Seque
     courses = [Answers(each, marks, s.batch_tokens, s.seed) for each in views]
     total = int(courses[0].lengths.sum())
     return Material("answers", tokenizer, courses[0], courses[1], valid, tokens=total)
+
+
+def changing(s: Settings, tokenizer: Tokenizer, texts: list[str]) -> Changing | None:
+    """What is read, a little different in each epoch, where the settings ask for it."""
+    changes = changes_of(s.augment, s.synonyms)
+    return Changing(texts, changes, tokenizer, s.seed, s.longest or LONGEST) if changes else None
 
 
 MAKERS: dict[str, Callable[..., Material]] = {

@@ -32,12 +32,22 @@ def hidden(model: Any, batch: Batch) -> tuple[Tensor, Rows]:
 def words(model: Any, batch: Batch, smoothing: float = 0.0) -> Tensor:
     """A piece of the vocabulary at each place that is asked: the next (causal, seq2seq) or a hidden one (masked)."""
     states, rows = hidden(model, batch)
-    head = model.head
+    return _of_words(model.head, states, rows, batch["targets"], smoothing)
+
+
+def words_and_next(model: Any, batch: Batch, smoothing: float = 0.0) -> Tensor:
+    """Hidden words, and whether the second sentence follows the first: every answer counts the same."""
+    states, rows = hidden(model, batch)
+    hidden_words = _of_words(model.head["language"], states, rows, batch["targets"], smoothing)
+    return hidden_words + cross_entropy(model.head["next"](states, rows), batch["second"])
+
+
+def _of_words(head: Any, states: Tensor, rows: Rows, targets: Tensor, smoothing: float) -> Tensor:
     if type(getattr(head, "out", None)) is not nn.Linear:  # a head that is more than a matrix works out its own scores
-        return cross_entropy(head(states, rows), batch["targets"], smoothing)
+        return cross_entropy(head(states, rows), targets, smoothing)
     states = head.transform(states)
     states = states if head.scale == 1.0 else states * head.scale
-    return vocabulary_loss(states, head.out.weight, head.out.bias, batch["targets"], smoothing)
+    return vocabulary_loss(states, head.out.weight, head.out.bias, targets, smoothing)
 
 
 def labels(model: Any, batch: Batch, smoothing: float = 0.0) -> Tensor:
@@ -56,7 +66,7 @@ def spans(model: Any, batch: Batch, smoothing: float = 0.0) -> Tensor:
 def how_many(batch: Batch, objective: Objective) -> int:
     """The answers of a batch: tokens, rows or spans. The loss of a step is divided by them."""
     asked = batch["targets"][:, 0] if objective is spans else batch["targets"]
-    return int(counted(asked))
+    return int(counted(asked)) + len(batch.get("second", ()))
 
 
 OBJECTIVES: dict[str, Objective] = {
@@ -65,7 +75,13 @@ OBJECTIVES: dict[str, Objective] = {
     "classification": labels,
     "tagging": labels,
     "answers": spans,
+    "masked-next": words_and_next,
 }
+
+
+def objective_of(task: str, objective: str = "") -> Objective:
+    """How a task is learned; running text may have an objective of its own."""
+    return OBJECTIVES.get(objective) or OBJECTIVES[task]
 
 
 def to_tensors(lesson: Lesson, device: torch.device | str = "cpu") -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from headwater.core import (
     Mean,
     Model,
     Picked,
+    Several,
     TokenHead,
     Tokens,
     decoder,
@@ -152,8 +153,13 @@ def spec_of(settings: Settings, material: Material) -> Model:
         "position": s.position, "placement": "pre", "longest": max(s.context + 2, s.longest + 2, 514)}  # fmt: skip
     if material.task == "text-to-text" or material.objective in ("spans", "denoise"):
         return transformer(vocab, **sizes)
+    if material.objective == "masked-next":
+        made = encoder(vocab, head_for(material, s.dropout), activation="gelu", **sizes)
+        made = swap(made, Tokens, lambda embed: replace(embed, kinds=2))
+        return replace(made, tied=(("head.language.out", "encoder.embed.tokens"),))
     if material.task == "language-model":
-        return encoder(vocab, **sizes) if material.objective == "masked" else decoder(vocab, activation="gelu", **sizes)
+        shape = encoder if material.objective == "masked" else decoder
+        return shape(vocab, activation="gelu", **sizes)
     made = encoder(vocab, head_for(material, s.dropout), activation="gelu", **sizes)
     kinds = 3 if material.task == "answers" else 2
     return swap(made, Tokens, lambda embed: replace(embed, kinds=kinds))
@@ -166,7 +172,8 @@ def head_for(material: Material, dropout: float) -> Any:
         return TokenHead(len(material.labels), dropout=dropout)
     if material.task == "answers":
         return TokenHead(2)
-    return LanguageHead(len(material.tokenizer))
+    words = LanguageHead(len(material.tokenizer))
+    return Several((("language", words), ("next", ClassHead(2)))) if material.objective == "masked-next" else words
 
 
 def check_vocabulary(model: Any, material: Material, settings: Settings) -> None:

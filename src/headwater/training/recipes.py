@@ -22,6 +22,20 @@ RECIPES: dict[str, dict[str, Any]] = {
         "tokenizer": "characters", "d_model": 128, "heads": 4, "layers": 4, "d_ff": 512, "dropout": 0.0, "context": 64,
         "batch_tokens": 768, "lr": 1e-3, "warmup": 100, "floor": 0.1, "beta2": 0.99, "max_steps": 2000,
         "held_out": 0.1},
+    # One sentence for a longer text (Debian's descriptions): a quarter of an hour; most is said in its first words.
+    "synopsis": {
+        "d_model": 192, "heads": 4, "layers": 2, "d_ff": 768, "dropout": 0.1, "vocab": 8000, "longest": 48, "cut": True,
+        "lr": 2e-3, "smoothing": 0.1, "average": 0.99, "max_time": "15m", "eval_rows": 300, "metric": "rougeL"},
+    # What to type, from what is wanted (nl2bash).
+    "commands": {
+        "d_model": 256, "heads": 4, "layers": 2, "d_ff": 1024, "dropout": 0.2, "vocab": 4000, "lr": 1.5e-3,
+        "smoothing": 0.1, "average": 0.99, "max_time": "15m", "eval_rows": 300, "metric": "chrf"},
+    # A few thousand labelled sentences, or sentences with tagged words, and no model to start from.
+    "sentences": {
+        "d_model": 128, "heads": 4, "layers": 1, "d_ff": 256, "dropout": 0.4, "vocab": 4000, "lr": 1e-3,
+        "weight_decay": 0.1, "average": 0.99, "max_time": "15m", "patience": 12},
+    # Answers in a text, from about a thousand questions and a model to start from.
+    "answers": {"longest": 320, "max_time": "15m", "weight_decay": 0.05},
 }  # fmt: skip
 
 

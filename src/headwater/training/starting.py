@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwater.core import LanguageHead, Learned, Model, Tokens
+from headwater.core import LanguageHead, Learned, Model, Several, Tokens
 from headwater.errors import BadSetting
 from headwater.families.loading import find_model, load, spec_of
 from headwater.fast.packed import Packed, PackedTable
@@ -18,8 +18,8 @@ from headwater.text.tokenizer import Tokenizer
 from headwater.weights.native import tensors_of
 
 SHAPES = {  # what a task needs: (encoder, decoder)
-    "text-to-text": (True, True), "spans": (True, True), "denoise": (True, True),
-    "causal": (False, True), "masked": (True, False)}  # fmt: skip
+    "text-to-text": (True, True), "spans": (True, True), "denoise": (True, True), "causal": (False, True),
+    "packed": (False, True), "masked": (True, False), "masked-next": (True, False)}  # fmt: skip
 
 
 def begin(spec: Model, start: str, task: str, labels: list[str], seed: int) -> nn.Module:
@@ -88,7 +88,7 @@ def _own_memory(model: nn.Module) -> nn.Module:
 def _same_task(loaded: Any, task: str, labels: list[str]) -> bool:
     """Whether the head is kept: that of the same labels, or of words where words are said."""
     if task in SHAPES:
-        return isinstance(loaded.model.spec.head, LanguageHead)
+        return isinstance(loaded.model.spec.head, Several if task == "masked-next" else LanguageHead)
     about = loaded.config.get("about", {})
     return about.get("task") == task and list(about.get("labels", [])) == labels
 

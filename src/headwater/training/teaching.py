@@ -25,7 +25,7 @@ from headwater.training.journals import Metrics, Order, Samples
 from headwater.training.launch import restarted
 from headwater.training.loop import Outcome, Trainer
 from headwater.training.material import Material, fingerprints, gathered, seen, taught
-from headwater.training.objectives import OBJECTIVES
+from headwater.training.objectives import objective_of
 from headwater.training.plots import Plots
 from headwater.training.run import Run, free_name, refuse_taken
 from headwater.training.settings import LEAVES, SAME, Settings, changes, read
@@ -158,7 +158,8 @@ def prepare(
 def _trainer(settings: Settings, material: Material, model: Any, together: Any = None) -> Trainer:
     schedule = planning.schedule_of(settings.but(warmup=max(settings.warmup, 0)))
     exam = Exam(material, settings.metric, settings.eval_rows, settings.samples)
-    return Trainer(model, OBJECTIVES[material.task], material.train, schedule, settings, evaluate=exam, team=together)
+    objective = objective_of(material.task, material.objective)
+    return Trainer(model, objective, material.train, schedule, settings, evaluate=exam, team=together)
 
 
 def facts_of(lesson: Lesson) -> dict[str, Any]:

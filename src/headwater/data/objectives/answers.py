@@ -1,19 +1,20 @@
 """Answers as spans of a text: long texts are read through windows that overlap by a stride.
 
-<bos> question <eos> window of the text <eos>       kinds: 0 question, 1 text, 2 a word of the text that the question has
+<bos> question <eos> window of the text <eos>       kinds: 0 question, 1 text, 2 word that both have
 
 The third kind says what would otherwise have to be learned from many questions: where the two texts meet.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from headwater.data.examples import Question
-from headwater.data.metrics.units import UNIT, units
+from headwater.data.metrics.units import UNIT, UNSPACED, units
 from headwater.data.objectives.lesson import Lesson, Marks
 from headwater.data.objectives.texts import real
 from headwater.data.ragged import Ragged
@@ -69,15 +70,21 @@ def token_span(spans: Sequence[tuple[int, int]], question: Question) -> tuple[in
 
 
 def shared(spans: Sequence[tuple[int, int]], question: Question) -> list[bool]:
-    """For each token of the text whether it is part of a word (a character, where words have no spaces) of the question.
+    """For each token of the text whether the question has its word (two characters, where words have no spaces).
 
     >>> shared([(0, 5), (6, 8), (8, 9)], Question("Which FOX jumps?", "Quick fox"))
     [False, True, True]
     """
-    asked = set(units(question.question))
+    asked = units(question.question)
     met = np.zeros(len(question.context) + 1, bool)
-    for found in UNIT.finditer(question.context):
-        met[found.start() : found.end()] = found[0].lower() in asked
+    for size in (1, 2):  # single characters meet everywhere: of these, two in a row count
+        wanted = set(zip(*(asked[i:] for i in range(size)), strict=False))
+        found = list(UNIT.finditer(question.context))
+        for run in zip(*(found[i:] for i in range(size)), strict=False):
+            here = tuple(unit[0].lower() for unit in run)
+            alone = size == 1 and re.fullmatch(UNSPACED, here[0])
+            if here in wanted and not alone:
+                met[run[0].start() : run[-1].end()] = True
     return [bool(met[a:b].any()) for a, b in spans]
 
 

@@ -44,7 +44,7 @@ class Marks:
     eos: int
     mask: int = -1
     vocab: int = 0
-    first_piece: int = 0  # ids below it are special and never drawn at random
+    special: tuple[int, ...] = ()  # ids that are no text: never hidden, never drawn at random
     sentinels: tuple[int, ...] = ()
 
     @classmethod
@@ -57,9 +57,8 @@ class Marks:
         pad, bos, mask = _first(has["pad"], eos), _first(has["bos"], has["cls"], eos), _first(has["mask"], -1)
         names = [tokenizer.id_of(f"<extra_id_{n}>") for n in range(100)]
         sentinels = tuple(number for number in names if number is not None)
-        special = [tokenizer.id_of(text) or 0 for text in tokenizer.controls]
-        first = next(n for n in range(len(tokenizer) + 1) if n not in set(special))
-        return cls(pad or 0, bos or 0, eos, -1 if mask is None else mask, len(tokenizer), first, sentinels)
+        special = tuple(sorted({tokenizer.id_of(text) or 0 for text in tokenizer.controls}))
+        return cls(pad or 0, bos or 0, eos, -1 if mask is None else mask, len(tokenizer), special, sentinels)
 
 
 def _first(*ids: int | None) -> int | None:

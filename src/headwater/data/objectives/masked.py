@@ -22,7 +22,7 @@ def masked(texts: Ragged, marks: Marks, index: np.ndarray, seed: int, epoch: int
     """
     rows = texts.wrapped([marks.bos], [marks.eos])
     ids, keep = rows.padded(marks.pad), real(rows)
-    ids, targets = hide(ids, keep & (ids >= marks.first_piece), marks, index, seed, epoch, rate)
+    ids, targets = hide(ids, keep & ~np.isin(ids, marks.special), marks, index, seed, epoch, rate)
     return Lesson(ids, keep, targets)
 
 
@@ -35,8 +35,9 @@ def hide(
     draw = (seed, epoch, np.asarray(index)[:, None])
     place = np.arange(ids.shape[1])
     chosen = allowed & (uniform(*draw, "choose", place) < rate)
-    how, other = uniform(*draw, "how", place), below(marks.vocab - marks.first_piece, *draw, "other", place)
-    changed = np.where(how < HIDDEN[0], marks.mask, np.where(how < sum(HIDDEN), other + marks.first_piece, ids))
+    pieces = np.setdiff1d(np.arange(marks.vocab), marks.special)
+    how, other = uniform(*draw, "how", place), pieces[below(len(pieces), *draw, "other", place)]
+    changed = np.where(how < HIDDEN[0], marks.mask, np.where(how < sum(HIDDEN), other, ids))
     return np.where(chosen, changed, ids), np.where(chosen, ids, IGNORE)
 
 
@@ -72,5 +73,5 @@ def masked_pairs(sentences: Ragged, pairs: Follow, rows: np.ndarray, marks: Mark
     both = Ragged.of([np.concatenate([first[i], second[i]]) for i in range(len(rows))], np.int64)
     ids, keep = both.padded(marks.pad), real(both)
     kinds = ((np.arange(ids.shape[1]) >= first.lengths[:, None]) & keep).astype(np.int64)
-    ids, targets = hide(ids, keep & (ids >= marks.first_piece), marks, pairs.first[rows], seed, epoch)
+    ids, targets = hide(ids, keep & ~np.isin(ids, marks.special), marks, pairs.first[rows], seed, epoch)
     return Lesson(ids, keep, targets, kinds=kinds, second=pairs.label[rows])

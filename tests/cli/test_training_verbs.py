@@ -1,0 +1,227 @@
+"""headwater train and the verbs that use what it made, as a user types them, on runs of a few steps."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+import yaml
+
+from headwater import cli
+from headwater.data.dates import dates
+from headwater.data.learn import learn
+from headwater.families import FAMILIES
+from headwater.families.folder import Loaded, save_folder
+from headwater.weights.settings import Settings
+
+FEW = ["--size", "mini", "--max-steps", "3", "--batch-tokens", "600", "--eval-rows", "10", "--quiet"]
+CONTEXT = "The day was 2026-11-15. It rained."
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """One small file for each task."""
+    folder, pairs = tmp_path_factory.mktemp("files"), dates("train", 120)
+    (folder / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs))
+    kinds = "".join(f"{a}\t{'tagged' if a[0] == '>' else 'plain'}\n" for a, _ in pairs)
+    (folder / "labels.tsv").write_text("text\tlabel\n" + kinds)
+    words = ("\n".join(f"{w}\t{'B-NUM' if w[0].isdigit() else 'O'}" for w in a.split()) for a, _ in pairs)
+    (folder / "words.conll").write_text("\n\n".join(words) + "\n")
+    (folder / "text.txt").write_text("\n\n".join(f"{a} is {b}.\nThen it was over.\nAll went home." for a, b in pairs))
+    (folder / "documents.jsonl").write_text("".join(json.dumps({"text": f"{a} is {b}."}) + "\n" for a, b in pairs))
+    asked = [{"context": f"The day was {b}. It rained.",
+              "qas": [{"id": b, "question": "What day was it?", "answers": [{"text": b, "answer_start": 12}]}]}
+             for _, b in pairs[:40]]  # fmt: skip
+    (folder / "questions.json").write_text(json.dumps({"data": [{"paragraphs": asked}]}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(files, tmp_path_factory):
+    """A run for each task, trained by the command."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name in ("pairs.tsv", "labels.tsv", "words.conll", "text.txt", "questions.json"):
+        assert (
+            cli.main(["train", str(files / name), "--out", str(folder / name.split(".")[0]), "--context", "32", *FEW])
+            == 0
+        )
+    return folder
+
+
+@pytest.fixture
+def say(capsys, monkeypatch):
+    def run(*words, pipe=None):
+        if pipe is not None:
+            monkeypatch.setattr(sys, "stdin", io.StringIO(pipe))
+        code = cli.main([str(word) for word in words])
+        heard = capsys.readouterr()
+        return code, heard.out, heard.err
+
+    return run
+
+
+# ------------------------------------------------------------------------------------------------- the verbs
+
+
+def test_a_text_a_pipe_and_a_file_are_answered_alike(runs, say, tmp_path):
+    texts = ["3. März 1987", "le 15 novembre 2026"]
+    (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n")
+    code, given, _ = say("translate", runs / "pairs", *texts)
+    assert code == 0 and given.count("\n") == 2
+    assert say("translate", runs / "pairs", pipe="\n".join(texts) + "\n")[1] == given
+    assert say("translate", runs / "pairs", tmp_path / "texts.txt")[1] == given
+    assert say("summarize", runs / "pairs", *texts)[1] == given
+    _, lines, _ = say("translate", runs / "pairs", *texts, "--json")
+    assert [json.loads(line)["input"] for line in lines.splitlines()] == texts
+
+
+def test_a_label_and_how_sure(runs, say):
+    code, out, _ = say("classify", runs / "labels", "3. März 1987", ">>de 1 May 2020")
+    label, share = out.splitlines()[0].split("\t")
+    assert code == 0 and label in ("plain", "tagged") and 0.5 <= float(share) <= 1 and out.count("\n") == 2
+    shares = json.loads(say("classify", runs / "labels", "3. März", "--json")[1])["output"]
+    assert sum(shares.values()) == pytest.approx(1, abs=1e-3) and list(shares.values()) == sorted(shares.values())[::-1]
+    alone = say("classify", runs / "labels", ">>de 1 May 2020")[1]
+    assert out.splitlines()[1] + "\n" == alone, "a text beside others is answered as if alone"
+
+
+def test_every_word_keeps_its_place(runs, say):
+    code, out, _ = say("tag", runs / "words", "on 15 May 2020")
+    assert code == 0 and [word.split("/")[0] for word in out.split()] == ["on", "15", "May", "2020"]
+    words = json.loads(say("tag", runs / "words", "on 15 May", "--json")[1])["output"]
+    assert [word for word, _ in words] == ["on", "15", "May"] and {tag for _, tag in words} <= {"O", "B-NUM"}
+
+
+def test_an_answer_is_words_of_the_text(runs, say, tmp_path):
+    (tmp_path / "day.txt").write_text(CONTEXT)
+    code, out, _ = say("answer", runs / "questions", "What day was it?", "--text", tmp_path / "day.txt")
+    assert code == 0 and out.strip() in CONTEXT and out.strip()
+    assert say("answer", runs / "questions", "What day was it?", pipe=CONTEXT)[1] == out
+    assert say("answer", runs / "questions", "x", "--text", "nowhere.txt")[0] == 6
+
+
+def test_a_language_model_goes_on(runs, say):
+    code, out, _ = say("generate", runs / "text", "Then it", "--max-tokens", "4", "--no-stream")
+    assert code == 0 and out.endswith("\n")
+
+
+@pytest.mark.parametrize(
+    ("run", "file", "measure"),
+    [("pairs", "pairs.tsv", "bleu"), ("labels", "labels.tsv", "accuracy"), ("words", "words.conll", "f1"),
+     ("text", "text.txt", "perplexity"), ("questions", "questions.json", "exact")],
+)  # fmt: skip
+def test_measured_on_a_file(runs, files, say, run, file, measure):
+    code, out, _ = say("eval", runs / run, files / file, "--rows", "5", "--json")
+    assert code == 0 and measure in json.loads(out)
+    assert measure in say("eval", runs / run, files / file, "--rows", "5")[1]
+
+
+def test_runs_are_listed(runs, say):
+    code, out, _ = say("runs", runs)
+    assert code == 0 and out.count("finished") == 5 and "accuracy" in out
+    listed = [json.loads(line) for line in say("runs", runs, "--json")[1].splitlines()]
+    assert {line["step"] for line in listed} == {3}
+
+
+@pytest.mark.parametrize("verb", ["classify", "tag", "answer"])
+def test_the_verb_of_another_task_is_refused_in_a_line(runs, say, verb):
+    code, out, err = say(verb, runs / "pairs", "a text", pipe="x")
+    assert (code, out, err.count("\n")) == (3, "", 1) and "was trained for text-to-text" in err
+
+
+# --------------------------------------------------------------------------------------------------- training
+
+
+def test_a_dry_run_says_all_and_writes_nothing(files, say, tmp_path):
+    code, out, _ = say("train", files / "labels.tsv", "--out", tmp_path / "run", "--dry-run", *FEW)
+    assert code == 0 and not (tmp_path / "run").exists()
+    for word in (
+        "classification",
+        "120 rows",
+        "held out",
+        "labels",
+        "encoding",
+        "tokenizer",
+        "model",
+        "memory",
+        "time",
+    ):
+        assert word in out
+
+
+@pytest.mark.parametrize("objective", ["packed", "masked", "masked-next", "denoise", "spans"])
+def test_every_objective_trains_and_is_measured(files, say, tmp_path, objective):
+    file = files / ("documents.jsonl" if objective == "packed" else "text.txt")
+    code, out, _ = say("train", file, "--objective", objective, "--out", tmp_path / "run", "--context", "48", *FEW)
+    next_verb = "headwater generate" if objective == "packed" else f"--from {tmp_path / 'run'}"
+    assert code == 0 and next_verb in out
+    assert "loss" in json.loads(say("eval", tmp_path / "run", file, "--rows", "4", "--json")[1])
+
+
+@pytest.fixture(scope="module")
+def bert(files, tmp_path_factory):
+    """A small BERT in the public layout, with a tokenizer."""
+    tokenizer = learn([CONTEXT, *(a for a, _ in dates("train", 120))], vocab=320)
+    config = {"model_type": "bert", "vocab_size": len(tokenizer), "hidden_size": 16, "num_hidden_layers": 3,
+              "num_attention_heads": 2, "intermediate_size": 24, "max_position_embeddings": 48}  # fmt: skip
+    model = FAMILIES["bert"].read(Settings(dict(config)), "language").build(seed=0)
+    folder = save_folder(Loaded(model, tokenizer, config, files, "language"), tmp_path_factory.mktemp("bert") / "model")
+    tokenizer.save(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["labels.tsv", "words.conll", "questions.json"])
+def test_from_a_public_folder(files, bert, say, tmp_path, name):
+    code, out, _ = say("train", files / name, "--from", bert, "--out", tmp_path / "run", *FEW[2:])
+    assert code == 0 and "3 layers, d_model 16, 2 heads" in out
+    chosen = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert chosen["model"]["start"] == str(bert) and chosen["data"]["longest"] == 45 and chosen["model"]["d_ff"] == 24
+    assert say("eval", tmp_path / "run", files / name, "--rows", "4")[0] == 0
+
+
+def test_from_goes_on_with_masked_words(files, bert, say, tmp_path):
+    masked = ["--from", bert, "--objective", "masked", "--context", "32"]
+    assert say("train", files / "text.txt", *masked, "--out", tmp_path / "run", *FEW[2:])[0] == 0
+    code, _, err = say("train", files / "pairs.tsv", "--from", bert, "--out", tmp_path / "other", *FEW[2:])
+    assert code == 2 and "text-to-text needs an encoder and a decoder, the model has an encoder" in err
+    assert say("train", files / "pairs.tsv", "--from", "nothing", "--out", tmp_path / "other")[0] == 6
+
+
+# ----------------------------------------------------------------------------------- augmentation, back-translation
+
+
+def test_augmented_and_resumed_is_augmented_and_never_stopped(files, say, tmp_path):
+    (tmp_path / "words.tsv").write_text("may\tmay month\n")
+    more = ["--augment", "delete=0.2,noise=0.1,synonyms=0.5", "--synonyms", tmp_path / "words.tsv", "--log-every", "1"]
+    assert say("train", files / "pairs.tsv", *more, "--out", tmp_path / "whole", *FEW, "--max-steps", "4")[0] == 0
+    assert say("train", files / "pairs.tsv", *more, "--out", tmp_path / "parts", *FEW, "--max-steps", "4",
+               "--save-steps", "2", "--patience", "0")[0] == 0  # fmt: skip
+    losses = [[line["loss"] for line in map(json.loads, (tmp_path / run / "metrics.jsonl").open()) if "lr" in line]
+              for run in ("whole", "parts")]  # fmt: skip
+    assert losses[0] == losses[1] and len(losses[0]) == 4
+
+
+def test_what_can_not_be_augmented_is_said(files, say, tmp_path):
+    for words, line in [
+        (["--augment", "delet=0.1"], "augment has no change 'delet'; did you mean 'delete'"),
+        (["--augment", "delete=much"], "delete must have a rate such as delete=0.1"),
+        (["--augment", "synonyms=0.2"], "synonyms needs a table"),
+        (["--synonyms", "x.tsv"], "a table that nothing uses"),
+    ]:
+        code, _, err = say("train", files / "pairs.tsv", *words, "--out", tmp_path / "run", *FEW)
+        assert code == 2 and line in err and err.count("\n") == 1
+    code, _, err = say("train", files / "words.conll", "--augment", "swap=0.1", "--out", tmp_path / "run", *FEW)
+    assert code == 2 and "the task is tagging" in err
+
+
+def test_pairs_out_of_one_language(runs, say, tmp_path):
+    (tmp_path / "one.txt").write_text("2026-11-15\n\n1987-03-03\n")
+    words = ["backtranslate", runs / "pairs", tmp_path / "one.txt", "--out", tmp_path / "more.tsv"]
+    code, out, _ = say(*words)
+    rows = [line.split("\t") for line in (tmp_path / "more.tsv").read_text().splitlines()]
+    assert code == 0 and "2 pairs" in out and [row[1] for row in rows] == ["2026-11-15", "1987-03-03"]
+    assert all(len(row) == 2 and row[0] for row in rows) and not (tmp_path / "more.tsv.part").exists()
+    code, _, err = say(*words)
+    assert code == 2 and "must be a new file" in err
