@@ -128,13 +128,14 @@ def announced(lesson: Lesson) -> str:
 
     s, m = lesson.settings, lesson.material
     size = sum(p.numel() for p in lesson.model.parameters())
+    layers = "1 layer" if s.layers == 1 else f"{s.layers} layers"
     stacks = [name for name in ("encoder", "decoder") if getattr(lesson.model, name) is not None]
     seconds = 1.05 * s.max_steps * lesson.step_seconds  # evaluations take their share
     hint = "; --max-time 15m makes it fit" if seconds > 1900 and not s.max_time else ""
     lines = [
         *([str(lesson.found)] if lesson.found else []),
         f"tokenizer  {len(m.tokenizer):,} pieces ({s.tokenizer}), {m.tokens:,} tokens to learn from",
-        f"model      {' and '.join(stacks)}, {s.layers} layers, d_model {s.d_model}, {s.heads} heads: {size:,} weights",
+        f"model      {' and '.join(stacks)}, {layers}, d_model {s.d_model}, {s.heads} heads: {size:,} weights",
         f"training   {s.max_steps:,} steps of up to {s.batch_tokens:,} tokens, learning rate {s.lr:.2g} ({s.schedule})",
         f"memory     about {memory(lesson.model, s, len(m.tokenizer)) / 2**20:,.0f} MB",
         f"time       about {in_words(seconds)} on {s.device}, from measured steps{hint}",
