@@ -55,24 +55,38 @@ section = dataclass(frozen=True, kw_only=True)
 class Data:
     paths: list[str] = leaf([], "the files to learn from", "训练文件")
     valid: list[str] = leaf([], "files to measure on; else a part is held out", "验证文件;默认从训练集留出")
-    task: str = leaf("auto", "text-to-text, classification, tagging, answers, language-model", "任务")
-    columns: dict[str, str] = leaf({}, "which column plays which role: source=en target=de", "列的角色")
+    task: str = leaf(
+        "auto",
+        "text-to-text, classification, tagging, answers, language-model",
+        "任务:text-to-text、classification、tagging、answers、language-model",
+    )
+    columns: dict[str, str] = leaf(
+        {}, "which column plays which role: source=en target=de", "哪一列是什么:source=en target=de"
+    )
     source: str = leaf("", "the column or suffix to read from", "源语言列")
     target: str = leaf("", "the column or suffix to write", "目标语言列")
     encoding: str = leaf("auto", "of the files", "文件编码")
     held_out: float = share(0.05, "share of the rows kept for validation", "留作验证的比例")
-    longest: int = leaf(0, "most tokens of a text; longer rows are left out (0: chosen)", "每条文本的最多词元数")
+    longest: int = leaf(
+        0, "most tokens of a text; longer rows are left out (0: chosen)", "每条文本的最多词元数,更长的行略去(0:自动)"
+    )
     cut: bool = leaf(False, "longer texts are cut to that length, not left out", "过长的文本截断而不是丢弃")
     context: int = leaf(256, "tokens a language model reads at once", "语言模型的上下文长度")
     objective: str = leaf(
-        "auto", "of running text: causal, packed, masked, masked-next, denoise or spans", "语言模型的训练目标"
+        "auto",
+        "of running text: causal, packed, masked, masked-next, denoise or spans",
+        "连续文本的训练目标:causal、packed、masked、masked-next、denoise 或 spans",
     )
     augment: dict[str, str] = leaf(
-        {}, "changes of what is read: delete=0.1,swap=0.1,noise=0.02,synonyms=0.2", "训练时对原文的小改动"
+        {},
+        "changes of what is read: delete=0.1,swap=0.1,noise=0.02,synonyms=0.2",
+        "读入文本的小改动:delete=0.1,swap=0.1,noise=0.02,synonyms=0.2",
     )
-    synonyms: str = leaf("", "a table for it: word, tab, synonyms", "同义词表")
+    synonyms: str = leaf("", "a table for it: word, tab, synonyms", "同义词表:词、制表符、同义词")
     tokenizer: str = leaf(
-        "auto", "bpe, unigram, characters, or a folder; auto: bpe, or that of --from", "分词器种类或目录"
+        "auto",
+        "bpe, unigram, characters, or a folder; auto: bpe, or that of --from",
+        "bpe、unigram、characters 或目录;auto:bpe,或 --from 的分词器",
     )
     vocab: int = leaf(0, "pieces of a tokenizer that is learned (0: chosen)", "词表大小")
 
@@ -80,9 +94,11 @@ class Data:
 @section
 class Model:
     start: str = leaf(
-        "", "--from: a model folder, run or known name to start from; else from scratch", "从已有模型开始"
+        "",
+        "--from: a model folder, run or known name to start from; else from scratch",
+        "--from:从哪个模型目录、训练或已知名字开始;默认从零开始",
     )
-    size: str = leaf("auto", "mini, small, medium, large or base", "模型大小")
+    size: str = leaf("auto", "mini, small, medium, large or base", "mini、small、medium、large 或 base")
     layers: int = leaf(0, "of each stack (0: from the size)", "层数")
     d_model: int = leaf(0, "width of the residual stream (0: from the size)", "模型宽度")
     heads: int = leaf(0, "of attention (0: from the size)", "注意力头数")
