@@ -20,17 +20,18 @@ BEAT, SILENCE = 1.0, 20.0  # seconds
 
 
 class Pulse:
-    """store: where all of them write and read a few words (a torch TCPStore); it lives in the launcher or the first."""
+    """store: where all write and read a few words, a connection of its own; it lives in the launcher or the first."""
 
     def __init__(self, store: Any, rank: int, world: int) -> None:
-        self.store, self.rank, self.world = store.clone(), rank, world  # a connection of its own: no lock is shared
-        self.store.set_timeout(timedelta(seconds=SILENCE))
+        self.store, self.rank, self.world = store, rank, world
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._listen, daemon=True, name="pulse")
-        self._beat(0)
 
-    def start(self) -> None:
-        """All have met by now, so that each has beaten once."""
+    def start(self, meeting: timedelta) -> None:
+        """Beat once, and wait for everybody's first beat."""
+        self._beat(0)
+        self.store.wait([f"pulse/{rank}" for rank in range(self.world)], meeting)
+        self.store.set_timeout(timedelta(seconds=SILENCE))
         self.thread.start()
 
     def stop(self) -> None:

@@ -59,8 +59,10 @@ class Team(Alone):
         backend = "nccl" if device.startswith("cuda") else "gloo"
         try:
             store, self.rank, self.world = next(dist.rendezvous("env://", timeout=MEETING))
-            self.pulse = Pulse(store, self.rank, self.world)
-            shared = dist.PrefixStore("team", store)
+            attempt = f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"  # torchrun keeps one store for all
+            self.pulse = Pulse(dist.PrefixStore(attempt, store.clone()), self.rank, self.world)
+            self.pulse.start(MEETING)
+            shared = dist.PrefixStore(attempt, store)
             dist.init_process_group(backend, store=shared, rank=self.rank, world_size=self.world, timeout=PATIENCE)
         except (RuntimeError, ValueError) as error:
             place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
@@ -68,7 +70,6 @@ class Team(Alone):
             raise Unavailable(f"the processes must meet at {place}, they can not ({why}); "
                               "is the port free, the name right, and did all of them start?") from None  # fmt: skip
         self.device = device
-        self.pulse.start()
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
         held = torch.tensor(numbers, dtype=torch.float64, device=self.device)

@@ -1,0 +1,107 @@
+"""Processes that are killed: torchrun starts them again, on the curve of a run nobody killed; none is orphaned."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from headwater.data.dates import dates
+from headwater.errors import BadSetting
+from headwater.training.launch import restarted
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
+
+ROOT = Path(__file__).resolve().parents[2]
+ENV = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+SMALL = "--size mini --max-steps 30 --batch-tokens 400 --eval-rows 10 --eval-every 30 --log-every 1 --save-steps 4"
+WORDS = f"-m headwater train pairs.tsv {SMALL} --dropout 0 --log-order --quiet --out".split()
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("launch")
+    (folder / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in dates("train", 120)))
+    subprocess.run([sys.executable, *WORDS, "alone"], cwd=folder, env=ENV, check=True, capture_output=True, timeout=300)
+    return folder
+
+
+def start(folder, *words):
+    return subprocess.Popen(
+        [sys.executable, *words], cwd=folder, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def ranks(out):
+    """The process of each rank that trains in this folder."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            said = (entry / "environ").read_bytes().split(b"\0")
+            if out.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+                found |= {int(word[5:]): int(entry.name) for word in said if word.startswith(b"RANK=")}
+        except OSError:
+            continue
+    return found
+
+
+def wait_for(path, seconds=240):
+    end = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} did not come"
+        time.sleep(0.02)
+
+
+def curve(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if line.get("split") == "train"], (folder / "order.jsonl").read_text()
+
+
+@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", [[], pytest.param(["--shard"], marks=pytest.mark.slow)], ids=["copied", "sharded"])
+def test_a_killed_process_is_started_again_and_rejoins_the_curve(folder, victim, way):
+    out = f"killed-{victim}-{len(way)}"
+    launched = start(folder, *TORCHRUN, *WORDS, out, *way)
+    wait_for(folder / out / "checkpoints" / "step-00000008")
+    os.kill(ranks(out)[victim], signal.SIGKILL)
+    said, _ = launched.communicate(timeout=300)
+    assert launched.returncode == 0, said.decode()[-3000:]
+    notes = [json.loads(line).get("note", "") for line in (folder / out / "metrics.jsonl").read_text().splitlines()]
+    assert any(note.startswith("resumed at step ") for note in notes)
+    (losses, order), (wanted, same) = curve(folder / out), curve(folder / "alone")
+    assert order == same
+    assert losses == pytest.approx(wanted, abs=1e-6)
+
+
+@pytest.mark.parametrize("launcher", ["processes", "torchrun"])
+def test_a_killed_launcher_leaves_no_orphans(folder, launcher):
+    out = f"orphans-{launcher}"
+    more = ["--max-steps", "100000"]
+    words = [*WORDS, out, *more, "--processes", "2"] if launcher == "processes" else [*TORCHRUN, *WORDS, out, *more]
+    launched = start(folder, *words)
+    wait_for(folder / out / "checkpoints" / "step-00000004")
+    assert len(ranks(out)) == 2
+    launched.kill()
+    launched.wait()
+    end = time.monotonic() + (5 if launcher == "processes" else 25)  # the pulse finds out that torchrun is gone
+    while ranks(out) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not ranks(out)
+
+
+def test_a_command_that_may_be_restarted_must_say_where_its_run_is(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    with pytest.raises(BadSetting, match="--out must be given with torchrun --max-restarts"):
+        restarted("")
+    assert not restarted(str(tmp_path))
+    (tmp_path / "config.yaml").write_text("{}")
+    assert not restarted(str(tmp_path)), "it is the first attempt: the folder belongs to somebody else"
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert restarted(str(tmp_path))
