@@ -77,8 +77,11 @@ def folders(tmp_path_factory) -> dict[str, Path]:
         tiny.tokenizer.save(where)
     run = root / "run"
     (run / "config.yaml").write_text("task: text-to-text\n")
+    norms = {"encoder.layers.0": 0.5, "decoder.layers.0": 0.25, "frozen": 0.0}
+    train = {"split": "train", "lr": 1e-3, "grad_norm": 1.0, "time": 1.0}
     lines = [
-        {"step": n, "split": "train", "loss": 5 / n, "lr": 1e-3, "grad_norm": 1.0, "time": 1.0} for n in range(1, 41)
+        {"step": n, "loss": 5 / n, **train, "grad_norms": {name: v / n for name, v in norms.items()}}
+        for n in range(1, 41)
     ]
     lines += [
         {"step": n, "split": "valid", "loss": 4 / n, "exact": n / 40, "best": True, "time": 1.0} for n in (20, 40)

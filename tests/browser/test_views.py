@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -25,9 +26,11 @@ DRAWN = {  # a view, and what is on it when it has been drawn
     "start": ".what .door",
     "attention": ".large[data-drawn] canvas",
     "next": ".candidates li",
+    "why": ".credit .scored",
     "talk": "form, .notice",
     "walk": ".step canvas, .step .candidates",
     "anatomy": "svg.plan .box",
+    "compare": ".tables canvas, .notice",
     "check": ".laws li",
     "training": ".charts svg",
 }
@@ -203,7 +206,7 @@ def test_refresh_and_back_keep_what_was_seen(visit):
     one.settled()
     page.wait_for_selector("svg.lines path", state="attached")
     assert page.get_attribute(".thumb[aria-pressed=true]", "data-at") == "2.3"
-    page.click("nav a >> nth=5")
+    page.click("nav a[href*=anatomy]")
     page.wait_for_selector("svg.plan")
     page.go_back()
     page.wait_for_selector("svg.lines path", state="attached")
@@ -301,7 +304,10 @@ def kept(page, tmp_path, view, kind):
     elif kind == "svg":
         from xml.etree import ElementTree
 
-        assert ElementTree.fromstring(content).tag.endswith("svg")
+        picture = ElementTree.fromstring(content)
+        tags = [part.tag.rpartition("}")[2] for part in picture.iter()]
+        assert tags[0] == "svg" and "image" not in tags, "vectors, no picture in a frame"
+        assert tags.count("rect") >= 5 and tags.count("text") > 5
     else:
         data = json.loads(content)
         if view == "attention":
@@ -309,14 +315,25 @@ def kept(page, tmp_path, view, kind):
             np.testing.assert_allclose(np.array(data["weights"]), want, atol=1e-6)
 
 
-def test_it_is_ready_at_once(visit):
-    """From the server's answer to a drawn start page."""
+READY = """() => {
+    const began = performance.getEntriesByType("navigation")[0], drawn = performance.getEntriesByName("drawn")[0];
+    return [began.domContentLoadedEventEnd - began.responseStart, drawn.startTime - began.responseStart];
+}"""
+
+
+def test_it_is_ready_within_a_second(visit):
+    """From the server's first byte to the document and to a drawn start page; the best of a few, on a busy machine."""
     one = visit()
     one.go("start")
-    one.page.goto(one.address)
-    one.settled()
-    took = one.page.evaluate("performance.now() - performance.getEntriesByType('navigation')[0].responseEnd")
-    assert took < 3000, "under a second on a quiet machine; others may be at work on this one"
+    took = []
+    while len(took) < 6 and not any(max(times) < 1000 for times in took):
+        one.page.goto("about:blank")
+        one.page.goto(one.address)
+        one.settled()
+        took.append(one.page.evaluate(READY))
+    if not any(max(times) < 1000 for times in took) and os.getloadavg()[0] > 2 * (os.cpu_count() or 1):
+        pytest.skip(f"the machine is too busy to tell: load {os.getloadavg()[0]:.1f}, {took}")
+    assert any(max(times) < 1000 for times in took), took
 
 
 def test_a_live_run_grows_while_one_looks(visit, folders):

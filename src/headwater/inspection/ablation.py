@@ -32,7 +32,7 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class Ablation(Result):
-    """choices: the most probable tokens at the last place, with the head and without. loss, loss_without: the mean over
+    """choices: the most probable tokens at the place, with the head and without. loss, loss_without: the mean over
     the text (NaN where nothing follows). apart [Q]: the divergence of the two distributions at each place, in nats.
     """
 
@@ -52,9 +52,20 @@ class Ablation(Result):
 
 
 def ablate(
-    model: Any, text: Any, layer: int, head: int, target: Any = None, *, kind: str | None = None, n: int = 10
+    model: Any,
+    text: Any,
+    layer: int,
+    head: int,
+    target: Any = None,
+    *,
+    kind: str | None = None,
+    place: int | None = None,
+    n: int = 10,
 ) -> Ablation:
-    """What the model says without one head. kind: decoder.self_attn unless another is named (encoder.self_attn, …)."""
+    """What the model says without one head, at a place (the last).
+
+    kind: decoder.self_attn unless another is named (encoder.self_attn, …).
+    """
     reading = read(model, text, target)
     spot = _spot(reading, kind, layer, head)
     language(reading.model)
@@ -62,7 +73,8 @@ def ablate(
         before = _log_p(reading, 1)[0]
         with without(reading.model, [(spot, head)]):
             after = _log_p(reading, 1)[0]
-    at = len(reading.tokens) - 1 if reading.causal or not _gaps(reading) else last_place(reading)
+    last = len(reading.tokens) - 1 if reading.causal or not _gaps(reading) else last_place(reading)
+    at = last if place is None else place
     best = torch.cat((before[at].topk(n).indices, after[at].topk(n).indices)).unique()
     shares = [(int(i), math.exp(before[at, i]), math.exp(after[at, i])) for i in best]
     shares.sort(key=lambda row: -max(row[1:]))

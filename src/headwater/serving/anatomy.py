@@ -10,9 +10,10 @@ from headwater.inspection.costs import count
 from headwater.inspection.counts import skeleton, total
 from headwater.inspection.scores import says_tokens
 from headwater.serving.asking import OfText, reading_of
-from headwater.serving.shelf import Opened
+from headwater.serving.shelf import Item, Opened
 from headwater.serving.tracing import labels
 from headwater.text.tokenizer import Tokenizer
+from headwater.training.journals import read_lines
 
 
 def about(opened: Opened) -> dict[str, Any]:
@@ -38,7 +39,16 @@ def about(opened: Opened) -> dict[str, Any]:
         "longest": subject.longest,
         "ends": list(subject.ends),
         "laws": list(LAWS),
+        "examples": examples(opened.item),
     }
+
+
+def examples(item: Item) -> list[str]:
+    """Inputs that a run was watched on, to try it with."""
+    run = {"run": item.path, "checkpoint": item.path and item.path.parent.parent}.get(item.kind)
+    lines = read_lines(run / "samples.jsonl")[-40:] if run else []
+    inputs = [next((v for k, v in line.items() if k != "step" and isinstance(v, str)), "") for line in lines]
+    return [text for text in dict.fromkeys(inputs) if 0 < len(text) <= 60][:3]
 
 
 def _layers(model: Any) -> list[int]:

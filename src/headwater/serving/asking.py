@@ -109,6 +109,7 @@ class EachOff(OfText):
 
 class Without(EachOff):
     head: Small
+    place: Annotated[int, Field(ge=-1, le=MOST_TOKENS)] = -1
 
 
 class Message(Ask):

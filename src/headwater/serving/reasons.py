@@ -22,8 +22,7 @@ MOST_WHY = 256  # tokens: every one of them may cost a pass
 def why(opened: Opened, ask: Why) -> dict[str, Any]:
     """log p of the output, shared out among the tokens; by integrated gradients where they add up, else by blanking."""
     reading = _short(reading_of(opened, ask))
-    place = len(reading.tokens) - 1 if ask.place < 0 else min(ask.place, len(reading.tokens) - 1)
-    token = ask.token
+    place, token = _place(reading, ask.place), ask.token
     if not reading.causal and not isinstance(reading.model.head, ClassScores):
         reading, token = _hidden(reading, place), reading.tokens[place].id if token is None else token
     elif token is None and place < len(reading.follows):
@@ -48,11 +47,17 @@ def _hidden(reading: Reading, place: int) -> Reading:
 def without(opened: Opened, ask: Without) -> dict[str, Any]:
     """What the model says with one head switched off, and at which places that tells."""
     reading = _short(reading_of(opened, ask))
-    found = ablate(opened.given, reading, ask.layer, ask.head, kind=ask.kind)
+    place = _place(reading, ask.place)
+    found = ablate(opened.given, reading, ask.layer, ask.head, kind=ask.kind, place=place)
     choices = [{**labels([c.token])[0], "shares": plain([c.before, c.after])} for c in found.choices]
     sides = {"tokens": labels(reading.tokens), "source": labels(reading.source)}
     return {**sides, "choices": choices, "loss": plain(found.loss), "loss_without": plain(found.loss_without),
-            "apart": plain(found.apart)}  # fmt: skip
+            "apart": plain(found.apart), "place": place}  # fmt: skip
+
+
+def _place(reading: Reading, place: int) -> int:
+    last = len(reading.tokens) - 1
+    return last if place < 0 else min(place, last)
 
 
 def each_off(opened: Opened, ask: EachOff) -> dict[str, Any]:

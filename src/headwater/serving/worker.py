@@ -16,7 +16,7 @@ DONE: Any = object()
 
 
 class Worker:
-    def __init__(self, most: int = 16) -> None:
+    def __init__(self, most: int = 64) -> None:
         self.most, self.waiting = most, 0
         self.pool = ThreadPoolExecutor(1, "model")
 

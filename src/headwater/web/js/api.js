@@ -1,6 +1,6 @@
 // Asking the server: JSON, bytes, or lines as they come. Every refusal becomes an Asked error with a kind and words.
 // @ts-check
-import { t } from "./words.js";
+import { said, t } from "./words.js";
 
 export class Refusal extends Error {
   /** @param {string} kind @param {string} message @param {number} status */
@@ -39,8 +39,8 @@ async function ask(name, body, signal) {
 
 /** @param {any} told @param {number} status */
 function refusal(told, status) {
-  const { kind = "Fault", message = t("error.unknown") } = told.error ?? {};
-  return new Refusal(String(kind), String(message), status);
+  const error = told.error ?? {};
+  return new Refusal(String(error.kind ?? "Fault"), said(error, "message") || t("error.unknown"), status);
 }
 
 /** @param {string} name @param {object} [body] @param {AbortSignal} [signal] @returns {Promise<any>} */

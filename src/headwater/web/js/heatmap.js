@@ -2,6 +2,7 @@
 // @ts-check
 import { painted } from "./colour.js";
 import { css, h, visible } from "./dom.js";
+import { vector } from "./vector.js";
 
 /** @typedef {{row: number, column: number}} Cell */
 /**
@@ -14,6 +15,7 @@ import { css, h, visible } from "./dom.js";
 export const TILE = 256;
 const GUTTER = 96;
 const LARGEST = 44;
+const FINEST = 300;
 
 export class HeatMap {
   /**
@@ -29,6 +31,7 @@ export class HeatMap {
     /** @type {Map<string, HTMLCanvasElement | null>} null while it is on its way */
     this.tiles = new Map();
     this.canvas = h("canvas", { class: "heat", tabindex: 0, role: "img", "aria-label": options.label });
+    /** @type {any} */ (this.canvas).vector = () => this.vector();
     home.append(this.canvas);
     /** @type {any} */ (home).heat = this; // for whoever looks from outside: a console, a test
     this.size = { width: 0, height: 0, left: 0, top: 0 };
@@ -49,6 +52,27 @@ export class HeatMap {
     this.source = source;
     this.tiles.clear();
     this.draw();
+  }
+
+  /** The whole matrix as vectors; beyond FINEST rows a rectangle is the largest of several weights, as on the screen. */
+  async vector() {
+    const { rows, columns, tile } = this.source;
+    const level = Math.max(0, Math.ceil(Math.log2(Math.max(rows.length, columns.length) / FINEST)));
+    const side = (/** @type {number} */ n) => Math.ceil(n / 2 ** level);
+    const [tall, wide] = [side(rows.length), side(columns.length)];
+    const across = Math.ceil(wide / TILE);
+    const places = Array.from({ length: Math.ceil(tall / TILE) * across }, (_, n) => [
+      Math.floor(n / across),
+      n % across,
+    ]);
+    const tiles = await Promise.all(places.map(([r, c]) => tile(level, r, c)));
+    const byte = (/** @type {number} */ r, /** @type {number} */ c) => {
+      const [i, k] = [Math.floor(r / TILE), Math.floor(c / TILE)];
+      return tiles[i * across + k][(r % TILE) * Math.min(TILE, wide - k * TILE) + (c % TILE)];
+    };
+    const cell = Math.max(2, Math.min(LARGEST, Math.round(640 / Math.max(tall, wide))));
+    const names = level === 0 && cell >= 9 ? { rowLabels: rows, columnLabels: columns } : {};
+    return vector({ rows: tall, columns: wide, byte, cell, ...names });
   }
 
   /** Colours changed. */

@@ -39,13 +39,10 @@ export function svgText(picture) {
   return new XMLSerializer().serializeToString(copy);
 }
 
-/** A canvas as SVG: its picture inside a frame. @param {HTMLCanvasElement} canvas */
-function canvasSvg(canvas) {
-  const [w, k] = [canvas.width, canvas.height];
-  const size = `width="${w}" height="${k}"`;
-  const image = `<image ${size} href="${canvas.toDataURL("image/png")}"/>`;
-  return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${w} ${k}" ${size}>${image}</svg>`;
-}
+/**
+ * One that can also draw itself as vectors.
+ * @typedef {HTMLCanvasElement & {vector?: () => SVGSVGElement | Promise<SVGSVGElement>}} Canvas
+ */
 
 /** @param {SVGSVGElement} picture */
 async function drawn(picture) {
@@ -63,7 +60,7 @@ async function drawn(picture) {
 
 /**
  * Buttons to keep what is seen.
- * @param {string} name @param {(() => HTMLCanvasElement | SVGSVGElement | null) | null} picture @param {() => any} data
+ * @param {string} name @param {(() => Canvas | SVGSVGElement | null) | null} picture @param {() => any} data
  */
 export function keepers(name, picture, data) {
   const file = plainName(name);
@@ -72,10 +69,9 @@ export function keepers(name, picture, data) {
     if (kind === "json")
       return hand(new Blob([JSON.stringify(await data(), null, 1)], { type: "application/json" }), `${file}.json`);
     if (!seen) return;
-    const vector = seen instanceof SVGSVGElement;
-    if (kind === "svg")
-      return hand(new Blob([vector ? svgText(seen) : canvasSvg(seen)], { type: "image/svg+xml" }), `${file}.svg`);
-    hand(await png(vector ? await drawn(seen) : seen), `${file}.png`);
+    const vector = seen instanceof SVGSVGElement ? seen : await seen.vector?.();
+    if (kind === "svg") return vector && hand(new Blob([svgText(vector)], { type: "image/svg+xml" }), `${file}.svg`);
+    hand(await png(seen instanceof SVGSVGElement ? await drawn(seen) : seen), `${file}.png`);
   };
   const kinds = picture ? ["png", "svg", "json"] : ["json"];
   const button = (/** @type {string} */ kind) =>

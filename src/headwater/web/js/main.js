@@ -5,14 +5,6 @@ import { fill, h } from "./dom.js";
 import { select, trouble } from "./parts.js";
 import { go, here, link, taste } from "./state.js";
 import { language, speak, t } from "./words.js";
-import * as anatomy from "./views/anatomy.js";
-import * as attention from "./views/attention.js";
-import * as check from "./views/check.js";
-import * as next from "./views/next.js";
-import * as start from "./views/start.js";
-import * as talk from "./views/talk.js";
-import * as training from "./views/training.js";
-import * as walk from "./views/walk.js";
 
 /**
  * What a view is given. set changes its address (a new entry in the history with push).
@@ -28,8 +20,19 @@ import * as walk from "./views/walk.js";
  */
 /** @typedef {{mount: (root: HTMLElement, context: Context) => Promise<Mounted | void>, needs?: string}} View */
 
-/** @type {Record<string, View>} */
-const VIEWS = { start, attention, next, talk, walk, anatomy, check, training };
+/** A view is fetched when it is first opened. @type {Record<string, () => Promise<View>>} */
+const VIEWS = {
+  start: () => import("./views/start.js"),
+  attention: () => import("./views/attention.js"),
+  next: () => import("./views/next.js"),
+  why: () => import("./views/why.js"),
+  talk: () => import("./views/talk.js"),
+  walk: () => import("./views/walk.js"),
+  anatomy: () => import("./views/anatomy.js"),
+  compare: () => import("./views/compare.js"),
+  check: () => import("./views/check.js"),
+  training: () => import("./views/training.js"),
+};
 
 const nav = h("nav", { class: "views" });
 const top = h("div", { class: "tools" });
@@ -50,7 +53,7 @@ function frame() {
   const current = params.model ?? params.run ?? "";
   const known = names.some((/** @type {string[]} */ n) => n[0] === current);
   const models = select(
-    known ? names : [["", t("choose")], ...names],
+    known ? names : [current ? [current, current] : ["", t("choose")], ...names],
     current,
     (name) => go(view === "start" ? "attention" : view, { model: name }),
     t("model"),
@@ -120,11 +123,11 @@ async function render(anew = false) {
   shown?.mounted.destroy?.();
   const leaving = new AbortController();
   const mine = (shown = { view: name, model: params.model, leaving, mounted: {} });
-  const view = VIEWS[name];
   const root = h("div", { class: `view ${name}` });
   fill(main, root);
   window.scrollTo(0, 0);
   try {
+    const view = await VIEWS[name]();
     const about = view.needs === "model" ? await theModel(params.model, leaving.signal) : null;
     if (leaving.signal.aborted) return;
     if (view.needs === "model" && !about) return go("start", {}, true);
@@ -143,6 +146,7 @@ async function render(anew = false) {
       );
   } finally {
     root.dataset.ready = "yes";
+    performance.mark("drawn");
   }
 }
 
@@ -156,14 +160,14 @@ async function theModel(name, signal) {
 
 async function begin() {
   document.documentElement.dataset.theme = theme();
-  await speak(taste.get("language", navigator.language.toLowerCase().startsWith("zh") ? "zh" : "en"));
+  const language_ = taste.get("language", navigator.language.toLowerCase().startsWith("zh") ? "zh" : "en");
+  const [found] = await Promise.allSettled([post("shelf"), speak(language_), (VIEWS[here().view] ?? VIEWS.start)()]);
   const page = /** @type {HTMLElement} */ (document.getElementById("page"));
   fill(page, h("header", { class: "top" }, top), nav, main);
-  try {
-    shelf = await post("shelf");
-  } catch (error) {
+  if (found.status === "fulfilled") shelf = found.value;
+  else {
     frame();
-    fill(main, trouble(error));
+    fill(main, trouble(found.reason));
     return;
   }
   window.addEventListener("hashchange", () => render());

@@ -2,6 +2,7 @@
 // @ts-check
 import { colours, ink, painted } from "./colour.js";
 import { css, h, visible } from "./dom.js";
+import { vector } from "./vector.js";
 import { number } from "./words.js";
 
 /**
@@ -14,6 +15,7 @@ import { number } from "./words.js";
  * @property {boolean} [numbers] write the numbers into the cells
  * @property {string} label what it is, for those who do not see it
  * @property {(row: number, column: number) => boolean} [marked] cells with a frame
+ * @property {(row: number, column: number) => string} [shown] what is said of a cell, where its value is only a shade
  */
 
 /**
@@ -60,12 +62,25 @@ export function matrix(values, look) {
   labels(pen, look, { left, top, cell });
   if (look.numbers) numbers(pen, values, bytes, look, { left, top, cell });
   frames(pen, look, { left, top, cell, rows, columns });
+  /** @type {any} */ (canvas).vector = () =>
+    vector({
+      rows,
+      columns,
+      byte: (r, c) => bytes[r * columns + c],
+      cell,
+      rowLabels: look.rows,
+      columnLabels: look.columns,
+      signed: look.signed,
+      text: look.numbers ? (r, c) => written(values[r][c]) : undefined,
+      marked: look.marked,
+    });
   canvas.addEventListener("pointermove", (event) => {
     const [r, c] = [Math.floor((event.offsetY - top) / cell), Math.floor((event.offsetX - left) / cell)];
     const inside = r >= 0 && c >= 0 && r < rows && c < columns;
     const name = (/** @type {string[] | undefined} */ names, /** @type {number} */ n) =>
       names ? visible(names[n] ?? "") : String(n);
-    said.textContent = inside ? `${name(look.rows, r)} · ${name(look.columns, c)}: ${number(values[r][c])}` : "\u00a0";
+    const value = () => look.shown?.(r, c) ?? number(values[r][c]);
+    said.textContent = inside ? `${name(look.rows, r)} · ${name(look.columns, c)}: ${value()}` : "\u00a0";
   });
   canvas.addEventListener("pointerleave", () => (said.textContent = "\u00a0"));
   return h("div", { class: "matrix-box" }, h("div", { class: "scroll" }, canvas), said);
@@ -76,7 +91,7 @@ function room(names, cell) {
   if (!names || cell < 10) return 2;
   const pen = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
   pen.font = `11px ${css("--font")}`;
-  return Math.min(90, 14 + Math.ceil(Math.max(...names.map((name) => pen.measureText(visible(name)).width), 0)));
+  return Math.min(130, 14 + Math.ceil(Math.max(...names.map((name) => pen.measureText(visible(name)).width), 0)));
 }
 
 /** @param {CanvasRenderingContext2D} pen @param {Look} look @param {{left: number, top: number, cell: number}} at */
@@ -103,8 +118,14 @@ function labels(pen, look, at) {
 /** @param {CanvasRenderingContext2D} pen @param {string} label @param {number} room */
 function cut(pen, label, room) {
   let shown = visible(label);
-  while (shown.length > 1 && pen.measureText(shown).width > room) shown = shown.slice(0, -1);
-  return shown;
+  if (pen.measureText(shown).width <= room) return shown;
+  while (shown.length > 1 && pen.measureText(shown + "…").width > room) shown = shown.slice(0, -1);
+  return shown + "…";
+}
+
+/** @param {number | null} value */
+function written(value) {
+  return value === null ? "" : Math.abs(value) >= 100 ? value.toFixed(0) : value.toFixed(2);
 }
 
 /**
@@ -121,8 +142,7 @@ function numbers(pen, values, bytes, look, at) {
   values.forEach((row, r) =>
     row.forEach((value, c) => {
       pen.fillStyle = ink(bytes[r * columns + c], look.signed);
-      const shown = value === null ? "" : Math.abs(value) >= 100 ? value.toFixed(0) : value.toFixed(2);
-      pen.fillText(shown, at.left + (c + 0.5) * at.cell, at.top + (r + 0.5) * at.cell);
+      pen.fillText(written(value), at.left + (c + 0.5) * at.cell, at.top + (r + 0.5) * at.cell);
     }),
   );
 }

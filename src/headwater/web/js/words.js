@@ -7,7 +7,7 @@ let current = "en";
 
 /** @param {string} language */
 export async function speak(language) {
-  const answer = await fetch(`/static/messages/${language === "zh" ? "zh" : "en"}.json`);
+  const answer = await fetch(new URL(`../messages/${language === "zh" ? "zh" : "en"}.json`, import.meta.url));
   messages = await answer.json();
   current = language === "zh" ? "zh" : "en";
   document.documentElement.lang = current === "zh" ? "zh-CN" : "en";
@@ -37,6 +37,16 @@ export function knows(key) {
 export function word(group, name) {
   const key = `${group}.${name}`;
   return knows(key) ? t(key) : name;
+}
+
+/**
+ * What the server says in both languages: its Chinese is beside it, under the same name.
+ * @param {any} told
+ * @param {string} name
+ * @returns {string}
+ */
+export function said(told, name) {
+  return String((current === "zh" && told[`${name}_zh`]) || (told[name] ?? ""));
 }
 
 /** A count with thousands. @param {number} n */

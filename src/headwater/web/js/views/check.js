@@ -5,7 +5,7 @@ import { fill, h } from "../dom.js";
 import { keepers } from "../keep.js";
 import { matrix, scale } from "../matrix.js";
 import { card, heading, working } from "../parts.js";
-import { t, word } from "../words.js";
+import { said, t, word } from "../words.js";
 
 export const needs = "model";
 const MARKS = /** @type {Record<string, string>} */ ({ kept: "✓", broken: "✗", noted: "!", skipped: "–" });
@@ -66,7 +66,11 @@ function shown(report, name) {
     h(
       "div",
       { class: "two wide-left" },
-      card(t("check.laws"), h("ul", { class: "laws" }, verdicts)),
+      card(
+        t("check.laws"),
+        report.asked ? h("p", { class: "faint" }, said(report, "asked")) : null,
+        h("ul", { class: "laws" }, verdicts),
+      ),
       sight(report, broken, name),
     ),
   ];
@@ -83,9 +87,9 @@ function verdict(v) {
       "div",
       {},
       h("strong", {}, what),
-      h("p", {}, v.says),
+      h("p", {}, said(v, "says")),
       v.module ? h("p", {}, h("code", {}, v.module)) : null,
-      v.remedy ? h("p", {}, v.remedy) : null,
+      v.remedy ? h("p", {}, said(v, "remedy")) : null,
     ),
   );
 }

@@ -90,7 +90,7 @@ export function barPicture(rows) {
       s("text", { x: 120, y: y + 14, "text-anchor": "end", fill: css("--ink") }, visible(row.text).slice(0, 16)),
       bar_(row.shares[0], 1, "0.25"),
       bar_(row.shares.at(-1), 5, "1"),
-      s("text", { x: 450, y: y + 14, fill: css("--soft") }, percent(row.shares.at(-1))),
+      s("text", { x: 450, y: y + 14, fill: css("--soft") }, row.shown ?? percent(row.shares.at(-1))),
     );
   });
   return picture;

@@ -82,9 +82,11 @@ function told(about) {
   const views = [
     "attention",
     "next",
+    "why",
     "talk",
     "walk",
     "anatomy",
+    "compare",
     "check",
     ...(about.kind === "run" ? ["training"] : []),
   ];

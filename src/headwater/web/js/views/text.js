@@ -1,6 +1,6 @@
 // The form above a view: the text a model reads, for two stacks the source and the target.
 // @ts-check
-import { h } from "../dom.js";
+import { h, visible } from "../dom.js";
 import { field, textarea } from "../parts.js";
 import { unpacked } from "../state.js";
 import { t } from "../words.js";
@@ -24,11 +24,12 @@ export function textForm({ params, about, set }, options = {}) {
       ]
     : [field(t("text"), text)];
   const ids = unpacked(params.ids);
-  const examples = (two ? ["example.source", "example.source2"] : ["example.1", "example.2"]).map((key) =>
+  const usual = (two ? ["example.source", "example.source2"] : ["example.1", "example.2"]).map((key) => t(key));
+  const examples = (about.examples.length ? about.examples : usual).map((/** @type {string} */ example) =>
     h(
       "button",
-      { type: "button", class: "quiet", onclick: () => (((two ? source : text).value = t(key)), submit()) },
-      t(key),
+      { type: "button", class: "quiet", onclick: () => (((two ? source : text).value = example), submit()) },
+      visible(example),
     ),
   );
   return h(

@@ -4,11 +4,12 @@ import { post } from "../api.js";
 import { chart, smooth } from "../chart.js";
 import { css, fill, h, visible } from "../dom.js";
 import { keepers } from "../keep.js";
-import { matrix } from "../matrix.js";
-import { card, choice, field, heading, select, slider, textarea, trouble, working } from "../parts.js";
+import { card, choice, heading, select, trouble } from "../parts.js";
 import { link } from "../state.js";
-import { count, number, t, word } from "../words.js";
+import { count, number, t } from "../words.js";
+import { Scrub } from "./scrub.js";
 import { state } from "./start.js";
+import { strip } from "./strip.js";
 
 const POLL = 2000;
 const LEAVE_OUT = new Set([
@@ -21,6 +22,7 @@ const LEAVE_OUT = new Set([
   "epoch",
   "lr",
   "grad_norm",
+  "grad_norms",
   "tokens_per_second",
   "applied",
   "note",
@@ -197,8 +199,7 @@ class Run {
     const scores = [...new Set(valid.flatMap((line) => Object.keys(line)))].filter(
       (name) => !LEAVE_OUT.has(name) && valid.some((line) => typeof line[name] === "number"),
     );
-    const norms = [...new Set(train.flatMap((line) => Object.keys(line.grad_norms ?? {})))].slice(0, 8);
-    const hues = [accent, warm, third, css("--soft")];
+    const hues = [accent, warm, third];
     const notes = this.lines.filter((line) => line.note);
     fill(
       this.curves,
@@ -211,16 +212,10 @@ class Run {
         [
           { name: t("training.norm"), colour: css("--soft"), points: of(train, "grad_norm"), faint: true },
           { name: t("training.smooth"), colour: warm, points: smooth(of(train, "grad_norm"), 0.9) },
-          ...norms.map((name, n) => ({
-            name,
-            colour: hues[n % 4],
-            points: /** @type {[number, number][]} */ (
-              train.filter((x) => x.grad_norms?.[name]).map((x) => [x.step, x.grad_norms[name]])
-            ),
-          })),
         ],
         true,
       ),
+      strip(train, `gradients-${this.name}`, room),
       notes.length
         ? h(
             "ul",
@@ -288,103 +283,4 @@ class Run {
 function text(value) {
   if (typeof value === "number") return number(value);
   return visible(typeof value === "string" ? value : JSON.stringify(value ?? "")).slice(0, 400);
-}
-
-/** One head, and what is said, over checkpoints. */
-class Scrub {
-  /** @param {import("../main.js").Context} context @param {string} run */
-  constructor(context, run) {
-    this.context = context;
-    this.run = run;
-    /** @type {number[]} */
-    this.steps = [];
-    this.at = -1;
-    this.place = h("div", { class: "scrubbed" });
-    this.rail = h("div", {});
-    this.box = textarea(context.params.source ?? context.params.text ?? "", () => this.show(), { id: "scrub-text" });
-    this.kind = "";
-    this.layer = 0;
-    this.head = 0;
-    this.page = card(
-      t("scrub.title"),
-      h("p", { class: "faint" }, t("scrub.lead")),
-      field(t("text"), this.box),
-      this.rail,
-      this.place,
-    );
-  }
-
-  /** @param {number[]} steps @param {any[]} samples */
-  has(steps, samples) {
-    if (!this.box.value && samples.length)
-      this.box.value = String(
-        Object.entries(samples[0]).find(([k, v]) => k !== "step" && typeof v === "string")?.[1] ?? "",
-      );
-    if (steps.join() === this.steps.join()) return;
-    this.steps = steps;
-    if (!steps.length) return fill(this.rail, h("p", { class: "notice" }, t("scrub.none")));
-    this.at = steps.length - 1;
-    const bar = slider(t("scrub.at"), {
-      id: "scrub",
-      value: this.at,
-      min: 0,
-      max: Math.max(0, steps.length - 1),
-      step: 1,
-      shown: (v) => `${t("step")} ${count(this.steps[v])}`,
-      change: (v) => ((this.at = v), this.show()),
-    });
-    fill(
-      this.rail,
-      bar,
-      h("p", {}, h("button", { type: "button", id: "scrub-go", onclick: () => this.show() }, t("scrub.go"))),
-    );
-  }
-
-  async show() {
-    const model = await post("about", { model: this.run }, this.context.signal).catch(() => null);
-    const two = model?.shape === "both";
-    const kind =
-      this.kind ||
-      (two ? "decoder.cross_attn" : model?.shape === "encoder" ? "encoder.self_attn" : "decoder.self_attn");
-    await working(this.place, this.context.signal, async () => {
-      const body = {
-        run: this.run,
-        checkpoint: this.steps[this.at],
-        kind,
-        layer: this.layer,
-        head: this.head,
-        ...(two ? { source: this.box.value } : { text: this.box.value }),
-      };
-      const data = await post("scrub", body, this.context.signal);
-      const rows = kind.startsWith("encoder.") && data.source.length ? data.source : data.tokens;
-      const columns = kind === "decoder.cross_attn" ? data.source : rows;
-      const numbers = (/** @type {number} */ n) =>
-        Array.from({ length: n }, (_, i) => /** @type {[string, string]} */ ([String(i), String(i)]));
-      const label = (/** @type {any} */ x) => x.label;
-      return [
-        h(
-          "div",
-          { class: "row" },
-          select(
-            data.kinds.map((/** @type {string} */ k) => [k, word("kind", k)]),
-            kind,
-            (v) => ((this.kind = v), this.show()),
-            t("attention.kind"),
-          ),
-          t("layer"),
-          select(numbers(data.layers), String(this.layer), (v) => ((this.layer = Number(v)), this.show()), t("layer")),
-          t("head"),
-          select(numbers(data.heads), String(this.head), (v) => ((this.head = Number(v)), this.show()), t("head")),
-        ),
-        data.said ? h("p", { class: "answer" }, `${t("step")} ${count(data.checkpoint)}: `, visible(data.said)) : null,
-        matrix(data.weights, {
-          rows: rows.slice(0, 48).map(label),
-          columns: columns.slice(0, 48).map(label),
-          power: 0.5,
-          label: t("scrub.title"),
-        }),
-      ];
-    });
-    this.place.dataset.step = String(this.steps[this.at]);
-  }
 }
