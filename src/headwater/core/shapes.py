@@ -96,7 +96,8 @@ class Sizes:
         own = placed(norm, self_attn=Attention(**shape, sees=sees, position=in_attention))
         other = (placed(norm, cross_attn=CrossAttention(**shape)),) if reads_memory else ()
         block = Block((own, *other, placed(norm, ffn=self.ffn)), self.dropout)
-        embed = Tokens(vocab, at_embedding, scale=self.d_model**0.5, dropout=self.dropout)
+        scale = 1.0 if self.position == "learned" else self.d_model**0.5  # learned places are drawn as small as tokens
+        embed = Tokens(vocab, at_embedding, scale=scale, dropout=self.dropout)
         return Stack(self.d_model, embed, (block,) * self.layers, NoNorm() if placed is post else norm)
 
 
