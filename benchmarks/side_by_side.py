@@ -105,7 +105,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def worked(pids: list[int]) -> float:
-    """Seconds of processor time these processes have used, all threads together."""
+    """Seconds of processor time these processes have used, with their threads and the children they waited for."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):

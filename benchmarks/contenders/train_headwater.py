@@ -5,36 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-from train_work import BETAS, CLIP, DECAY, RATE, Asked, asked, count, serve
-from train_work import Batch as Given
+from train_work import Asked, asked, serve
 
 import headwater
 from headwater.core import FeedForward
-from headwater.data.batches import Batch
-from headwater.data.objectives.lesson import Lesson
+from headwater.inspection.counts import skeleton, total
+from headwater.inspection.steps import trainer_step
 from headwater.parts import swap
-from headwater.training.loop import Trainer
-from headwater.training.objectives import words
-from headwater.training.schedules import Constant
-from headwater.training.settings import read
-
-
-class Lessons:
-    """One lesson at a time: the batch whose turn it is."""
-
-    size = 1
-
-    def __init__(self, two: bool) -> None:
-        self.two, self.now = two, None
-
-    def pieces(self, examples: np.ndarray, tokens: int) -> list[np.ndarray]:
-        return [examples]
-
-    def lesson(self, examples: np.ndarray, epoch: int) -> Lesson:
-        source, ids, targets = (part.numpy() for part in self.now)
-        keep = np.ones(ids.shape, bool)
-        return Lesson(ids, keep, targets, source, keep) if self.two else Lesson(ids, keep, targets)
 
 
 def spec(asked: Asked) -> Any:
@@ -53,21 +30,8 @@ def spec(asked: Asked) -> Any:
 
 def main() -> None:
     given = asked()
-    model, lessons = spec(given).build(seed=0).train(), Lessons(given.work.two)
-    settings = read({
-        "lr": RATE, "beta1": BETAS[0], "beta2": BETAS[1], "weight_decay": DECAY, "clip": CLIP, "max_steps": 10**6,
-        "compile": given.compiled, "batch_tokens": 10**9})  # fmt: skip
-    heard: list[float] = []
-    trainer = Trainer(
-        model, words, lessons, Constant(RATE), settings, listeners=[lambda event: heard.append(event.loss)]
-    )
-
-    def step(batch: Given) -> float:
-        lessons.now = batch
-        trainer.step(Batch(np.arange(given.work.rows), 0, 0))
-        return heard.pop()
-
-    serve(step, given.work, given.places, count(model))
+    made = spec(given)
+    serve(trainer_step(made, compile=given.compiled), given.work, given.places, total(skeleton(made)))
 
 
 if __name__ == "__main__":

@@ -63,6 +63,10 @@ VERBS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
             "what this machine has, how fast it is, and what to do about each problem",
             "看看这台机器:装了什么、跑得多快、有问题该怎么办",
         ),
+        "bench": (
+            "how fast it learns and writes, beside torch.nn.Transformer, and whether it was quiet enough to say",
+            "测训练和解码有多快,与 torch.nn.Transformer 对比,并说明机器是否够空闲",
+        ),
     },
 }
 
