@@ -28,6 +28,7 @@ from headwater.errors import BadSetting, Unavailable, nearest
 from headwater.parts import swap
 from headwater.training.loop import DTYPES, Trainer
 from headwater.training.material import LONGEST, USUAL_KIND, Material
+from headwater.training.optimiser import set_lr
 from headwater.training.schedules import schedule
 from headwater.training.settings import Settings
 from headwater.training.starting import places, spec_to_start_from
@@ -103,7 +104,8 @@ def resolved(settings: Settings, material: Material) -> Settings:
 def _passes(s: Settings, material: Material) -> float:
     if s.start:
         return PASSES_OF_STARTED
-    return PASSES_OF_SMALL if material.tokens < 2_000_000 else PASSES
+    written = material.task in ("text-to-text", "language-model")
+    return PASSES_OF_SMALL if written and material.tokens < 2_000_000 else PASSES
 
 
 def paced(settings: Settings, step_seconds: float) -> Settings:
@@ -190,16 +192,19 @@ def schedule_of(settings: Settings) -> Any:
 
 
 def seconds_a_step(trainer: Trainer, tries: int = 3) -> float:
-    """Measured on real batches, without changing a weight."""
-    times = []
+    """Measured on real batches, without changing a weight: the optimiser steps by nothing, and forgets it."""
+    times, optimiser = [], trainer.optimiser
+    set_lr(optimiser, 0.0)
     for batch in islice(_spread(trainer), tries + 1):
         began = time.perf_counter()
         pieces = list(trainer._pieces(batch))
         for number, piece in enumerate(pieces):
             trainer._backward(number, piece, 1.0)
+        optimiser.step()
         times.append(time.perf_counter() - began)
-        trainer.optimiser.zero_grad(set_to_none=True)
-    return sorted(times[1:])[len(times[1:]) // 2] * 1.05  # the optimiser's share
+        optimiser.zero_grad(set_to_none=True)
+    optimiser.state.clear()
+    return sorted(times[1:])[len(times[1:]) // 2]
 
 
 def _spread(trainer: Trainer) -> Any:
