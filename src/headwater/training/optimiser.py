@@ -13,7 +13,7 @@ from headwater.errors import BadFile, BadSetting, nearest
 from headwater.training.muon import Muon
 from headwater.training.settings import Settings
 
-METHODS, MOMENTS = ("adamw", "muon"), ("exp_avg", "exp_avg_sq")
+METHODS, MOMENTS = ("auto", "adamw", "muon"), ("exp_avg", "exp_avg_sq")
 
 
 def decays(model: nn.Module) -> set[str]:

@@ -52,6 +52,8 @@ SIZES = {
 BY_TOKENS = ((100_000, "small"), (600_000, "medium"), (50_000_000, "large"), (math.inf, "base"))
 BATCH_TOKENS, PASSES_OF_SMALL, PASSES, PASSES_OF_STARTED = 4096, 30.0, 10.0, 4.0
 FRESH_LR, STARTED_LR = 0.25, 0.04  # over d_model: the peak from scratch, and of a model that has learned already
+MUON_LR, MOST_LR = 0.9, 1e-2
+WRITTEN = ("text-to-text", "language-model")  # tasks that write
 MARKS = 3  # special tokens around two texts
 
 
@@ -88,24 +90,39 @@ def resolved(settings: Settings, material: Material) -> Settings:
     passes = s.epochs or (0.0 if s.max_steps or s.max_time else _passes(s, material))
     steps = s.max_steps or math.ceil(passes * steps_an_epoch(material))
     position = s.position if s.position != "auto" else "sinusoidal" if material.task == "text-to-text" else "rotary"
+    method = _method(s, material)
     return s.but(
         task=material.task,
+        method=method,
         size="own" if s.start else s.size,
         **size._asdict(),
         tokenizer=s.tokenizer if s.tokenizer != "auto" else s.start or USUAL_KIND,
         position="own" if s.start else position,
-        lr=s.lr or (1.0 if s.schedule == "noam" else (STARTED_LR if s.start else FRESH_LR) / size.d_model),
+        lr=s.lr or _lr(s, method, size.d_model),
         objective=material.objective or s.objective,
         max_steps=steps,
         epochs=passes,
     )
 
 
+def _method(s: Settings, material: Material) -> str:
+    """Muon learns to write in half of the steps; a rate that is given is meant for AdamW, unless Muon is given too."""
+    if s.method != "auto":
+        return s.method
+    free = not (s.lr or s.start or s.shard) and s.schedule != "noam"
+    return "muon" if free and material.task in WRITTEN else "adamw"
+
+
+def _lr(s: Settings, method: str, d_model: int) -> float:
+    if s.schedule == "noam":
+        return 1.0
+    return min(MOST_LR, MUON_LR / d_model) if method == "muon" else (STARTED_LR if s.start else FRESH_LR) / d_model
+
+
 def _passes(s: Settings, material: Material) -> float:
     if s.start:
         return PASSES_OF_STARTED
-    written = material.task in ("text-to-text", "language-model")
-    return PASSES_OF_SMALL if written and material.tokens < 2_000_000 else PASSES
+    return PASSES_OF_SMALL if material.task in WRITTEN and material.tokens < 2_000_000 else PASSES
 
 
 def paced(settings: Settings, step_seconds: float) -> Settings:
