@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 
@@ -61,7 +62,10 @@ def broken(folder, stops, steps=20, restored=restore, **settings):
     return diary, weights(net)
 
 
-@pytest.mark.parametrize("settings", [{}, {"average": 0.9}, {"micro_tokens": 40}, {"recompute": True}], ids=str)
+WAYS = [{}, {"average": 0.9}, {"micro_tokens": 40}, {"recompute": True}, {"dtype": "bf16"}, {"method": "muon"}]
+
+
+@pytest.mark.parametrize("settings", WAYS, ids=str)
 def test_resumed_is_never_stopped(tmp_path, settings):
     lines, final = unbroken(**settings)
     again, resumed = broken(tmp_path / "c", (3, 7, 8, 14), **settings)
@@ -114,6 +118,21 @@ def test_a_mean_of_means_would_be_seen():
     counts = [objectives.how_many(p, objectives.words) for p in pieces]
     sums = [float(objectives.words(made.model.eval(), p).detach()) for p in pieces]
     assert abs(sum(sums) / sum(counts) - np.mean([s / c for s, c in zip(sums, counts, strict=True)])) > 1e-5
+
+
+def test_computing_twice_changes_nothing():
+    """Dropout is drawn again as it was."""
+    plain, final = unbroken(dropout=0.3)
+    lines, again = unbroken(dropout=0.3, recompute=True)
+    assert lines == plain and torch.equal(final, again)
+
+
+@pytest.mark.slow
+def test_compiled_follows_the_curve():
+    plain, _ = unbroken(8, dropout=0.0)
+    lines, _ = unbroken(8, dropout=0.0, compile=True)
+    for got, want in zip(map(json.loads, lines), map(json.loads, plain), strict=True):
+        assert got[1] == pytest.approx(want[1], abs=1e-4) and got[3] == want[3]
 
 
 def test_evaluation_changes_nothing_in_training():
