@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from urllib.parse import urlencode
 import pytest
 import uvicorn
 
+from headwater.families.known import KNOWN
 from headwater.serving.app import app
 from headwater.serving.gate import Guard
 from headwater.serving.patience import Patient
@@ -98,11 +100,11 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     return {"doomed": root / "doomed", EVIL: run}
 
 
-@pytest.fixture(scope="session")
-def address(folders):
+@contextlib.contextmanager
+def serving(items: list[Item]):
+    """A real server on these; its address."""
     listening = bound("127.0.0.1", 0)
     port = listening.getsockname()[1]
-    items = [Item("doomed", "model", folders["doomed"]), Item(EVIL, "run", folders[EVIL])]
     config = uvicorn.Config(
         app(Shelf(items), Guard("127.0.0.1", port)), http=Patient, ws="none", lifespan="off", log_level="critical"
     )
@@ -114,6 +116,22 @@ def address(folders):
     yield f"http://127.0.0.1:{port}/"
     server.should_exit = True
     thread.join(10)
+
+
+@pytest.fixture(scope="session")
+def address(folders):
+    with serving([Item("doomed", "model", folders["doomed"]), Item(EVIL, "run", folders[EVIL])]) as where:
+        yield where
+
+
+@pytest.fixture(scope="session")
+def real():
+    """The address of a server on SmolLM2, where it is installed."""
+    path = KNOWN["smollm2"].path()
+    if path is None or not path.exists():
+        pytest.skip("SmolLM2 is not installed: make models")
+    with serving([Item("smollm2", "model", path)]) as where:
+        yield where
 
 
 class Visit:

@@ -92,6 +92,8 @@ function frame() {
       ),
     ),
   );
+  const chosen = /** @type {HTMLElement | null} */ (nav.querySelector("[aria-current]"));
+  if (chosen) nav.scrollLeft = chosen.offsetLeft - (nav.clientWidth - chosen.offsetWidth) / 2;
   const skip = document.getElementById("skip");
   if (skip) skip.textContent = t("skip");
   document.title = `${t(`view.${view in VIEWS ? view : "start"}`)} · Headwater`;

@@ -51,7 +51,11 @@ export function headTable(facts, pick) {
   };
   const names = SHOWN.map((name) => h("th", { class: "num", title: t(`measure.${name}.why`) }, t(`measure.${name}`)));
   const top = h("thead", {}, h("tr", {}, h("th", {}, t("head")), h("th", {}, t("does")), names));
-  return h("div", { class: "scroll tall" }, h("table", {}, top, h("tbody", {}, each(facts, row).flat())));
+  return h(
+    "div",
+    { class: "scroll tall" },
+    h("table", { class: "heads" }, top, h("tbody", {}, each(facts, row).flat())),
+  );
 }
 
 /** Show which head is chosen, in both. @param {HTMLElement} grid @param {HTMLElement} table @param {string} at */

@@ -5,7 +5,7 @@ import { calm, fill, h, visible } from "../dom.js";
 import { keepers } from "../keep.js";
 import { bar, card, chips, heading, percent, slider, working } from "../parts.js";
 import { asked, packed } from "../state.js";
-import { count, t } from "../words.js";
+import { count, t, word } from "../words.js";
 import { ready } from "./attention.js";
 import { barPicture, Gaps, lensTable } from "./gaps.js";
 import { textForm } from "./text.js";
@@ -283,7 +283,7 @@ class Steps {
       "p",
       { class: "faint" },
       stages.flatMap((/** @type {string} */ by, /** @type {number} */ n) => [
-        h("span", { class: "stage-name" }, `${n ? by : t("the.model")} (${count(left[n])})`),
+        h("span", { class: "stage-name" }, `${n ? chooser(by) : t("the.model")} (${count(left[n])})`),
         n < last ? " → " : "",
       ]),
     );
@@ -316,4 +316,10 @@ class Steps {
       ),
     ];
   }
+}
+
+/** A chooser as people call it: Temperature(0.7) is temperature 0.7. @param {string} by */
+function chooser(by) {
+  const [name, more = ""] = by.split("(");
+  return `${word("chooser", name)} ${more.replace(/\)$/, "")}`.trim();
 }
