@@ -99,7 +99,15 @@ def test_an_answer_is_words_of_the_text(runs, say, tmp_path):
     code, out, _ = say("answer", runs / "questions", "What day was it?", "--text", tmp_path / "day.txt")
     assert code == 0 and out.strip() in CONTEXT and out.strip()
     assert say("answer", runs / "questions", "What day was it?", pipe=CONTEXT)[1] == out
-    assert say("answer", runs / "questions", "x", "--text", "nowhere.txt")[0] == 6
+    both = say(
+        "answer", runs / "questions", "What day was it?", "Was it wet?", "--text", tmp_path / "day.txt", "--json"
+    )
+    assert [json.loads(line)["input"] for line in both[1].splitlines()] == ["What day was it?", "Was it wet?"]
+    (tmp_path / "gbk.txt").write_bytes("今天下雨。".encode("gbk"))
+    for path, code, line in [("nowhere.txt", 6, "is not there"), (tmp_path / "gbk.txt", 3, "must be UTF-8")]:
+        found = say("answer", runs / "questions", "x", "--text", path)
+        assert found[0] == code and line in found[2] and found[2].count("\n") == 1
+    assert "it is empty" in say("answer", runs / "questions", "x", pipe="")[2]
 
 
 def test_a_language_model_goes_on(runs, say):
@@ -128,7 +136,7 @@ def test_runs_are_listed(runs, say):
 @pytest.mark.parametrize("verb", ["classify", "tag", "answer"])
 def test_the_verb_of_another_task_is_refused_in_a_line(runs, say, verb):
     code, out, err = say(verb, runs / "pairs", "a text", pipe="x")
-    assert (code, out, err.count("\n")) == (3, "", 1) and "was trained for text-to-text" in err
+    assert (code, out, err.count("\n")) == (3, "", 1) and "use headwater translate" in err
 
 
 # --------------------------------------------------------------------------------------------------- training

@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
 from headwater.cli import use
 from headwater.cli.language import say
 from headwater.cli.parser import Parser
-from headwater.errors import NotFound
+from headwater.errors import BadInput, NotFound
 
 
 def arguments(parser: Parser) -> None:
-    use.arguments(parser)
-    parser.add_argument(
-        "--text", default="-", help=say("the file to find the answer in; - is the standard input", "从哪个文件中找答案")
-    )
+    parser.add_argument("run", help=say("the folder of a run or of a model", "训练目录或模型目录"))
+    parser.add_argument("questions", nargs="+", help=say("one or more, each in quotes", "一个或多个问题,各加引号"))
+    told = say("the file to find the answer in; - is the standard input", "从哪个文件中找答案;- 表示标准输入")
+    parser.add_argument("--text", default="-", help=told)
+    parser.add_argument("--json", action="store_true", help=say("a JSON object a line", "每行输出一个 JSON"))
 
 
 def run(args: argparse.Namespace) -> None:
     from headwater.data.examples import Question
 
-    if args.text != "-" and not Path(args.text).is_file():
-        raise NotFound(f"--text must be a file, {args.text} is not there; - reads the standard input")
-    context = sys.stdin.read() if args.text == "-" else Path(args.text).read_text(encoding="utf-8")
+    context = _text(args.text)
+    if not context.strip():
+        raise BadInput("answer: there must be a text to find the answer in, it is empty; give --text FILE")
     trained = use.loaded(args, "answers")
-    for question in args.texts:
-        print(trained(Question(question, context)))
+    for question in args.questions:
+        found = trained(Question(question, context))
+        print(json.dumps({"input": question, "output": found}, ensure_ascii=False) if args.json else found)
+
+
+def _text(path: str) -> str:
+    if path == "-":
+        return sys.stdin.read()
+    if not Path(path).is_file():
+        raise NotFound(f"--text must be a file, {path} is not there; - reads the standard input")
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path} must be UTF-8, byte {error.start} is not; write it anew in UTF-8") from None

@@ -13,6 +13,7 @@ from headwater.cli.language import say
 from headwater.cli.parser import Parser
 from headwater.errors import BadInput, NotFound
 
+VERB_OF = {"text-to-text": "translate", "classification": "classify", "tagging": "tag", "answers": "answer"}
 TOGETHER = 32  # texts of a file or a pipe that are worked off at a time
 
 
@@ -31,7 +32,8 @@ def loaded(args: argparse.Namespace, task: str) -> Any:
 
     trained = load_run(args.run)
     if trained.task != task:
-        raise BadInput(f"{args.run} was trained for {trained.task}, this verb is for {task}; use the verb of that task")
+        right = f"headwater {VERB_OF.get(trained.task, 'generate')}"
+        raise BadInput(f"{args.run} was trained for {trained.task}, this verb is for {task}; use {right}")
     return trained
 
 
