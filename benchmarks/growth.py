@@ -3,8 +3,8 @@
     python benchmarks/growth.py [--points 4] [--rounds 5]       writes results/growth.json, growth.md and growth.png
 
 Solid: measured, each point in a fresh process. Dashed: what `headwater show` works out before anything exists (matrix
-operations; weights, gradients, moments and activations), scaled in time by one constant: the speed of the first panel's
-median point. If cost grows as it should, the lines run side by side.
+operations; weights, gradients, moments and activations), scaled in time by one constant: the median speed of all
+points. If cost grows as it should, the lines run side by side.
 """
 
 from __future__ import annotations
