@@ -27,10 +27,15 @@ from headwater.core import (
     post,
     pre,
     sandwich,
+    transformer,
 )
 from headwater.fast import compiled
+from headwater.fast.best import best
 from headwater.fast.packed import PackedLinear, pack
-from headwater.generation.reading import read, read_all
+from headwater.fast.structures import Matrix, Norm
+from headwater.generation.beam import Beam, search
+from headwater.generation.reading import listen, read, read_all
+from headwater.generation.requests import Request
 from headwater.generation.slots import Slots
 from headwater.generation.stepping import Stepper
 
@@ -129,6 +134,106 @@ def test_packed_weights_differ_only_by_rounded_activations(name: str, bits: str,
     alike = said(model, False, first=6)
     assert (fast - alike).abs().mean() < 0.3 * (fast - plain).abs().mean()
     assert (fast - plain).abs().mean() < 0.1  # logits are about 4
+
+
+# ------------------------------------------------------------------------- an encoder, many rows, and beams by index
+
+SIZES = {"d_model": 64, "heads": 4, "layers": 2, "d_ff": 96}
+TRANSLATORS = {
+    "paper": transformer(50, **SIZES),
+    "pre-norm": transformer(50, 40, placement="pre", activation="gelu", **SIZES),
+    "learned": transformer(50, position="learned", longest=40, kv_heads=2, **SIZES),
+    "rotary": transformer(50, position="rotary", norm="rms", gated=True, activation="silu", **SIZES),
+}
+SOURCES = [tuple(range(3, 3 + n)) for n in (5, 2, 9, 4)]
+
+
+def translations(model, fast: bool, monkeypatch, change=lambda stepper: None):
+    of = Stepper.of
+
+    def made(given):
+        stepper = of(given) if fast else None
+        assert bool(stepper) == fast
+        if fast:
+            change(stepper)
+        return stepper
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stepper, "of", made)
+        asked = [Request((1,), source, max_tokens=12, end=frozenset({0})) for source in SOURCES]
+        found = search(model, asked, Beam(3, answers=3))
+    return [(row.new, score) for one in found for row, score in one]
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_beams_of_a_translator_are_those_of_its_modules(name: str, monkeypatch):
+    model = built(TRANSLATORS[name])
+    fast, plain = (translations(model, way, monkeypatch) for way in (True, False))
+    assert [text for text, _ in fast] == [text for text, _ in plain]
+    assert [score for _, score in fast] == pytest.approx([score for _, score in plain], abs=1e-4)
+
+
+def heard(model, fast: bool, rows: int) -> torch.Tensor:
+    """Scores of so many translations, token by token."""
+    slots = Slots(model, range(rows))
+    slots.stepper = (model, Stepper.of(model) if fast else None)
+    listen(model, slots, [tuple(range(3, 5 + n % 6)) for n in range(rows)])
+    return torch.cat([read(model, slots, [[token + n % 9] for n in range(rows)]) for token in (1, 9, 8, 7)])
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("rows", [1, 8, 9, 23])
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_few_rows_and_many(name: str, rows: int):
+    model = built(TRANSLATORS[name])
+    torch.testing.assert_close(heard(model, True, rows), heard(model, False, rows), atol=3e-5, rtol=0)
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+def test_many_rows_of_packed_weights(bits: str):
+    """Rounded activations are all that differs: less than the weights' own loss."""
+    model, whole = built(TRANSLATORS["paper"]), built(TRANSLATORS["paper"])
+    pack(model, bits)
+    fast, plain, exact = heard(model, True, 23), heard(model, False, 23), heard(whole, False, 23)
+    assert 0 < (fast - plain).abs().mean() < (3 if bits == "int8" else 1) * (plain - exact).abs().mean()
+
+
+FORGOTTEN = {
+    "whose keys they are": lambda s: setattr(
+        s, "_tell", lambda slots, tell=s._tell: (tell(slots)[1], setattr(s.whole, "home", None))
+    ),
+    "the norm after the source": lambda s: [setattr(layer, "cross_post", Norm()) for layer in s.layers],
+    "the source": lambda s: [setattr(layer, "cross_q", Matrix()) for layer in s.layers],
+}
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("what", FORGOTTEN)
+def test_what_beams_would_see(what: str, monkeypatch):
+    model = built(TRANSLATORS["paper"])
+    assert translations(model, True, monkeypatch, FORGOTTEN[what]) != translations(model, True, monkeypatch)
+
+
+@pytest.mark.parametrize("count", [1, 5, 8])
+def test_the_best_few_and_the_mass(count: int, monkeypatch):
+    scores = torch.randn(7, 301, generator=torch.Generator().manual_seed(1))
+    scores[3, 200] = scores[3, 100] = 9.0  # equals: the first
+    fast = best(scores, count)
+    monkeypatch.setattr("headwater.fast.best.library", lambda: None)
+    plain = best(scores, count)
+    assert fast.ids == plain.ids and fast.ids[3][0] == 100
+    torch.testing.assert_close(torch.tensor(fast.logprobs), scores.log_softmax(-1).topk(count).values)
+    torch.testing.assert_close(torch.tensor(fast.mass), torch.tensor(plain.mass))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_scores_that_are_no_numbers_have_no_mass(bad: float):
+    scores = torch.zeros(2, 100)
+    scores[1, 70] = bad
+    mass = best(scores, 3).mass
+    assert mass[0] == pytest.approx(4.60517, abs=1e-4) and mass[1] != mass[1]
 
 
 FAULTS = {

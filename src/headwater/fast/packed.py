@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import fnmatch
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +42,10 @@ class Packed(nn.Module):
     def weight(self) -> Tensor:
         """All of it in float32, made anew: for looking, not for running."""
         return self.widened(0, self.rows)
+
+    @weight.setter
+    def weight(self, weight: Tensor) -> None:
+        """Tying a model's tables anew changes nothing here: those that are tied share their blocks."""
 
     def widened(self, first: int, last: int) -> Tensor:
         """Rows first to last in float32."""
@@ -80,11 +85,12 @@ class PackedLinear(Packed):
             return None
         x, bias = x.contiguous(), None if self.bias is None else self.bias.data_ptr()
         y = torch.empty(*x.shape[:-1], self.rows)
-        panels = torch.empty(torch.get_num_threads() * PANEL * self.columns)
-        lib.threads(torch.get_num_threads())
+        rows, threads = x.numel() // self.columns, torch.get_num_threads()
+        panels = torch.empty(threads * PANEL * self.columns)
+        lib.threads(threads)
         matrix = Matrix(CODES[self.kind.name], self.rows, self.columns, self.blocks.data_ptr(), bias)
-        given, made, room = (ctypes.c_void_p(t.data_ptr()) for t in (x, y, panels))
-        lib.product(ctypes.byref(matrix), given, x.numel() // self.columns, made, room)
+        given, *made = (ctypes.c_void_p(t.data_ptr()) for t in (x, y, panels))
+        lib.product(ctypes.byref(matrix), given, rows, *made)
         return y
 
 
@@ -101,30 +107,38 @@ class PackedTable(Packed):
 
 
 def pack(model: nn.Module, bits: str = "int8", where: Sequence[str] = ("*",)) -> list[str]:
-    """Pack every linear layer whose path matches a pattern, in place; gives the paths. Tables that are tied stay plain.
+    """Pack every linear layer and table whose path matches a pattern, in place; gives the paths. Ties stay.
 
-    A layer is left alone where its width is no multiple of 32.
+    A layer is left alone where its width is no multiple of 32, and a table that no linear layer shares.
     """
     if bits not in BITS:
         raise BadSetting(f"bits must be int8 or int4, got {bits!r}; {nearest(bits, BITS)}")
     kind = PACKED[BITS[bits]]
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     linears = {path: m for path, m in model.named_modules() if isinstance(m, nn.Linear)}
     chosen = [path for path in linears if any(fnmatch.fnmatchcase(path, pattern) for pattern in where)]
     if not chosen:
         known = ", ".join(list(linears)[:4])
         raise BadSetting(f"no linear layer matches {list(where)}; there are {len(linears)}, such as {known}")
-    packed = []
-    for path in chosen:
-        linear = linears[path]
-        if linear.in_features % kind.weights or id(linear.weight) in tables:
-            continue
-        parent, _, name = path.rpartition(".")
-        blocks = PACKERS[kind.name](linear.weight.detach())
-        bias = None if linear.bias is None else linear.bias.detach()
-        setattr(model.get_submodule(parent), name, PackedLinear(blocks, kind, bias))
-        packed.append(path)
-    return packed
+    return [path for name in chosen if linears[name].in_features % 32 == 0 for path in _pack(model, name, kind)]
+
+
+def _pack(model: nn.Module, name: str, kind: Kind) -> list[str]:
+    """Pack one linear layer and the tables that share its weight."""
+    linear: Any = model.get_submodule(name)
+    weight, bias = linear.weight, linear.bias
+    blocks = PACKERS[kind.name](weight.detach())
+    made: dict[str, nn.Module] = {name: PackedLinear(blocks, kind, None if bias is None else bias.detach())}
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and module.weight is weight:
+            made[path] = PackedTable(blocks, kind)
+    for path, module in made.items():
+        put(model, path, module)
+    return list(made)
+
+
+def put(model: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, module)
 
 
 def pack_q4_1(weights: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ typedef struct {                                         /* a branch: x -> post_
 } Layer;
 typedef struct {
     int32_t layers, d_model, heads, kv_heads, head_dim, turned, d_ff, vocab, length, act;
-    int32_t rounds;                                      /* some matrix is quantised, so activations are rounded */
+    int32_t rounds;                                      /* some matrix is quantised, so activations are rounded: their zero */
     int32_t heard;                                       /* tokens of the longest source */
     float scale, embed_scale, head_scale;
     Matrix table, head;                                  /* tokens, and the output (often the same) */
@@ -43,8 +43,8 @@ typedef struct {
 typedef struct { int32_t token, place, slot, source; } Row;     /* a token at its place, in the cache of its slot */
 typedef struct {                                         /* room for n rows, `most` columns each; stepping.py makes it */
     float *x, *y, *qkv, *mixed, *hidden, *scores, *panels;
-    int8_t *q8;
-    float *ds8;
+    int8_t *q;                                           /* activations rounded; ds: their scales */
+    float *ds;
 } Scratch;
 typedef struct {
     const Model *m;
@@ -114,29 +114,28 @@ static void attend(const Model *m, const float *q, const float *keys, const floa
 
 /* ------------------------------------------------------------------------------------ what all threads do together */
 
-static Rounded rounded(const Step *t, int i) {
-    size_t at = (size_t)i * t->most;
-    return (Rounded){t->s.q8 + at, t->s.ds8 + at / 16};
+static Rounded rounded(const Step *t, int i, int from) {
+    if (t->n > FEW) return rounded_at(t->s.q, t->s.ds, t->m->rounds, t->most, i, from);
+    size_t at = (size_t)i * t->most + from;
+    return (Rounded){t->s.q + at, t->s.ds + at / 16, 0};
 }
 
 static void round_some(const Step *t, int i, const float *x, int from, int to) {
-    if (!t->m->rounds || t->n > FEW) return;
-    Rounded r = rounded(t, i);
-    round_row(x + from, to - from, (Rounded){r.q + from, r.ds + from / 16});
+    if (t->m->rounds) round_row(x + from, to - from, rounded(t, i, from));
 }
 
 /* y[i][0..rows) (+)= m x[i] + bias, a thread its share of the rows of m. */
 static void share(const Step *t, const Matrix *m, const float *x, float *y, int wide, int add) {
     if (t->n > FEW) {
         float *panel = t->s.panels + (size_t)omp_get_thread_num() * PANEL * t->most;
-        EACH(p, (m->rows + PANEL - 1) / PANEL) panel_product(m, p, panel, x, t->n, t->most, y, wide, add);
+        EACH(p, (m->rows + PANEL - 1) / PANEL) panel_product(m, p, panel, x, rounded(t, 0, 0), t->n, t->most, y, wide, add);
         return;
     }
     EACH(r, m->rows) {                                   /* a row of weights meets all activations while it is near */
         const uint8_t *w = row_of(m, r);
         float bias = m->bias ? m->bias[r] : 0;
         for (int i = 0; i < t->n; i++) {
-            float v = dot(m, w, x + (size_t)i * t->most, rounded(t, i)) + bias, *to = y + (size_t)i * wide + r;
+            float v = dot(m, w, x + (size_t)i * t->most, rounded(t, i, 0)) + bias, *to = y + (size_t)i * wide + r;
             *to = add ? *to + v : v;
         }
     }
@@ -277,15 +276,17 @@ void widen(const Matrix *m, float *out) {
     for (int r = 0; r < m->rows; r++) widen_row(m, r, out + (size_t)r * m->cols);
 }
 
-/* y [n][rows] = x [n][cols] Wᵀ + b, exact in floats; panels [threads][PANEL · cols] is scratch. */
+/* y [n][rows] = x [n][cols] Wᵀ + b, nothing rounded: W is widened into a near cache. panels [threads][PANEL · cols]: scratch. */
 void product(const Matrix *m, const float *x, int n, float *y, float *panels) {
+    size_t cols = m->cols;
 #pragma omp parallel
     {
-        float *panel = panels + (size_t)omp_get_thread_num() * PANEL * m->cols;
-        if (n > FEW) EACH(p, (m->rows + PANEL - 1) / PANEL) panel_product(m, p, panel, x, n, m->cols, y, m->rows, 0);
-        else EACH(r, m->rows) {
+        float *panel = panels + omp_get_thread_num() * PANEL * cols;
+        if (n > FEW) {
+            EACH(p, (m->rows + PANEL - 1) / PANEL) panel_product(m, p, panel, x, (Rounded){NULL, NULL, 0}, n, cols, y, m->rows, 0);
+        } else EACH(r, m->rows) {
             widen_row(m, r, panel);                      /* into the nearest cache */
-            for (int i = 0; i < n; i++) y[(size_t)i * m->rows + r] = dot_f32(panel, x + (size_t)i * m->cols, m->cols) + (m->bias ? m->bias[r] : 0);
+            for (int i = 0; i < n; i++) y[(size_t)i * m->rows + r] = dot_f32(panel, x + i * cols, m->cols) + (m->bias ? m->bias[r] : 0);
         }
     }
 }

@@ -6,7 +6,7 @@ import ctypes
 from ctypes import c_float, c_int32, c_void_p
 
 CODES = {"F32": 0, "F16": 1, "Q8_0": 2, "Q4_0": 3, "Q4_1": 4}  # how a matrix is stored, as formats.h numbers it
-PANEL = 16  # rows of weights that panels.h lays side by side
+PANEL, TILE = 16, 5  # rows of weights that panels.h lays side by side; rows of activations that meet them together
 
 
 class Matrix(ctypes.Structure):
@@ -62,6 +62,4 @@ class Token(ctypes.Structure):
 
 
 class Scratch(ctypes.Structure):
-    _fields_ = tuple(
-        (name, c_void_p) for name in ("x", "y", "qkv", "mixed", "hidden", "scores", "panels", "q8", "ds8")
-    )
+    _fields_ = tuple((name, c_void_p) for name in ("x", "y", "qkv", "mixed", "hidden", "scores", "panels", "q", "ds"))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -82,6 +83,9 @@ class Option(NamedTuple):
     after: Beginning
 
 
+TOTAL = itemgetter(0)
+
+
 class Found(NamedTuple):
     score: float
     answer: Beginning
@@ -126,7 +130,7 @@ class Search:
             for token, gain in zip(ids[one.row], gains[one.row], strict=True)
             if gain > -math.inf
         ]
-        return sorted(options, key=lambda option: -option.total)
+        return sorted(options, key=TOTAL, reverse=True)  # stable: of equals, the first
 
     def _guided(self, scores: Tensor, chosen: Counter[int]) -> list[Option]:
         """The same where choosers or other groups have a say, so that all scores must be looked at."""
@@ -180,7 +184,8 @@ def search(
 def _search(
     model: Any, requests: Sequence[Request], limits: Sequence[int], beam: Beam
 ) -> list[list[tuple[Row, float]]]:
-    slots = Slots(model, range(len(requests)))
+    most = max(len(request.prompt) + limit for request, limit in zip(requests, limits, strict=True))
+    slots = Slots(model, range(len(requests)), most)
     if requests[0].source is not None:
         listen(model, slots, [request.source or () for request in requests])
     prompts = [

@@ -19,8 +19,8 @@ def read(model: Any, slots: Slots, texts: Sequence[Sequence[int]]) -> Tensor:
     Rows may differ in length; a shorter one is filled up with its own last token, which nobody sees, and cropped again.
     """
     if stepper := _stepper(model, slots, texts):
-        ends = torch.tensor([len(text) for text in texts]).cumsum(0) - 1
-        return stepper.read(slots, [list(text) for text in texts])[ends]
+        scores = stepper.read(slots, [list(text) for text in texts])
+        return scores if len(scores) == len(texts) else scores[torch.tensor(list(map(len, texts))).cumsum(0) - 1]
     ids = rectangle(texts, slots.device)
     before = slots.lengths
     states = _states(model, slots, ids)

@@ -126,8 +126,11 @@ def vocabulary(model: Any) -> int:
 
 def places(stack: Any) -> int | None:
     """How many tokens a stack's learned positions have room for; None without end."""
-    rooms = [m.table.num_embeddings - m.first for m in stack.modules() if isinstance(m, LearnedTable)]
-    return min(rooms, default=None)
+    owned = (
+        getattr(stack.embed, "position", None),
+        *stack.positions,
+    )  # not all modules: this is asked for every request
+    return min((p.table.num_embeddings - p.first for p in owned if isinstance(p, LearnedTable)), default=None)
 
 
 def check(request: Request, model: Any, context: int | None = None) -> int:

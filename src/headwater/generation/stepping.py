@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headwater.fast.compiled import library
 from headwater.fast.plan import Plan, Unknown, known
-from headwater.fast.structures import PANEL, Scratch, Token
+from headwater.fast.structures import PANEL, TILE, Scratch, Token
 from headwater.generation.slots import Slots
 
 FEW = 8  # tokens of one text that are read in steps; a longer text is the modules' to read
@@ -120,6 +120,7 @@ class Stepper:
     def _room(self, rows: int) -> Scratch:
         """Room for so many rows; fewer may use it as well."""
         if rows > self._scratch[0]:
+            rows = -(-rows // TILE) * TILE
             threads, most, seen = torch.get_num_threads(), self.most, self.whole.length + self.whole.heard
             library().threads(threads)  # type: ignore[union-attr]
             each = (self.whole.d_model, most, self.wide, most, 2 * self.plan.d_ff)
