@@ -25,8 +25,9 @@ HEADINGS = {
 
 
 def arguments(parser: Parser) -> None:
-    from headwater.training.settings import LEAVES, SAME
+    from headwater.training.settings import LEAVES, SAME, Time
 
+    given = {int: "N", float: "X", Time: "TIME", bool: "yes", list[str]: "FILE", dict[str, str]: "A=B", str: "NAME"}
     parser.add_argument(
         "files", nargs="*", help=say("TSV, CSV, JSONL, text, CoNLL, SQuAD, or train.en train.de", "训练文件")
     )
@@ -45,11 +46,14 @@ def arguments(parser: Parser) -> None:
         if name != "paths":
             more: dict[str, Any] = {"nargs": "?", "const": "true"} if leaf.kind is bool else {}
             more |= {"nargs": "+"} if leaf.kind == list[str] else {}
-            flag = f"--{name.replace('_', '-')}"
+            flags = [*(["--from"] if name == "start" else []), f"--{name.replace('_', '-')}"]
             usual = "" if leaf.default in ("", [], {}) else f" [{leaf.default}]"
             words = say(*leaf.words).replace("%", "%%") + usual
-            groups[leaf.section].add_argument(flag, default=None, metavar=name.upper()[:8], help=words, **more)
+            more |= {"metavar": given[leaf.kind], "help": words}
+            groups[leaf.section].add_argument(*flags, dest=name, default=None, **more)
     for alias, name in SAME.items():
+        if name == "start":
+            continue
         more = {"nargs": "+"} if LEAVES[name].kind == list[str] else {}
         flags = [f"--{alias.replace('_', '-')}", *(["-o"] if alias == "output" else [])]
         parser.add_argument(*flags, dest=name, default=None, help=argparse.SUPPRESS, **more)

@@ -95,8 +95,8 @@ class Data:
 class Model:
     start: str = leaf(
         "",
-        "--from: a model folder, run or known name to start from; else from scratch",
-        "--from:从哪个模型目录、训练或已知名字开始;默认从零开始",
+        "a model folder, run or known name to start from (--from); else from scratch",
+        "从哪个模型目录、训练或已知名字开始(--from);默认从零开始",
     )
     size: str = leaf("auto", "mini, small, medium, large or base", "mini、small、medium、large 或 base")
     layers: int = leaf(0, "of each stack (0: from the size)", "层数")
