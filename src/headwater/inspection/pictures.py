@@ -287,7 +287,10 @@ def _(result: Gradients) -> Any:
     left.set_yticks(range(len(names)), names, fontsize=7)
     left.set(title="Through the layers", xlabel="‖∂loss/∂stream‖ a token")
     if min(values, default=0) > 0:
+        ends = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)) + 1e-9)
         left.set_xscale("log")
+        left.set_xlim(10.0 ** ends[0], 10.0 ** ends[1])  # whole decades: labels between them would overlap
+        left.set_xticks([], minor=True)
     canvas.clear(left)
     _by_layer(figure, right, result)
     figure.suptitle(f"Gradients of the {result.of}: norm {result.total:.3g}", fontsize=10)
