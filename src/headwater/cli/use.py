@@ -40,7 +40,7 @@ def loaded(args: argparse.Namespace, task: str) -> Any:
 def groups(texts: list[str]) -> Iterator[list[str]]:
     """The texts in their order, some at a time; with none given, lines as they come."""
     held: list[str] = []
-    for line in _lines(texts or ["-"]):
+    for line in lines(texts or ["-"]):
         held.append(line)
         if len(held) == TOGETHER or (not texts and sys.stdin.isatty()):
             yield held
@@ -49,7 +49,7 @@ def groups(texts: list[str]) -> Iterator[list[str]]:
         yield held
 
 
-def _lines(texts: list[str]) -> Iterator[str]:
+def lines(texts: list[str]) -> Iterator[str]:
     for text in texts:
         if text == "-":
             yield from (line.rstrip("\n") for line in sys.stdin)
