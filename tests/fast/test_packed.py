@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,9 +11,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import headwater
-from headwater.errors import BadSetting
+from headwater.core import transformer
+from headwater.errors import BadFile, BadSetting
 from headwater.fast.packed import PACKED, PACKERS, PackedLinear, PackedTable, pack
 from headwater.weights.gguf_blocks import unpacked
+from headwater.weights.native import load_model, save_model
 
 STEPS = {"Q8_0": 127, "Q4_1": 15}
 
@@ -60,3 +64,40 @@ def test_faults_say_what_to_do():
         pack(model, "int3")
     with pytest.raises(BadSetting, match=r"no linear layer matches \['encoder.\*'\]; there are 7, such as decoder"):
         pack(model, "int8", ["encoder.*"])
+
+
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+def test_a_packed_model_is_saved_and_loaded_as_it_is(bits, tmp_path):
+    """Tied blocks are written once and are one again; a plain copy would be three times as large."""
+    spec = transformer(64, d_model=64, heads=4, layers=2, d_ff=96)
+    model = spec.build(seed=1).eval()
+    pack(model, bits)
+    save_model(tmp_path, model, {"task": "text-to-text"})
+    again, about = load_model(tmp_path)
+    ids, source = torch.arange(12).view(2, 6), torch.arange(14).view(2, 7)
+    assert torch.equal(model(ids, source=source), again(ids, source=source)) and about == {"task": "text-to-text"}
+    assert again.head.out.blocks.data_ptr() == again.decoder.embed.tokens.blocks.data_ptr()
+    assert [type(m) for m in again.modules()] == [type(m) for m in model.modules()]
+    plain = save_model(tmp_path / "plain", spec.build(seed=1), {}) / "model.safetensors"
+    assert (tmp_path / "model.safetensors").stat().st_size < plain.stat().st_size / 2
+
+
+FAULTS = {
+    "must name Q4_0, Q4_1, Q8_0, got 'Q9'": lambda config: config["packed"].update({"head.out": "Q9"}),
+    "must name linear layers and tables": lambda config: config["packed"].update({"head": "Q8_0"}),
+    "must be uint8": lambda config: config["packed"].update({"head.out": "Q4_1"}),
+    "is not one": lambda config: config["packed"].pop("decoder.layers.0.ffn.up"),
+}
+
+
+@pytest.mark.parametrize("words", FAULTS)
+def test_a_packed_folder_that_does_not_fit_is_refused(words, tmp_path):
+    model = transformer(64, d_model=64, heads=4, layers=1, d_ff=96).build(seed=1)
+    pack(model, "int8")
+    save_model(tmp_path, model, {})
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    FAULTS[words](config)
+    path.write_text(json.dumps(config))
+    with pytest.raises(BadFile, match=words):
+        load_model(tmp_path)

@@ -156,9 +156,8 @@ def build(spec: Model, names: Names, file: GgufFile) -> Transformer:
             _put(model, path, packed)
     for path, home in spec.tied:
         source = model.get_submodule(home)
-        if isinstance(source, PackedTable):  # one table in memory, but two modules: there is no weight left to tie
+        if isinstance(source, PackedTable):  # two modules with the same blocks
             _put(model, path, PackedLinear(source.blocks, source.kind))
-            model.spec = replace(spec, tied=())
         else:
             model.get_submodule(path).weight = source.weight
     constants(model)
