@@ -34,10 +34,10 @@ RECIPES: dict[str, dict[str, Any]] = {
     # One sentence for a longer text (Debian's descriptions): a quarter of an hour; most is said in its first words.
     "synopsis": {
         "d_model": 192, "heads": 4, "layers": 2, "d_ff": 768, "dropout": 0.1, "vocab": 8000, "longest": 48, "cut": True,
-        "lr": 2e-3, "smoothing": 0.1, "average": 0.99, "max_time": "15m", "eval_rows": 300, "metric": "rougeL"},
+        "smoothing": 0.1, "average": 0.99, "max_time": "15m", "eval_rows": 300, "metric": "rougeL"},
     # What to type, from what is wanted (nl2bash).
     "commands": {
-        "d_model": 256, "heads": 4, "layers": 2, "d_ff": 1024, "dropout": 0.2, "vocab": 4000, "lr": 1.5e-3,
+        "d_model": 256, "heads": 4, "layers": 2, "d_ff": 1024, "dropout": 0.2, "vocab": 4000,
         "smoothing": 0.1, "average": 0.99, "max_time": "15m", "eval_rows": 300, "metric": "chrf"},
     # A few thousand labelled sentences, or sentences with tagged words, and no model to start from.
     "sentences": {
