@@ -13,6 +13,7 @@ from headwater.core.kernels import BACKENDS, backend
 from headwater.core.masks import Sight
 from headwater.core.positions import Position
 from headwater.errors import BadSetting, Unavailable
+from headwater.variants.soft_capped import SoftCapped
 
 
 def stand_in() -> types.ModuleType:
@@ -149,7 +150,7 @@ def test_scale_is_in_every_back_end(length, xformers):
 
 def test_soft_capped_scores_stay_within_the_cap():
     q, k, v = (t.detach() for t in qkv(kv_heads=4))
-    kernel = hw.SoftCapped(2.0).build(1.0, 0.0)
+    kernel = SoftCapped(2.0).build(1.0, 0.0)
     want = (2 * torch.tanh(50 * q @ k.mT / 2)).softmax(-1) @ v
     torch.testing.assert_close(kernel(50 * q, k, v, sight(hw.Everyone()), None), want, atol=1e-5, rtol=1e-5)
 

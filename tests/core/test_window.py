@@ -18,6 +18,7 @@ from headwater import core as hw
 from headwater.core import masks
 from headwater.core.masks import Sight
 from headwater.core.positions import Position
+from headwater.variants.soft_capped import SoftCapped
 
 RULES = {
     "window": hw.Window(5),
@@ -91,7 +92,7 @@ def test_blocks_are_the_dense_mask(rule, position, kind, dense):
         assert (got_grads[name] - grad).abs().max() < 1e-8 * max(1, grad.abs().max()), name
 
 
-@pytest.mark.parametrize("kernel", [hw.Plain(), hw.SoftCapped(3.0)], ids=repr)
+@pytest.mark.parametrize("kernel", [hw.Plain(), SoftCapped(3.0)], ids=repr)
 def test_every_kernel_works_in_blocks(kernel, dense):
     model = model_of(RULES["window"], "alibi", kernel)
     got, _ = answers(model, {})

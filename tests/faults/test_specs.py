@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from headwater import core as hw
 from headwater.errors import BadSetting, Fault
 from headwater.parts import from_plain, to_plain
+from headwater.variants.soft_capped import SoftCapped
 
 VOCAB = 7
 few = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -57,7 +58,7 @@ norms = st.one_of(
     st.builds(hw.LayerNorm, eps, st.booleans()), st.builds(hw.RMSNorm, eps), st.builds(hw.OffsetRMSNorm, eps)
 )
 dropouts = st.sampled_from([0.0, 0.1, 0.9])
-kernels = st.one_of(st.just(hw.Fused()), st.just(hw.Plain()), st.builds(hw.SoftCapped, st.floats(0.5, 50)))
+kernels = st.one_of(st.just(hw.Fused()), st.just(hw.Plain()), st.builds(SoftCapped, st.floats(0.5, 50)))
 feeds = st.builds(
     lambda kind, *fields: kind(*fields),
     st.sampled_from([hw.FeedForward, hw.GatedFeedForward]),

@@ -9,6 +9,7 @@ import torch
 from all_pairs import all_pairs
 
 from headwater import core as hw
+from headwater.variants.soft_capped import SoftCapped
 
 VOCAB, D_MODEL, HEADS, LAYERS = 23, 16, 4, 2
 
@@ -62,7 +63,7 @@ OPEN = {
     "itself": (hw.Everyone(), hw.Around(0)),
 }
 FEEDS = {"straight": hw.FeedForward, "gated": hw.GatedFeedForward}
-KERNELS = {"fused": hw.Fused(), "plain": hw.Plain(), "soft-capped": hw.SoftCapped(2.0)}
+KERNELS = {"fused": hw.Fused(), "plain": hw.Plain(), "soft-capped": SoftCapped(2.0)}
 BRIDGES = {"unpooled": hw.NoBridge(), "pooled": hw.MeanPool(2)}
 
 AXES = {

@@ -22,7 +22,7 @@ from headwater.core.heads import (
     Transform,
 )
 from headwater.core.init import PAPER, Normal, Width, Xavier, Zero, scaled_normal
-from headwater.core.kernels import Fused, Plain, SoftCapped, XFormers
+from headwater.core.kernels import Fused, Plain, XFormers
 from headwater.core.masks import Around, Both, Everyone, Past, Window
 from headwater.core.model import MeanPool, Model, NoBridge, Transformer
 from headwater.core.norms import LayerNorm, NoNorm, OffsetRMSNorm, RMSNorm
@@ -90,7 +90,6 @@ __all__ = [
     "Several",
     "Sinusoidal",
     "SinusoidalHalves",
-    "SoftCapped",
     "Stack",
     "TokenHead",
     "Tokens",

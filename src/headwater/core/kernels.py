@@ -19,7 +19,7 @@ from headwater.core.taps import Tap
 from headwater.errors import BadSetting, Unavailable, nearest
 from headwater.machine.attention import attend, attends
 from headwater.machine.dropout import dropout
-from headwater.parts import must, part
+from headwater.parts import part
 
 
 @part
@@ -46,19 +46,6 @@ class XFormers(Attending):
         if importlib.util.find_spec("xformers") is None:
             raise Unavailable("kernel: xformers must be installed, it is not; pip install xformers, or use Fused()")
         return XFormersKernel(scale, dropout)
-
-
-@part
-class SoftCapped(Attending):
-    """The formula with scores held within ±cap by cap · tanh(score / cap) before the mask (Gemma 2)."""
-
-    cap: float
-
-    def __post_init__(self) -> None:
-        must(self.cap > 0, self, "cap must be above 0", self.cap, "50 is usual")
-
-    def build(self, scale: float, dropout: float) -> Kernel:
-        return SoftCappedKernel(scale, dropout, self.cap)
 
 
 BACKENDS = {"fused": Fused(), "plain": Plain(), "xformers": XFormers()}
@@ -152,15 +139,6 @@ class FusedKernel(Kernel):
         return F.scaled_dot_product_attention(
             q, k, v, mask, dropout, causal, scale=self.scale, enable_gqa=q.shape[1] != k.shape[1]
         )
-
-
-class SoftCappedKernel(Kernel):
-    def __init__(self, scale: float, dropout: float, cap: float) -> None:
-        super().__init__(scale, dropout)
-        self.cap = cap
-
-    def shaped(self, scores: Tensor) -> Tensor:
-        return self.cap * torch.tanh(scores / self.cap)
 
 
 class XFormersKernel(Kernel):

@@ -47,7 +47,7 @@ class Muon(AdamW):
         for group in self.param_groups:
             if group.get("orthogonal"):
                 self._turn(group)
-        return super().step(closure)  # type: ignore[func-returns-value]  # matrices have no gradient any more
+        return super().step(closure)  # matrices have no gradient any more
 
     def _turn(self, group: dict[str, Any]) -> None:
         """Matrices of one shape are worked on together: fewer and larger products."""

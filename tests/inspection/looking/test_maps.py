@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 import headwater
 from headwater.core import Attention as AttentionPart
 from headwater.core import Block, FeedForward, LanguageHead, Model, RMSNorm, Rotary, Stack, Tokens, Window, pre
-from headwater.core.kernels import SoftCapped
 from headwater.errors import BadInput, BadSetting, TooLong
 from headwater.inspection import alignment, attention, maps
 from headwater.inspection.grouping import grouped, groups, visible
 from headwater.inspection.subjects import Token, named, read
+from headwater.variants.soft_capped import SoftCapped
 
 TEXT = "你好 world"
 
