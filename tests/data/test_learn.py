@@ -8,15 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.data.encode import check_ids, encode_rows
 from headwater.data.learn import KINDS, SPECIALS, learn, learn_pair, suitable_size
-from headwater.data.ragged import Ragged
-from headwater.data.store import cached, key_of, load
 from headwater.errors import BadInput, BadSetting
 
 TEXTS = [
@@ -101,62 +97,3 @@ def test_a_repeated_character_takes_no_time(bpe) -> None:
         assert bpe.decode(bpe.encode(character * 200_000)) == character * 200_000
     learn(["a" * 300_000, "^" * 300_000])
     assert time.perf_counter() - start < 20
-
-
-# --------------------------------------------------------------------------------------------------------- the store
-
-
-def columns(bpe) -> dict[str, Ragged]:
-    return {"source": encode_rows(bpe, TEXTS), "target": encode_rows(bpe, reversed(TEXTS))}
-
-
-def test_kept_ids_are_the_same_ids(tmp_path: Path, bpe) -> None:
-    made: list[int] = []
-
-    def make() -> dict[str, Ragged]:
-        made.append(1)
-        return columns(bpe)
-
-    first, again = cached(tmp_path, "key", make), cached(tmp_path, "key", make)
-    assert len(made) == 1
-    for name in first:
-        assert np.array_equal(first[name].values, again[name].values)
-        assert np.array_equal(first[name].offsets, again[name].offsets)
-        assert again[name].values.dtype == np.uint16
-    assert cached(None, "key", make).keys() == first.keys()
-    assert [p.name for p in tmp_path.iterdir()] == ["key"]  # nothing half-written stays
-
-
-@pytest.mark.parametrize("harm", ["flip", "cut", "lose", "text", "delete"])
-def test_a_damaged_store_is_made_again(tmp_path: Path, bpe, harm: str) -> None:
-    cached(tmp_path, "key", lambda: columns(bpe))
-    file = tmp_path / "key" / ("columns.json" if harm == "text" else "source.values.npy")
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.chmod(0o644)
-    if harm in ("flip", "text"):
-        file.write_bytes(bytes(data) if harm == "flip" else b"[1]")
-    elif harm == "cut":
-        file.write_bytes(bytes(data[:50]))
-    else:
-        file.unlink() if harm == "lose" else [p.unlink() for p in (tmp_path / "key").iterdir()]
-    assert load(tmp_path / "key") is None
-    assert np.array_equal(cached(tmp_path, "key", lambda: columns(bpe))["source"].values, columns(bpe)["source"].values)
-    assert load(tmp_path / "key") is not None
-
-
-def test_the_key_follows_content_not_names(tmp_path: Path) -> None:
-    for name, text in (("a", "x\n"), ("b", "x\n"), ("c", "y\n")):
-        (tmp_path / name).write_text(text)
-    keys = [key_of([tmp_path / name], "tokenizer") for name in "abc"]
-    assert keys[0] == keys[1] != keys[2]
-    assert key_of([tmp_path / "a"], "other") != keys[0]
-    assert key_of([tmp_path / "a"], "ab", "c") != key_of([tmp_path / "a"], "a", "bc")
-
-
-def test_ids_beyond_the_vocabulary_are_found_at_once() -> None:
-    check_ids(Ragged.of([[1, 9]]), 10, "cache")
-    with pytest.raises(
-        BadInput, match="ids must be below 10, the largest is 10; the data was made with another tokenizer"
-    ):
-        check_ids(Ragged.of([[1, 10]]), 10, "cache")

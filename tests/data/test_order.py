@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.data import chance
-from headwater.data.ahead import ahead
 from headwater.data.batches import Batches, micro, padding_share, share
 from headwater.data.order import example_at
 from headwater.data.packing import lay_out, pack, stream_rows, stream_starts
@@ -203,22 +202,3 @@ def test_a_stream_is_cut_without_overlap(tokens: int, context: int, epoch: int) 
 
 def test_epochs_cut_a_stream_differently() -> None:
     assert len({int(stream_starts(1000, 64, 0, epoch)[0]) for epoch in range(30)}) > 10
-
-
-# -------------------------------------------------------------------------------------------------------- ahead
-
-
-def test_ahead_keeps_the_order_and_hands_errors_over() -> None:
-    assert list(ahead(range(100), 3)) == list(range(100))
-
-    def breaking():
-        yield 1
-        raise BadInput("the second is bad")
-
-    found = ahead(breaking())
-    assert next(found) == 1
-    with pytest.raises(BadInput, match="the second is bad"):
-        next(found)
-    endless = ahead(iter(int, 1))
-    assert next(endless) == 0
-    endless.close()

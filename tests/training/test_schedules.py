@@ -11,7 +11,7 @@ from torch import nn
 from headwater.core import decoder
 from headwater.errors import BadFile, BadSetting
 from headwater.training.averaging import Average
-from headwater.training.optimiser import clip, decays, load_state, optimiser_for, state_of
+from headwater.training.optimiser import decays, load_state, optimiser_for, state_of
 from headwater.training.schedules import SCHEDULES, Constant, Cosine, InverseRoot, Linear, Noam, schedule
 from headwater.training.settings import read
 
@@ -70,7 +70,6 @@ def train(model, optimiser, steps, seed=0):
     for step in range(steps):
         ids = torch.randint(17, (2, 5), generator=torch.Generator().manual_seed(seed + step))
         model(ids).logsumexp(-1).sum().backward()
-        clip(model.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad()
 
@@ -112,14 +111,6 @@ def test_a_strangers_state_is_refused():
         load_state(optimiser_for(other, 1e-2, USUAL), other, state_of(first, one))
     with pytest.raises(BadFile, match="must belong to this model"):
         load_state(first, one, {**state_of(first, one), "step:stranger": torch.zeros(1)})
-
-
-def test_clipping_gives_the_norm_and_keeps_the_direction():
-    layer = nn.Linear(3, 3, bias=False)
-    layer.weight.grad = torch.full((3, 3), 2.0)
-    assert clip(layer.parameters(), 1.0) == pytest.approx(6.0)
-    torch.testing.assert_close(layer.weight.grad, torch.full((3, 3), 1 / 3))
-    assert clip(layer.parameters(), 0.0) == pytest.approx(1.0)
 
 
 def test_the_average_follows_its_law_and_gives_the_weights_back():

@@ -12,9 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.training.small import trainer
 
-from headwater.errors import Unavailable
+from headwater.errors import BadSetting, Unavailable
 from headwater.training.pace import AGAIN, FIRST, Pace
+from headwater.training.team import Alone
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = {
@@ -185,3 +187,9 @@ def test_processes_that_can_not_meet_say_so(fault):
     assert (
         f"the processes must meet at {where['MASTER_ADDR']}:" in done.stderr and "did all of them start?" in done.stderr
     )
+
+
+def test_compiled_layers_can_not_be_sharded():
+    pair = type("Pair", (Alone,), {"world": 2})()
+    with pytest.raises(BadSetting, match="compile and shard can not be had together: .*; give one"):
+        trainer(1, team=pair, compile=True, shard=True)

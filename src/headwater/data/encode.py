@@ -8,7 +8,6 @@ from itertools import chain, islice
 import numpy as np
 
 from headwater.data.ragged import Ragged, smallest_type
-from headwater.errors import BadInput
 from headwater.text.tokenizer import Tokenizer
 
 TOGETHER = 4096  # texts handed to the library at once
@@ -24,13 +23,6 @@ def encode_rows(tokenizer: Tokenizer, texts: Iterable[str], special: bool = Fals
         lengths += [len(row) for row in found]
         rows.append(np.fromiter(chain.from_iterable(found), dtype))
     return Ragged(np.concatenate(rows), np.cumsum(lengths))
-
-
-def check_ids(column: Ragged, vocab: int, where: object) -> None:
-    """Ids from a file must be in the vocabulary: found here, once, and not in the embedding, later."""
-    if len(column.values) and int(column.values.max()) >= vocab:
-        raise BadInput(f"{where}: ids must be below {vocab}, the largest is {int(column.values.max())}; "
-                       "the data was made with another tokenizer")  # fmt: skip
 
 
 def _groups(texts: Iterable[str]) -> Iterator[list[str]]:

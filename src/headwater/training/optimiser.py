@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -50,15 +50,6 @@ def optimiser_for(model: nn.Module, lr: float, s: Settings) -> AdamW:
 def set_lr(optimiser: torch.optim.Optimizer, lr: float) -> None:
     for group in optimiser.param_groups:
         group["lr"] = lr
-
-
-def clip(parameters: Iterable[Tensor], most: float) -> float:
-    """The norm of all gradients together, which are then scaled down to `most` if it is larger (0: never)."""
-    learned = [p for p in parameters if p.grad is not None]
-    norm = nn.utils.get_total_norm([p.grad for p in learned if p.grad is not None])
-    if most > 0 and bool(norm.isfinite()):  # else NaN would spread, and nobody could say where it came from
-        nn.utils.clip_grads_with_norm_(learned, most, norm)
-    return float(norm)
 
 
 # ------------------------------------------------------------------------------------------- in and out, by path
