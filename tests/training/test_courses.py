@@ -14,8 +14,8 @@ from headwater.data.objectives.lesson import IGNORE, Marks
 from headwater.data.objectives.texts import causal_rows
 from headwater.data.ragged import Ragged
 from headwater.errors import BadInput
-from headwater.training.courses import Packed, TextToText, evenly
-from headwater.training.objectives import how_many, objective_of, to_tensors, words
+from headwater.training.courses import Classification, Packed, TextToText, evenly
+from headwater.training.objectives import how_many, objective_of, real_tokens, to_tensors, words
 from headwater.training.running import TEXTS
 from headwater.training.settings import Settings
 
@@ -114,3 +114,21 @@ def test_a_change_is_a_function_of_seed_epoch_and_row(tokenizer, marks):
 
 def test_evenly():
     assert evenly(3, 10).tolist() == [0, 1, 2] and evenly(10, 3).tolist() == [0, 3, 6] and evenly(0, 3).tolist() == []
+
+
+# --------------------------------------------------------------------------------------------------- what is counted
+
+
+def test_tokens_are_what_is_read_without_padding_and_answers_what_is_asked(marks):
+    found = documents()
+    rows, tokens, lengths = np.arange(len(found)), int(found.lengths.sum()), found.lengths
+    assert len(set(lengths)) > 1  # else there would be no padding to leave out
+    pairs = to_tensors(TextToText(found, found, marks, 4096, 0).lesson(rows, 0))
+    assert real_tokens(pairs) == 2 * tokens + 3 * len(found)  # <bos> and <eos> of what is read, <bos> of what is said
+    assert how_many(pairs, words) == tokens + len(found)
+    packed = Packed(found, 32, marks, 4096, 0)
+    assert real_tokens(to_tensors(packed.lesson(np.arange(packed.size), 0))) == tokens
+    labelled = Classification(found, rows % 2, marks, 4096, 0)
+    batch = to_tensors(labelled.lesson(rows, 0))
+    assert real_tokens(batch) == int(labelled.lengths.sum()) > tokens
+    assert how_many(batch, objective_of("classification")) == len(found)

@@ -63,8 +63,10 @@ def test_every_task_trains_is_measured_and_used(files, tmp_path, name):
     scores = measured(tmp_path / "run", [str(files / name)], rows=10).scores
     assert scores["loss"] > 0
     run = Run.open(tmp_path / "run")
-    steps = [line["step"] for line in run.lines("metrics.jsonl") if line.get("split") == "train"]
-    assert steps == [1, 2, 3, 4]
+    lines = [line for line in run.lines("metrics.jsonl") if line.get("split") == "train"]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert all(line["tokens_per_second"] >= line["answers_per_second"] > 0 for line in lines)
+    assert trained.outcome.progress.tokens > trained.outcome.progress.answers > 0 or task == "language-model"
     assert {p.name for p in run.plots.iterdir()} >= {"loss.png", "learning.png"}
     assert is_native(run.model) and (run.model / "tokenizer.json").exists()
 

@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Stepped(NamedTuple):
-    """One step is done. loss: a token's mean; norm: of the gradient before it was clipped; applied: not NaN."""
+    """One step is done. loss: an answer's mean; norm: of the gradient before it was clipped; applied: not NaN."""
 
     step: int
     steps: int  # in all
@@ -17,7 +17,8 @@ class Stepped(NamedTuple):
     loss: float
     lr: float
     norm: float
-    tokens: int  # answers that counted
+    tokens: int  # real ones the model was given: padding is none
+    answers: int  # what the loss is divided by: tokens, rows or spans
     seconds: float
     examples: np.ndarray
     applied: bool

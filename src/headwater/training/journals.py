@@ -58,18 +58,20 @@ def _short(value: float) -> float | None:
 class Metrics(Journal):
     def __init__(self, path: Path, every: int) -> None:
         super().__init__(path)
-        self.every, self.tokens, self.seconds = every, 0, 0.0
+        self.every, self.tokens, self.answers, self.seconds = every, 0, 0, 0.0
 
     def __call__(self, event: Event) -> None:
         now = round(time.time(), 3)
         if isinstance(event, Stepped):
-            self.tokens, self.seconds = self.tokens + event.tokens, self.seconds + event.seconds
+            self.tokens, self.answers = self.tokens + event.tokens, self.answers + event.answers
+            self.seconds += event.seconds
             if event.step % self.every == 0 or event.step == event.steps or not event.applied:
-                rate = round(self.tokens / max(self.seconds, 1e-9))
+                tokens, answers = (round(n / max(self.seconds, 1e-9)) for n in (self.tokens, self.answers))
                 self.write(step=event.step, split="train", epoch=round(event.epoch, 4), loss=event.loss, lr=event.lr,
-                           grad_norm=event.norm, tokens_per_second=rate, applied=event.applied, time=now,
+                           grad_norm=event.norm, tokens_per_second=tokens, answers_per_second=answers,
+                           applied=event.applied, time=now,
                            grad_norms={layer: _short(norm) for layer, norm in event.norms.items()})  # fmt: skip
-                self.tokens, self.seconds = 0, 0.0
+                self.tokens, self.answers, self.seconds = 0, 0, 0.0
         elif isinstance(event, Evaluated):
             scores = {name: _plain(value) for name, value in event.scores.items()}
             self.write(step=event.step, split="valid", **scores, best=event.better, time=now)

@@ -26,7 +26,7 @@ from headwater.training.events import Evaluated, Event, Listener, Noted, Stepped
 from headwater.training.gradients import Gradients, Norms, Scale, times_the_usual
 from headwater.training.interrupts import Interrupts
 from headwater.training.mishaps import explained
-from headwater.training.objectives import Objective, how_many, to_tensors
+from headwater.training.objectives import Objective, how_many, real_tokens, to_tensors
 from headwater.training.optimiser import optimiser_for, set_lr
 from headwater.training.pace import Pace
 from headwater.training.records import Outcome, Progress, Scored, Source, Wishes
@@ -146,7 +146,7 @@ class Trainer:
     def step(self, batch: Batch, wishes: Wishes = NONE) -> Wishes:
         """One optimiser step on one global batch. What all processes wish is agreed on by the way."""
         p, s, began = self.progress, self.settings, time.perf_counter()
-        pieces, count, wishes = self._share(batch, wishes)
+        pieces, count, tokens, wishes = self._share(batch, wishes)
         total = 0.0
         for number, piece in enumerate(pieces):
             self.spread.expect(last=number == len(pieces) - 1)
@@ -165,24 +165,22 @@ class Trainer:
         if self.dtype is torch.float16:
             self.scale.update(math.isfinite(norms.total))
         self.optimiser.zero_grad(set_to_none=True)
-        p.step, p.position, p.tokens, p.seconds = p.step + 1, batch.end, p.tokens + int(count), self.elapsed()
+        p.step, p.position, p.seconds = p.step + 1, batch.end, self.elapsed()
+        p.tokens, p.answers = p.tokens + tokens, p.answers + int(count)
         took, epoch = time.perf_counter() - began, batch.end / self.source.size
-        self.tell(
-            Stepped(
-                p.step, s.max_steps, epoch, loss, lr, norms.total, int(count), took, batch.examples, fine, norms.layers
-            )
-        )
+        self.tell(Stepped(p.step, s.max_steps, epoch, loss, lr, norms.total, tokens, int(count), took,
+                          batch.examples, fine, norms.layers))  # fmt: skip
         if not self.spread.sharded and (said := self.pace.heard(times)):  # those who share layers wait within them
             self.tell(Noted(p.step, said))
         return wishes
 
-    def _share(self, batch: Batch, wishes: Wishes) -> tuple[list[dict[str, Tensor]], float, Wishes]:
-        """This process's pieces; how many answers all processes have; what any of them wishes."""
+    def _share(self, batch: Batch, wishes: Wishes) -> tuple[list[dict[str, Tensor]], float, int, Wishes]:
+        """This process's pieces; how many answers and tokens all processes have; what any of them wishes."""
         pieces = list(self._pieces(batch))
-        mine = float(sum(how_many(piece, self.objective) for piece in pieces))
-        count, *heard = self.team.sums([mine, *map(float, wishes), *self.team.slots(len(pieces))])
+        mine = [float(sum(how_many(piece, self.objective) for piece in pieces)), float(sum(map(real_tokens, pieces)))]
+        count, tokens, *heard = self.team.sums([*mine, *map(float, wishes), *self.team.slots(len(pieces))])
         pieces = self.spread.filled(pieces, int(max(heard[3:])), lambda: self._tensors(batch.examples[:1], batch.epoch))
-        return pieces, count, Wishes(*heard[:3])
+        return pieces, count, int(tokens), Wishes(*heard[:3])
 
     def _pieces(self, batch: Batch) -> Iterator[dict[str, Tensor]]:
         """My share of a batch, in pieces that fit into memory."""

@@ -69,6 +69,20 @@ def how_many(batch: Batch, objective: Objective) -> int:
     return int(counted(asked)) + len(batch.get("second", ()))
 
 
+def real_tokens(batch: Batch) -> int:
+    """What a model reads in a batch, and what it writes of a source it has read (every place of it is asked).
+
+    Padding is left out: the speed of a step is counted in these.
+    """
+    if "source" in batch:
+        return _kept(batch["source"], batch.get("source_keep")) + int(counted(batch["targets"]))
+    return _kept(batch["ids"], batch.get("keep"))
+
+
+def _kept(ids: Tensor, keep: Tensor | None) -> int:
+    return ids.numel() if keep is None else int(keep.sum())
+
+
 OBJECTIVES: dict[str, Objective] = {
     "text-to-text": words,
     "language-model": words,

@@ -36,7 +36,8 @@ class Progress:
 
     step: int = 0
     position: int = 0  # examples given so far
-    tokens: int = 0
+    tokens: int = 0  # given to the model so far, padding left out
+    answers: int = 0  # it was taught so far
     seconds: float = 0.0
     bad: int = 0  # steps in a row that were not applied
     evaluated: int = 0  # step of the last evaluation

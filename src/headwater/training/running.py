@@ -68,9 +68,7 @@ def packed(s: Settings, tokenizer: Tokenizer, train: Sequence[Any], valid: Seque
     marks = Marks.of(tokenizer)
     sides = [_documents(tokenizer, passages, marks, s.context) for passages in (train, valid)]
     if not valid:
-        cut = _kept(
-            len(sides[0]), s.held_out, "objective packed needs two documents (files, or rows of JSONL)"
-        )
+        cut = _kept(len(sides[0]), s.held_out, "objective packed needs two documents (files, or rows of JSONL)")
         sides = [sides[0].take(np.arange(cut)), sides[0].take(np.arange(cut, len(sides[0])))]
     courses = [Packed(side, s.context, marks, s.batch_tokens, s.seed) for side in sides]
     return Taught(courses[0], courses[1], len(sides[0].values), [])

@@ -42,7 +42,7 @@ def zygote():
     made.process.wait(timeout=60)
 
 
-TIMES = ("time", "seconds", "tokens_per_second")
+TIMES = ("time", "seconds", "tokens_per_second", "answers_per_second")
 
 
 def diary(folder):

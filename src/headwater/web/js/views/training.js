@@ -24,6 +24,7 @@ const LEAVE_OUT = new Set([
   "grad_norm",
   "grad_norms",
   "tokens_per_second",
+  "answers_per_second",
   "applied",
   "note",
   "stopped",
