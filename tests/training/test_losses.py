@@ -102,14 +102,26 @@ def test_nothing_asked_gives_zero_and_zero_gradients():
     assert loss == 0 and not w.grad.any() and not x.grad.any()
 
 
-def test_no_more_than_a_chunk_of_scores_exists(monkeypatch):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["in C", "in torch"])
+def test_no_more_than_a_chunk_of_scores_exists(monkeypatch, dtype):
     monkeypatch.setattr(losses, "CHUNK", 4)
     seen = []
-    real = F.log_softmax
-    monkeypatch.setattr(losses.F, "log_softmax", lambda t, *a, **k: seen.append(t.shape[0]) or real(t, *a, **k))
-    x, w, b, labels = case(dtype=torch.float32)
+
+    def heard(real):
+        return lambda t, *rest, **more: seen.append(t.shape[0]) or real(t, *rest, **more)
+
+    monkeypatch.setattr(losses.F, "log_softmax", heard(F.log_softmax))
+    monkeypatch.setattr(losses, "slope_of_loss", heard(losses.slope_of_loss))
+    x, w, b, labels = case(dtype=dtype)
     vocabulary_loss(x, w, b, labels).backward()
     assert max(seen) == 4 and sum(seen) == int(counted(labels))
+
+
+def test_its_gradients_are_given_away_once():
+    loss = vocabulary_loss(*case(dtype=torch.float32))
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="can be gone back through once"):
+        loss.backward()
 
 
 def test_a_span_is_two_choices_among_the_places_that_may_be_chosen():

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from headwater.data.objectives.lesson import IGNORE
@@ -70,14 +71,17 @@ class _Chunked(torch.autograd.Function):
             total += loss
             if any(ctx.needed):
                 _collect(grads, slope, here, x, table)
-        ctx.save_for_backward(*(g for g in grads if g is not None))
+        ctx.grads = grads
         return total
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        saved = iter(ctx.saved_tensors)
-        grads = [next(saved) * upstream if need else None for need in ctx.needed]
-        return (*grads, None, None, None, None)
+        """The gradients are given away, scaled where they lie: a second copy of a table would be large."""
+        if ctx.grads is None:
+            raise RuntimeError("the loss over a vocabulary can be gone back through once; work it out again")
+        grads, ctx.grads = ctx.grads, None
+        return (*(None if grad is None else grad.mul_(upstream) for grad in grads), None, None, None, None)
 
 
 def _working_dtype(states: Tensor) -> torch.dtype:
