@@ -51,6 +51,7 @@ SIZES = {
 # The smallest size whose tokens are not yet reached: a larger model would learn the rows by heart.
 BY_TOKENS = ((100_000, "small"), (600_000, "medium"), (50_000_000, "large"), (math.inf, "base"))
 BATCH_TOKENS, PASSES_OF_SMALL, PASSES, PASSES_OF_STARTED = 4096, 30.0, 10.0, 4.0
+BATCH_OF_STARTED = 1024  # what is known already needs many small corrections
 FRESH_LR, STARTED_LR = 0.25, 0.04  # over d_model: the peak from scratch, and of a model that has learned already
 MUON_LR, MOST_LR = 0.9, 1e-2
 WRITTEN = ("text-to-text", "language-model")  # tasks that write
@@ -65,7 +66,7 @@ def early(settings: Settings) -> Settings:
     room = places(spec_to_start_from(s.start)) if s.start else 0
     return s.but(
         device=_device(s.device),
-        batch_tokens=s.batch_tokens or BATCH_TOKENS,
+        batch_tokens=s.batch_tokens or (BATCH_OF_STARTED if s.start else BATCH_TOKENS),
         longest=min(s.longest or LONGEST, room - MARKS) if room else s.longest,
         context=min(s.context, room) if room else s.context,
     )
@@ -83,10 +84,11 @@ def _device(wanted: str) -> str:
     return wanted
 
 
-def resolved(settings: Settings, material: Material) -> Settings:
-    """Settings with nothing left open but the number of steps, where that depends on time."""
+def resolved(settings: Settings, material: Material, known: Model | None = None) -> Settings:
+    """Settings with nothing left open but the number of steps, where that depends on time. known: a resumed model."""
     s = settings
-    size = size_of(spec_to_start_from(s.start)) if s.start else _size(s, material)
+    body = known or (spec_to_start_from(s.start) if s.start else None)
+    size = _size(s, material) if body is None else size_of(body)
     passes = s.epochs or (0.0 if s.max_steps or s.max_time else _passes(s, material))
     steps = s.max_steps or math.ceil(passes * steps_an_epoch(material))
     position = s.position if s.position != "auto" else "sinusoidal" if material.task == "text-to-text" else "rotary"
