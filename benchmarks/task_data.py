@@ -54,6 +54,20 @@ def write(path: Path, lines: Iterable[str]) -> Path:
     return path
 
 
+# ------------------------------------------------------------------------------------- Multi30k: English to German
+
+
+def multi30k(data: Path, work: Path) -> Task:
+    """Its own three sets. The simple answer is to leave the sentence as it is."""
+    sides = {part: [lines_of(data / "multi30k" / f"{part}.{language}.gz") for language in ("en", "de")]
+             for part in ("train", "val", "test_2016_flickr")}  # fmt: skip
+    files = {part: [write(work / f"{part}.{language}", lines) for language, lines in zip(("en", "de"), both, strict=True)]
+             for part, both in sides.items()}  # fmt: skip
+    english, german = sides["test_2016_flickr"]
+    simple = {"the English sentence itself": {"bleu": bleu(english, german), "chrf": chrf(english, german)}}
+    return Task(files["train"], files["test_2016_flickr"], "bleu", simple, files["val"])
+
+
 # ------------------------------------------------------------------------------- Debian: a description to its synopsis
 
 FAMILY = 150  # packages: a larger family (python3-, golang-, …) is boilerplate, and is only learned from

@@ -1,4 +1,4 @@
-"""Five public tasks, each trained by one command within a time and compared with simple answers on a held-out test set.
+"""Six public tasks, each trained by one command within a time and compared with simple answers on a held-out test set.
 
     python benchmarks/tasks.py                      all of them, 15 minutes each
     python benchmarks/tasks.py nl2bash --time 2m    one of them, for a try
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from task_data import Task, debian, nl2bash, polarity, wnut, xquad
+from task_data import Task, debian, multi30k, nl2bash, polarity, wnut, xquad
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "tasks"
@@ -36,6 +36,7 @@ class Entry(NamedTuple):
 
 
 ENTRIES = {
+    "multi30k": Entry("Multi30k: English to German", multi30k, ("--recipe", "multi30k")),
     "debian": Entry("Debian: description to synopsis", debian, ("--recipe", "synopsis")),
     "nl2bash": Entry("nl2bash: words to a command", nl2bash, ("--recipe", "commands")),
     "polarity": Entry("Sentence polarity, from MiniLM", polarity, ("--from", "minilm")),
