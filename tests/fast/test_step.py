@@ -29,8 +29,8 @@ from headwater.core import (
     sandwich,
     transformer,
 )
-from headwater.fast import compiled
 from headwater.fast.best import best
+from headwater.fast.library import library
 from headwater.fast.packed import PackedLinear, pack
 from headwater.fast.structures import Matrix, Norm
 from headwater.generation.beam import Beam, search
@@ -38,8 +38,9 @@ from headwater.generation.reading import listen, read, read_all
 from headwater.generation.requests import Request
 from headwater.generation.slots import Slots
 from headwater.generation.stepping import Stepper
+from headwater.machine.build import missing
 
-needs_a_compiler = pytest.mark.skipif(compiled.library() is None, reason=f"no compiled step here: {compiled.missing()}")
+needs_a_compiler = pytest.mark.skipif(library() is None, reason=f"no compiled step here: {missing()}")
 
 
 PLAIN_TOKENS = Tokens(50)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headwater.fast.compiled import library
+from headwater.fast.library import library
 
 
 class Best(NamedTuple):
@@ -28,7 +28,7 @@ def best(scores: Tensor, count: int) -> Best:
     values, ids = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.int32)
     mass = torch.empty(rows)
     given, *made = (ctypes.c_void_p(t.data_ptr()) for t in (scores, values, ids, mass))
-    lib.best(given, rows, vocab, count, *made)
+    lib.best(given, rows, vocab, count, *made, torch.get_num_threads())
     return _told(values, ids, mass)
 
 

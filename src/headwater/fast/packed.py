@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headwater.errors import BadSetting, nearest
-from headwater.fast.compiled import library
+from headwater.fast.library import library
 from headwater.fast.structures import CODES, PANEL, Matrix
 from headwater.weights.gguf_blocks import KINDS, Kind, pack_q8_0, unpacked
 
@@ -55,7 +55,7 @@ class Packed(nn.Module):
         out = torch.empty(len(part), self.columns)
         if len(part):
             matrix = Matrix(CODES[self.kind.name], len(part), self.columns, part.data_ptr(), None)
-            lib.widen(ctypes.byref(matrix), ctypes.c_void_p(out.data_ptr()))
+            lib.widen(ctypes.byref(matrix), ctypes.c_void_p(out.data_ptr()), torch.get_num_threads())
         return out
 
     def extra_repr(self) -> str:
@@ -87,10 +87,9 @@ class PackedLinear(Packed):
         y = torch.empty(*x.shape[:-1], self.rows)
         rows, threads = x.numel() // self.columns, torch.get_num_threads()
         panels = torch.empty(threads * PANEL * self.columns)
-        lib.threads(threads)
         matrix = Matrix(CODES[self.kind.name], self.rows, self.columns, self.blocks.data_ptr(), bias)
         given, *made = (ctypes.c_void_p(t.data_ptr()) for t in (x, y, panels))
-        lib.product(ctypes.byref(matrix), given, rows, *made)
+        lib.product(ctypes.byref(matrix), given, rows, *made, threads)
         return y
 
 

@@ -6,6 +6,7 @@ at a tap. Pointers go to the model's own tensors wherever their form allows it.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -142,12 +143,17 @@ class Plan:
         self.kept.append(tensor)
         return tensor.data_ptr()
 
+    @property
+    def longest(self) -> float:
+        """So many places there are."""
+        position = self.stack.embed.position
+        return position.table.num_embeddings - position.first if isinstance(position, LearnedTable) else math.inf
+
     def places(self, count: int) -> Tensor | None:
         """[count, D] what the embedding adds at each place (fewer where a learned table is shorter)."""
         position = self.stack.embed.position
         if type(position) is Position:
             return None
-        if isinstance(position, LearnedTable):
-            count = min(count, position.table.num_embeddings - position.first)
+        count = int(min(count, self.longest))
         nothing = torch.zeros(1, count, self.stack.spec.d_model)
         return position.add(nothing, torch.arange(count)[None])[0].contiguous()

@@ -45,6 +45,7 @@ typedef struct {                                         /* room for n rows, `mo
     float *x, *y, *qkv, *mixed, *hidden, *scores, *panels;
     int8_t *q;                                           /* activations rounded; ds: their scales */
     float *ds;
+    int32_t threads;                                     /* so many may share it */
 } Scratch;
 typedef struct {
     const Model *m;
@@ -240,7 +241,7 @@ static void embed(const Step *t) {
 /* tokens at their places -> logits [n][vocab] */
 void step(const Model *m, const Row *rows, int n, const float *cos, const float *sin, Scratch s, int most, float *logits) {
     Step it = {m, rows, n, most, cos, sin, s}, *t = &it;
-#pragma omp parallel
+#pragma omp parallel num_threads(s.threads)
     {
         const Norm *after = &m->embed_norm;
         embed(t);                                        /* a thread enters with the rows it has made */
@@ -263,23 +264,15 @@ void step(const Model *m, const Row *rows, int n, const float *cos, const float 
     }
 }
 
-void threads(int n) {
-#ifdef _OPENMP
-    omp_set_num_threads(n);
-#else
-    (void)n;
-#endif
-}
-
-void widen(const Matrix *m, float *out) {
-#pragma omp parallel for schedule(static)
+void widen(const Matrix *m, float *out, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
     for (int r = 0; r < m->rows; r++) widen_row(m, r, out + (size_t)r * m->cols);
 }
 
 /* y [n][rows] = x [n][cols] Wᵀ + b, nothing rounded: W is widened into a near cache. panels [threads][PANEL · cols]: scratch. */
-void product(const Matrix *m, const float *x, int n, float *y, float *panels) {
+void product(const Matrix *m, const float *x, int n, float *y, float *panels, int threads) {
     size_t cols = m->cols;
-#pragma omp parallel
+#pragma omp parallel num_threads(threads)
     {
         float *panel = panels + omp_get_thread_num() * PANEL * cols;
         if (n > FEW) {
@@ -292,8 +285,8 @@ void product(const Matrix *m, const float *x, int n, float *y, float *panels) {
 }
 
 /* Of each row of logits [n][vocab] the `count` best with their ids, best first, and log Σ exp. Of equals, the first. */
-void best(const float *logits, int n, int vocab, int count, float *values, int32_t *ids, float *mass) {
-#pragma omp parallel for schedule(static)
+void best(const float *logits, int n, int vocab, int count, float *values, int32_t *ids, float *mass, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
     for (int i = 0; i < n; i++) {
         const float *row = logits + (size_t)i * vocab;
         float *value = values + (size_t)i * count, total = 0;

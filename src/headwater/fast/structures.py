@@ -62,4 +62,7 @@ class Token(ctypes.Structure):
 
 
 class Scratch(ctypes.Structure):
-    _fields_ = tuple((name, c_void_p) for name in ("x", "y", "qkv", "mixed", "hidden", "scores", "panels", "q", "ds"))
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "y", "qkv", "mixed", "hidden", "scores", "panels", "q", "ds")),
+        ("threads", c_int32),
+    )

@@ -41,7 +41,7 @@ def _stepper(model: Any, slots: Slots, texts: Sequence[Sequence[int]]) -> Steppe
     if slots.stepper is None:
         slots.stepper = (model, Stepper.of(model))
     whose, stepper = slots.stepper
-    return stepper if whose is model and stepper is not None and stepper.takes(texts) else None
+    return stepper if whose is model and stepper is not None and stepper.takes(slots, texts) else None
 
 
 @torch.inference_mode()

@@ -9,12 +9,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import c_void_p
+from operator import add
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headwater.fast.compiled import library
+from headwater.fast.library import library
 from headwater.fast.plan import Plan, Unknown, known
 from headwater.fast.structures import PANEL, TILE, Scratch, Token
 from headwater.generation.slots import Slots
@@ -40,13 +41,16 @@ class Stepper:
         self.slots = [block.self_attn.slot(step) for step, block in enumerate(self.plan.blocks)]
         self.wide = (heads + 2 * kv_heads) * head_dim
         self.most = max(self.whole.d_model, self.plan.d_ff, heads * head_dim)
-        self._pinned: tuple[int, ...] = ()
+        self._pinned: tuple[tuple[int, int], ...] = ()
         self._scratch: tuple[int, Scratch, list[Tensor]] = (0, Scratch(), [])
         self._places: Tensor | None = None
 
-    def takes(self, texts: Sequence[Sequence[int]]) -> bool:
-        """A few tokens in all, or one a row for any number of rows."""
-        return sum(map(len, texts)) <= max(FEW, len(texts))
+    def takes(self, slots: Slots, texts: Sequence[Sequence[int]]) -> bool:
+        """A few tokens in all, or one a row for any number of rows. What C could not look up, modules refuse."""
+        tokens = [token for text in texts for token in text]
+        few, last = len(tokens) <= max(FEW, len(texts)), self.whole.table.rows - 1
+        fit = max(map(add, slots.lengths, map(len, texts))) <= self.plan.longest
+        return few and fit and 0 <= min(tokens) <= max(tokens) <= last
 
     @torch.inference_mode()
     def read(self, slots: Slots, texts: list[list[int]]) -> Tensor:
@@ -91,11 +95,12 @@ class Stepper:
         slots.reserve(self.slots, columns, kv_heads, head_dim)
         pairs = [slots.room[slot] for slot in self.slots]
         heard = self._heard(slots) if self.plan.crosses else []
-        pinned = tuple(kept.data_ptr() for pair in (*pairs, *heard) for kept in pair)
+        pinned = tuple((kept.data_ptr(), kept.shape[2]) for pair in (*pairs, *heard) for kept in pair)
         if pinned == self._pinned:
             return
         self.whole.length, self.whole.heard = pairs[0][0].shape[2], heard[0][0].shape[2] if heard else 0
-        assert all(kept.shape[2] == self.whole.length and kept.is_contiguous() for pair in pairs for kept in pair)
+        assert all(_plain(kept, self.whole.length) for pair in pairs for kept in pair)
+        assert all(_plain(kept, self.whole.heard) for pair in heard for kept in pair)
         for layer, (k, v) in zip(self.layers, pairs, strict=True):
             layer.keys, layer.values = k.data_ptr(), v.data_ptr()
         for layer, (k, v) in zip(self.layers, heard, strict=bool(heard)):
@@ -122,10 +127,14 @@ class Stepper:
         if rows > self._scratch[0]:
             rows = -(-rows // TILE) * TILE
             threads, most, seen = torch.get_num_threads(), self.most, self.whole.length + self.whole.heard
-            library().threads(threads)  # type: ignore[union-attr]
             each = (self.whole.d_model, most, self.wide, most, 2 * self.plan.d_ff)
             tensors = [torch.zeros(rows * n) for n in each]
             tensors += [torch.zeros(threads * seen), torch.zeros(threads * PANEL * most)]
             tensors += [torch.zeros(rows * most, dtype=torch.int8), torch.zeros(rows * most // 16)]
-            self._scratch = rows, Scratch(*(t.data_ptr() for t in tensors)), tensors
+            self._scratch = rows, Scratch(*(t.data_ptr() for t in tensors), threads), tensors
         return self._scratch[1]
+
+
+def _plain(kept: Tensor, columns: int) -> bool:
+    """As step.c reads keys and values: float32 without gaps, so many columns."""
+    return kept.shape[2] == columns and kept.is_contiguous() and kept.dtype == torch.float32

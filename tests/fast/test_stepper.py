@@ -1,0 +1,137 @@
+"""No step is ever wrong: whatever the sizes, ids, places and threads, C agrees with the modules or steps aside."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headwater.core import (
+    Alibi,
+    Attention,
+    Block,
+    FeedForward,
+    GatedFeedForward,
+    LanguageHead,
+    LayerNorm,
+    Learned,
+    Model,
+    NoPosition,
+    Past,
+    RMSNorm,
+    Rotary,
+    Stack,
+    Tokens,
+    Window,
+    pre,
+)
+from headwater.errors import Fault
+from headwater.fast.library import library
+from headwater.generation.reading import read
+from headwater.generation.slots import Slots
+from headwater.generation.stepping import Stepper
+from headwater.machine.build import missing
+
+pytestmark = pytest.mark.skipif(library() is None, reason=f"no compiled step here: {missing()}")
+
+POSITIONS = {"rotary": Rotary(), "part": Rotary(share=0.5), "none": NoPosition(), "slopes": Alibi()}
+
+
+def decoder(attn, ffn, norm, d_model=64, vocab=50, places=0, seed=0):
+    block = Block((pre(norm, self_attn=attn), pre(norm, ffn=ffn)))
+    stack = Stack(d_model, Tokens(vocab, Learned(places)) if places else Tokens(vocab), (block,) * 2, norm)
+    model = Model(decoder=stack, head=LanguageHead(vocab)).build(seed=seed).eval()
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=draw) * 0.1)
+    return model
+
+
+def said(model, fast: bool, rows: int) -> torch.Tensor:
+    """Scores of rows that are read whole, go on token by token, share beginnings, and become fewer."""
+    slots = Slots(model, range(rows))
+    slots.stepper = (model, Stepper.of(model) if fast else None)
+    scores = [read(model, slots, [[1, 2, 3 + n] for n in range(rows)])]
+    scores += [read(model, slots, [[token + n] for n in range(rows)]) for token in (7, 20, 30)]
+    slots.select([n // 2 for n in range(rows)])
+    scores.append(read(model, slots, [[5 + n] for n in range(rows)]))
+    slots.leave(0)
+    if rows > 1:
+        scores.append(read(model, slots, [[9 + n] for n in range(rows - 1)]))
+    return torch.cat(scores)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_sizes(data):
+    """Widths that are no multiple of 32, heads wider than the model, shared keys, any vocabulary, few rows and many."""
+
+    def one(*of):
+        return data.draw(st.sampled_from(of))
+
+    d_model, heads, head_dim, d_ff = (
+        one(16, 32, 40, 64, 96),
+        one(1, 2, 3, 4, 6),
+        one(4, 8, 16, 20, 32),
+        one(31, 32, 160),
+    )
+    kv_heads, where, bias = one(*(n for n in range(1, heads + 1) if heads % n == 0)), one(*POSITIONS), one("", "qkvo")
+    sees, rows = one(Past(), Window(3)), one(1, 3, 8, 9, 14)
+    attn = Attention(heads, head_dim=head_dim, kv_heads=kv_heads, position=POSITIONS[where], sees=sees, bias=bias)
+    ffn, norm = one(GatedFeedForward(d_ff), FeedForward(d_ff, "gelu")), one(RMSNorm(), LayerNorm())
+    model = decoder(attn, ffn, norm, d_model, one(50, 65), one(0, 30), one(0, 1, 2))
+    known = all(width % 32 == 0 for width in (d_model, heads * head_dim, d_ff)) and where != "slopes"
+    assert (Stepper.of(model) is not None) == known
+    torch.testing.assert_close(said(model, known, rows), said(model, False, rows), atol=2e-5, rtol=2e-5)
+
+
+PLAIN = (Attention(4, sees=Past()), FeedForward(96, "gelu"), LayerNorm())
+
+
+def test_what_c_could_not_look_up_is_the_modules_to_refuse():
+    model = decoder(*PLAIN, places=20)
+    slots = Slots(model, ["a"])
+    for _ in range(20):
+        read(model, slots, [[1]])
+    assert slots.stepper[1] is not None
+    with pytest.raises((Fault, IndexError)):
+        read(model, slots, [[1]])
+    for token in (-1, 50):
+        with pytest.raises((Fault, IndexError)):
+            read(model, Slots(model, ["a"]), [[token]])
+
+
+def test_from_any_thread_with_any_number_of_them():
+    """C uses as many threads as there is room for, whatever the thread that calls it would use."""
+    model, found, had = decoder(*PLAIN), [], torch.get_num_threads()
+    want = said(model, False, 14)
+
+    def ask(count: int) -> None:
+        torch.set_num_threads(count)
+        found.append(said(model, True, 14))
+
+    try:
+        for count in (1, 3, 2):
+            asker = threading.Thread(target=ask, args=(count,))
+            asker.start()
+            asker.join()
+    finally:
+        torch.set_num_threads(had)
+    assert len(found) == 3
+    for one in found:
+        torch.testing.assert_close(one, want, atol=2e-5, rtol=2e-5)
+
+
+def test_a_cache_that_moved_to_the_same_place_with_another_width_is_told_anew():
+    model = decoder(*PLAIN)
+    slots = Slots(model, ["a"], most=8)
+    read(model, slots, [[1]])
+    stepper, before = slots.stepper[1], slots.stepper[1]._pinned
+    stepper._pinned = tuple((place, columns + 1) for place, columns in before)
+    stepper.whole.length = 999
+    read(model, slots, [[2]])
+    assert stepper._pinned == before and stepper.whole.length == before[0][1]
