@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -164,9 +165,16 @@ VERBS = {
 }
 
 
+def _near(folder: Path) -> Path:
+    """As it is named from here, if it is below."""
+    with suppress(ValueError, OSError):
+        return folder.relative_to(Path.cwd())
+    return folder
+
+
 def after(trained: Any) -> int:
     """What became of it, and what to do next."""
-    outcome, folder = trained.outcome, trained.folder
+    outcome, folder = trained.outcome, _near(trained.folder)
     print(f"\n{say(*WHY[outcome.why])}: step {outcome.progress.step}, best at step {outcome.progress.best_step}")
     going_on = trained.about.get("objective") in ("", "causal", "packed")
     lines = {

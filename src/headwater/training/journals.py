@@ -21,6 +21,7 @@ class Journal:
 
     def write(self, **line: Any) -> None:
         text = line_of(line)
+        self.path.parent.mkdir(parents=True, exist_ok=True)  # it may have been removed meanwhile
         handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
             os.write(handle, text.encode("utf-8", "backslashreplace"))

@@ -36,6 +36,12 @@ class Lock:
         _write(handle, {"pid": os.getpid(), "host": socket.gethostname(), "boot": _boot()})
         self.handle = handle
 
+    def keep(self) -> None:
+        """Where its file was removed while it was held: hold a new one."""
+        if self.handle >= 0 and not self.path.exists():
+            self.release()
+            self.take()
+
     def release(self) -> None:
         if self.handle >= 0:
             _write(self.handle, {})

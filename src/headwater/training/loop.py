@@ -70,6 +70,7 @@ class Trainer:
         self.dtype = DTYPES["fp32" if s.dtype == "auto" else s.dtype]
         self.scale = Scale(Scale.FIRST if self.dtype is torch.float16 else 1.0)
         self.saver = Saver(s.save_every, s.save_steps, self.tell)
+        self.mend: Callable[[], bool] | None = None  # whether what was kept had gone; its place is there again
         self.began = self.began_seconds = 0.0
         self.pace, self.piece = Pace(), "no rows"
 
@@ -263,8 +264,19 @@ class Trainer:
 
     def save(self) -> None:
         """Where processes hold parts of the model, all of them help to copy it."""
-        if self.keep is not None or self.spread.sharded:
+        if self._has_a_place() and (self.keep is not None or self.spread.sharded):
             self.saver.begin(self.progress.step, lambda: snapshot(self), self.keep)
+
+    def _has_a_place(self) -> bool:
+        """Somebody may have removed what was kept: the best model so far is lost then, and this one is kept."""
+        p = self.progress
+        lost = tried(self.mend, self.tell, p.step) if self.mend else False
+        (found,) = self.team.told([-1.0 if lost is None else float(lost)])
+        if found > 0:
+            self.tell(Noted(p.step, "the folder of the run was gone; it is made again, with the model as it is now"))
+            p.best, p.best_step = None, p.step
+            self._keep_best()
+        return found >= 0
 
     def tell(self, event: Event) -> None:
         for listener in list(self.listeners):

@@ -98,6 +98,7 @@ def _new() -> tuple[Any, Any]:
 def _save(figure: Any, axes: Any, path: Path) -> Path:
     axes.legend(frameon=False)
     new = path.with_suffix(".new.png")
+    new.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(new)
     new.replace(path)
     return path

@@ -38,21 +38,17 @@ JOURNALS = ("metrics.jsonl", "samples.jsonl", "order.jsonl")
 
 class Run:
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = folder = folder.absolute()  # whatever the working directory becomes meanwhile
         self.model, self.checkpoints, self.plots = (folder / name for name in ("model", "checkpoints", "plots"))
         self.config, self.env = folder / "config.yaml", folder / "env.json"
+        self.lock = Lock(folder / "lock")
 
     @classmethod
     def new(cls, folder: Path, settings: Settings) -> Run:
         """Make the folder."""
         refuse_taken(folder)
         run = cls(folder)
-        for path in (folder, run.model, run.checkpoints, run.plots):
-            try:
-                path.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                why = (error.strerror or str(error)).lower()
-                raise BadFile(f"{path} can not be made: {why}; choose another --out") from None
+        run.make_folders()
         run.write_json(run.env, {"run": uuid.uuid4().hex, **machine()})
         run.write_settings(settings)
         return run
@@ -64,6 +60,15 @@ class Run:
             raise NotFound(f"{folder} must be the folder of a run, it has no config.yaml; `headwater runs` lists them")
         return cls(folder)
 
+    def make_folders(self) -> None:
+        for path in (self.folder, self.model, self.checkpoints, self.plots):
+            refuse_odd(path)
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                why = (error.strerror or str(error)).lower()
+                raise BadFile(f"{path} can not be made: {why}; choose another --out") from None
+
     @property
     def id(self) -> str:
         return str(parse_object(read_bounded(self.env, 1 << 20), self.env)["run"])
@@ -73,11 +78,26 @@ class Run:
         """While it is trained: nobody else may, and a folder that can not be written is found out now."""
         if not os.access(self.folder, os.W_OK):
             raise BadFile(f"{self.folder} must be writable, it is not; choose another --out, or change its mode")
-        for path in (self.checkpoints, self.model, self.plots):
-            refuse_odd(path)
-            path.mkdir(exist_ok=True)
-        with Lock(self.folder / "lock"):
+        self.make_folders()
+        with self.lock:
             yield self
+
+    def frame(self) -> dict[Path, bytes]:
+        """The small files without which the folder is no run."""
+        return {path: path.read_bytes() for path in (self.env, self.config, *self.model.glob("tokenizer*.json"))}
+
+    def mended(self, frame: Mapping[Path, bytes]) -> bool:
+        """Whether somebody removed a part of the frame, or all, while it was held; it is there again."""
+        if self.env.is_file() and self.env.read_bytes() != frame[self.env]:
+            raise BadFile(f"{self.folder} must be this run's own folder, another run is there now")
+        gone = [path for path in (self.checkpoints, self.plots, *frame) if not path.exists()]
+        if gone:
+            self.make_folders()
+            for path in frame.keys() & set(gone):
+                with atomic(path) as file:
+                    file.write(frame[path])
+        self.lock.keep()
+        return bool(gone)
 
     def settings(self) -> Settings:
         try:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+from headwater.errors import BadFile
 from headwater.training.events import Event, Kept, Noted
 
 CHEAP = 1 / 50  # a checkpoint is put off until it costs less than this share of the time since the last one
@@ -59,6 +60,6 @@ def tried(work: Callable[[], Any], tell: Callable[[Event], None], step: int) -> 
     """A full or failing disk is said, and tried again next time; training goes on."""
     try:
         return work()
-    except OSError as error:
-        tell(Noted(step, f"nothing was saved: {error.strerror or error}; trying again later"))
+    except (OSError, BadFile) as error:
+        tell(Noted(step, f"nothing was saved: {getattr(error, 'strerror', '') or error}; trying again later"))
         return None

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from headwater.errors import BadSetting
+from headwater.core import Model
+from headwater.errors import BadFile, BadSetting
+from headwater.parts import from_plain, to_plain
 from headwater.training.checkpoints import Checkpoints, Saved
 from headwater.training.optimiser import load_state, state_of
 from headwater.training.spread import laid_out, whole
@@ -50,7 +52,8 @@ def snapshot(trainer: Trainer) -> Snapshot:
         AVERAGE: trainer.average.weights,
     }
     copied = {file: {name: whole(t) for name, t in tensors.items()} for file, tensors in live.items() if tensors}
-    state = {**trainer.state(), "torch": torch.__version__, "threads": torch.get_num_threads()}
+    about = {"spec": to_plain(trainer.model.spec), "torch": torch.__version__, "threads": torch.get_num_threads()}
+    state = {**trainer.state(), **about}
     return Snapshot(trainer.progress.step, copied, json.loads(json.dumps(state)))
 
 
@@ -64,6 +67,15 @@ def keeper(checkpoints: Checkpoints, facts: Mapping[str, Any]) -> Callable[[Snap
         return str(checkpoints.save(snap.step, files))
 
     return keep
+
+
+def spec_of(saved: Saved | None) -> Model | None:
+    """The parts of the model that a checkpoint is of: with it, what the run once began from is needed no more."""
+    plain = saved.state().get("spec") if saved else None
+    spec = None if plain is None else from_plain(plain)
+    if not isinstance(spec, Model | None):
+        raise BadFile(f"{saved}: spec must be a Model; the file is not as it was written")
+    return spec
 
 
 def restore(trainer: Trainer, saved: Saved, facts: Mapping[str, Any]) -> list[str]:

@@ -8,10 +8,12 @@ headwater.resume("runs/text-to-text/pairs")
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headwater.core import Model
 from headwater.data.examples import Example
 from headwater.data.look import Look
 from headwater.errors import BadSetting
@@ -29,7 +31,7 @@ from headwater.training.objectives import objective_of
 from headwater.training.plots import Plots
 from headwater.training.run import Run, free_name, refuse_taken
 from headwater.training.settings import LEAVES, SAME, Settings, changes, read
-from headwater.training.snapshot import keeper, restore
+from headwater.training.snapshot import keeper, restore, spec_of
 from headwater.training.starting import begin
 from headwater.training.team import Alone, team
 from headwater.training.use import Trained, load_run
@@ -82,7 +84,7 @@ def train(
     run = Run.new(folder, settings)
     with run.held():
         lesson.material.tokenizer.save(run.model)
-        outcome = _go(run, lesson, listeners, facts_of(lesson))
+        outcome = _go(run, lesson, listeners)
     together.leave()
     return load_run(run.folder, outcome)
 
@@ -113,15 +115,17 @@ def resume(folder: str | Path, *, listeners: Iterable[Listener] = (), say: Say =
             f"{folder} was trained on examples from Python, not on files; call train with out= to begin anew"
         )
     together = team(settings.device)
-    if together.rank:
-        lesson = prepare(settings, load_tokenizer(run.model), together=together)
-        return follow(lesson, Checkpoints(run.checkpoints, run.id).newest())
-    with run.held():
-        lesson = prepare(settings, load_tokenizer(run.model), together=together)
-        run.write_settings(settings)
+    with nullcontext() if together.rank else run.held():
+        saved = Checkpoints(run.checkpoints, run.id).newest()
+        lesson = prepare(settings, load_tokenizer(run.model), together=together, known=spec_of(saved))
+        if together.rank:
+            return follow(lesson, saved)
         say(lesson)
         notes = [f"{c.name} was {c.before!r} and is {c.now!r} now" for c in changed]
-        outcome = _go(run, lesson, listeners, facts_of(lesson), notes, resumed=True)
+        notes += _restored(lesson, saved)
+        run.write_settings(lesson.settings)
+        run.rewind(saved.step if saved else 0)
+        outcome = _go(run, lesson, listeners, notes)
     together.leave()
     return load_run(run.folder, outcome)
 
@@ -131,8 +135,9 @@ def prepare(
     tokenizer: Tokenizer | None = None,
     examples: Mapping[str, list[Example]] | None = None,
     together: Any = None,
+    known: Model | None = None,
 ) -> Lesson:
-    """Read the data, choose what was left open, make the model and its trainer."""
+    """Read the data, choose what was left open, make the model and its trainer. known: of a model that is resumed."""
     found = None
     if examples:
         task = "text-to-text" if settings.task == "auto" else settings.task
@@ -140,9 +145,8 @@ def prepare(
     else:
         found = seen(settings)
         material = gathered(settings, found, tokenizer)
-    settings = planning.resolved(settings, material)
-    asked = material.objective or material.task
-    made = begin(planning.spec_of(settings, material), settings.start, asked, list(material.labels), settings.seed)
+    settings = planning.resolved(settings, material, known)
+    made = known.build(seed=settings.seed) if known else _begun(settings, material)
     planning.check_vocabulary(made, material, settings)
     model = made.to(settings.device).train()
     lesson = Lesson(
@@ -153,6 +157,11 @@ def prepare(
     lesson.settings = planning.paced(settings, lesson.step_seconds)
     lesson.trainer = _trainer(lesson.settings, material, model, together)
     return lesson
+
+
+def _begun(s: Settings, material: Material) -> Any:
+    asked = material.objective or material.task
+    return begin(planning.spec_of(s, material), s.start, asked, list(material.labels), s.seed)
 
 
 def _trainer(settings: Settings, material: Material, model: Any, together: Any = None) -> Trainer:
@@ -167,15 +176,11 @@ def facts_of(lesson: Lesson) -> dict[str, Any]:
     return {"data": fingerprints(lesson.found), "tokenizer": lesson.material.tokenizer.hash}
 
 
-def _go(
-    run: Run, lesson: Lesson, listeners: Iterable[Listener], facts: Mapping[str, Any],
-    notes: list[str] | None = None, resumed: bool = False,
-) -> Outcome:  # fmt: skip
-    s, trainer = lesson.settings, lesson.trainer
-    checkpoints = Checkpoints(run.checkpoints, run.id, keep=s.keep)
-    trainer.keep = keeper(checkpoints, facts)
+def _go(run: Run, lesson: Lesson, listeners: Iterable[Listener], notes: Iterable[str] = ()) -> Outcome:
+    s, trainer, frame = lesson.settings, lesson.trainer, run.frame()
+    trainer.keep = keeper(Checkpoints(run.checkpoints, run.id, keep=s.keep), facts_of(lesson))
     trainer.keep_best = lambda model: save_model(run.model, model, lesson.material.about)  # type: ignore[assignment]
-    said = _restore(run, trainer, checkpoints, facts) if resumed else []
+    trainer.mend = lambda: run.mended(frame)
     trainer.listeners = [
         Metrics(run.folder / "metrics.jsonl", s.log_every),
         Samples(run.folder / "samples.jsonl"),
@@ -183,15 +188,14 @@ def _go(
         Plots(run),
         *listeners,
     ]
-    for note in (*(notes or ()), *lesson.material.notes, *said):
+    for note in (*lesson.material.notes, *notes):
         trainer.tell(Noted(trainer.progress.step, note))
     return trainer.run()
 
 
-def _restore(run: Run, trainer: Trainer, checkpoints: Checkpoints, facts: Mapping[str, Any]) -> list[str]:
-    saved = checkpoints.newest()
-    run.rewind(saved.step if saved else 0)
+def _restored(lesson: Lesson, saved: Saved | None) -> list[str]:
+    """Go to the step of a checkpoint; what is to be said of it."""
     if saved is None:
         return ["the run was stopped before its first checkpoint; it begins again at step 0"]
     refused = [f"{what}; the one before it is used" for what in saved.skipped]
-    return [*refused, f"resumed at step {saved.step}", *restore(trainer, saved, facts)]
+    return [*refused, f"resumed at step {saved.step}", *restore(lesson.trainer, saved, facts_of(lesson))]
