@@ -194,11 +194,13 @@ def test_few_rows_and_many(name: str, rows: int):
 @needs_a_compiler
 @pytest.mark.parametrize("bits", ["int8", "int4"])
 def test_many_rows_of_packed_weights(bits: str):
-    """Rounded activations are all that differs: less than the weights' own loss."""
+    """Rounded activations are all that differs. Beside weights of 8 bits they have 7, which costs at most twice what
+    rounding the weights does; beside weights of 4 bits they have 8, which costs a fifth of that at most.
+    """
     model, whole = built(TRANSLATORS["paper"]), built(TRANSLATORS["paper"])
     pack(model, bits)
     fast, plain, exact = heard(model, True, 23), heard(model, False, 23), heard(whole, False, 23)
-    assert 0 < (fast - plain).abs().mean() < (3 if bits == "int8" else 1) * (plain - exact).abs().mean()
+    assert 0 < (fast - plain).abs().mean() < (2 if bits == "int8" else 0.2) * (plain - exact).abs().mean()
 
 
 FORGOTTEN = {
