@@ -21,8 +21,8 @@ weights = {name: array for file in given.glob("*.safetensors") for name, array i
 
 def spec() -> TransformerDecoderModelSpec:
     made = TransformerDecoderModelSpec.from_config(
-        config["num_hidden_layers"], config["num_attention_heads"], activation=Activation.SWISH, ffn_glu=True, rms_norm=True,
-        rotary_dim=0, rotary_interleave=False, rotary_base=config.get("rope_theta", 10_000.0),
+        config["num_hidden_layers"], config["num_attention_heads"], activation=Activation.SWISH, ffn_glu=True,
+        rms_norm=True, rotary_dim=0, rotary_interleave=False, rotary_base=config.get("rope_theta", 10_000.0),
         num_heads_kv=config["num_key_value_heads"],
     )  # fmt: skip
     stack = made.decoder
