@@ -34,6 +34,7 @@ from headwater.training.saving import Saver, tried
 from headwater.training.settings import Settings
 from headwater.training.snapshot import Snapshot, snapshot
 from headwater.training.spread import spread
+from headwater.training.strides import fewer, place
 from headwater.training.team import Alone
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -72,6 +73,7 @@ class Trainer:
         self.saver = Saver(s.save_every, s.save_steps, self.tell)
         self.mend: Callable[[], bool] | None = None  # whether what was kept had gone; its place is there again
         self.began = self.began_seconds = 0.0
+        self.mark = 0, 0.0  # step and seconds at the last evaluation
         self.pace, self.piece = Pace(), "no rows"
 
     def _prepare(self) -> None:
@@ -89,6 +91,7 @@ class Trainer:
         """Train until the last step, or until something else ends it. What it is, is said in the outcome."""
         p = self.progress
         self.began, self.began_seconds = time.monotonic(), p.seconds
+        self.mark = p.step, p.seconds
         try:
             with Interrupts() as interrupts:
                 why = self._steps(interrupts)
@@ -106,7 +109,7 @@ class Trainer:
 
     def _steps(self, interrupts: Interrupts) -> str:
         p, s = self.progress, self.settings
-        why = "finished" if p.step >= s.max_steps else ""
+        why = "finished" if p.step >= self.steps else ""
         for batch in self.source.after(p.position) if not why else ():
             wishes = self.step(
                 batch, Wishes(bool(interrupts.asked), self._late(), self.team.rank == 0 and self.saver.due(p.step + 1))
@@ -114,6 +117,7 @@ class Trainer:
             self.saver.collect(wait=False)
             if s.eval_every and p.step % s.eval_every == 0:
                 self.evaluate()
+                self._plan_again()
             why = self._reason(wishes)
             if why in ("finished", "time") and p.evaluated < p.step:
                 self.evaluate()
@@ -129,11 +133,28 @@ class Trainer:
         p, s = self.progress, self.settings
         if p.bad >= s.bad_steps:
             return "bad steps"
-        if p.step >= s.max_steps:
+        if p.step >= self.steps:
             return "finished"
         if s.patience and p.stale >= s.patience:
             return "no better"
         return "signal" if wishes.signal else "time" if wishes.late else ""
+
+    @property
+    def steps(self) -> int:
+        """In all: as many as were asked for, or as the last plan has."""
+        return self.progress.plan[-1][1] if self.progress.plan else self.settings.max_steps
+
+    def _plan_again(self) -> None:
+        """Where the time decided the number of steps: fewer of them, if the last ones took much longer than planned."""
+        p, now = self.progress, self.elapsed()
+        (step, then), self.mark = self.mark, (p.step, now)
+        if not p.plan:
+            return
+        found = fewer(p.plan, p.step, self.settings.max_time - now, (now - then) / max(1, p.step - step))
+        (steps,) = map(int, self.team.told([float(found)]))
+        if steps:
+            self.tell(Noted(p.step, f"steps take longer than planned: {steps} fit into the time, not {self.steps}"))
+            p.plan = [*p.plan, (p.step, steps)]
 
     def elapsed(self) -> float:
         """Seconds of training, those before a resumption included."""
@@ -155,7 +176,7 @@ class Trainer:
         worked = time.perf_counter() - began
         self.spread.settle()
         total, *times = self.team.sums([total, *self.team.slots(worked)])
-        loss, lr = total / max(count, 1), self.schedule.at(p.step + 1)
+        loss, lr = total / max(count, 1), self.schedule.at(place(p.step + 1, p.plan))
         norms = self.gradients.norms(self.spread.norm_sums, self.scale.value)
         fine = self._fine(loss, norms, batch, pieces)
         if fine:
@@ -169,7 +190,7 @@ class Trainer:
         p.step, p.position, p.seconds = p.step + 1, batch.end, self.elapsed()
         p.tokens, p.answers = p.tokens + tokens, p.answers + int(count)
         took, epoch = time.perf_counter() - began, batch.end / self.source.size
-        self.tell(Stepped(p.step, s.max_steps, epoch, loss, lr, norms.total, tokens, int(count), took,
+        self.tell(Stepped(p.step, self.steps, epoch, loss, lr, norms.total, tokens, int(count), took,
                           batch.examples, fine, norms.layers))  # fmt: skip
         if not self.spread.sharded and (said := self.pace.heard(times)):  # those who share layers wait within them
             self.tell(Noted(p.step, said))

@@ -44,6 +44,7 @@ class Progress:
     best: tuple[float, ...] | None = None
     best_step: int = 0
     stale: int = 0  # evaluations since the best
+    plan: list[tuple[int, int]] = field(default_factory=list)  # steps that fit the time: see strides.py
     norms: list[float] = field(default_factory=list)  # of the last gradients
 
 

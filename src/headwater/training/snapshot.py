@@ -87,6 +87,8 @@ def restore(trainer: Trainer, saved: Saved, facts: Mapping[str, Any]) -> list[st
     if trainer.average.weights:
         trainer.average.load(_spread(trainer, saved.path / AVERAGE))
     trainer.load_state(state)
+    if (plan := trainer.progress.plan) and plan[0][1] != trainer.settings.max_steps:
+        trainer.progress.plan = []  # another number of steps is asked for now
     now = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     return [f"{name} was {state.get(name)} and is {value} now: numbers may differ in their last bits"
             for name, value in now.items() if state.get(name) != value]  # fmt: skip

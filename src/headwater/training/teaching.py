@@ -156,6 +156,8 @@ def prepare(
     lesson.step_seconds = together.told([planning.seconds_a_step(lesson.trainer)])[0]
     lesson.settings = planning.paced(settings, lesson.step_seconds)
     lesson.trainer = _trainer(lesson.settings, material, model, together)
+    if not settings.max_steps:  # the time has decided, and may decide again
+        lesson.trainer.progress.plan = [(0, lesson.settings.max_steps)]
     return lesson
 
 

@@ -1,0 +1,110 @@
+"""A run that must end in time: a slow clock leads to fewer steps, and the learning rate still comes down to the end."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.training.small import Diary, mean_loss, trainer
+
+from headwater.training.checkpoints import Checkpoints
+from headwater.training.events import Noted, Stepped
+from headwater.training.snapshot import keeper, restore
+from headwater.training.strides import fewer, place
+
+STEPS, LIMIT = 40, 40.0
+
+
+@given(st.integers(2, 500), st.data())
+def test_every_plan_leads_on_from_where_it_was_decided_to_the_end(steps, data):
+    plan = [(0, steps)]
+    for _ in range(data.draw(st.integers(0, 4))):
+        decided, last = plan[-1]
+        if last - decided > 2:
+            now = data.draw(st.integers(decided + 1, last - 1))
+            plan.append((now, data.draw(st.integers(now + 1, last))))
+    walked = [place(step, plan) for step in range(plan[-1][1] + 1)]
+    assert walked[0] == 0 and walked[-1] == pytest.approx(steps)
+    strides = [b - a for a, b in zip(walked, walked[1:], strict=False)]
+    assert all(later >= sooner - 1e-9 for sooner, later in zip(strides, strides[1:], strict=False))
+    assert [place(step, plan[:1]) for step in range(steps)] == list(range(steps))  # as it was, to the last bit
+
+
+def test_the_plan_stays_while_nine_of_ten_steps_fit():
+    assert fewer([(0, 100)], 50, left=50.0, seconds_a_step=1.05) == 0
+    assert fewer([(0, 100)], 50, left=50.0, seconds_a_step=2.0) == 50 + 24
+    assert fewer([(0, 100), (50, 74)], 60, left=14.0, seconds_a_step=0.5) == 0  # never more than before
+    assert fewer([(0, 100)], 100, left=-3.0, seconds_a_step=1.0) == 0
+    assert fewer([(0, 100)], 50, left=-3.0, seconds_a_step=1.0) == 51
+
+
+class Clock:
+    """A second a step as planned; from step 10 on, three."""
+
+    def __init__(self, monkeypatch):
+        self.now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+    def __call__(self, event):
+        if isinstance(event, Stepped):
+            self.now += 3.0 if event.step > 10 else 0.95
+
+
+def timed(clock, *listeners, folder=None, plan=((0, STEPS),)):
+    made = trainer(STEPS, [*listeners, clock], evaluate=mean_loss, eval_every=4, max_time=LIMIT, save_steps=6)
+    made.progress.plan = list(plan)
+    if folder is not None:
+        made.keep = keeper(Checkpoints(folder, "r"), {})
+    return made
+
+
+def rates(made, heard):
+    outcome = made.run()
+    return outcome, [event.lr for event in heard if isinstance(event, Stepped)]
+
+
+def test_a_slow_clock_leads_to_the_floor_at_the_time_limit(monkeypatch):
+    heard = []
+    clock = Clock(monkeypatch)
+    made = timed(clock, heard.append)
+    outcome, seen = rates(made, heard)
+    assert outcome.why == "finished" and 0.8 * LIMIT < clock.now - 1000 <= LIMIT
+    assert seen[-1] == pytest.approx(0.0, abs=1e-9) and max(seen) > 9e-3
+    notes = [event.text for event in heard if isinstance(event, Noted)]
+    assert f"fit into the time, not {STEPS}" in notes[0]
+    assert len(notes) == len(made.progress.plan) - 1 == 2  # the first slow stretch was slow in half of its steps only
+
+    heard.clear()  # without a plan, the time is over in the middle of the curve: the test can fail
+    outcome, seen = rates(timed(Clock(monkeypatch), heard.append, plan=()), heard)
+    assert outcome.why == "time" and seen[-1] > 2e-3
+
+
+def test_a_run_resumed_after_its_plan_has_changed_is_the_run_that_never_stopped(monkeypatch, tmp_path):
+    whole = Diary()
+    planned = timed(Clock(monkeypatch), whole)
+    planned.run()
+    (tmp_path / "c").mkdir()
+
+    def cut(event):
+        if isinstance(event, Stepped) and event.step == 19:
+            raise KeyboardInterrupt
+
+    first, second = Diary(), Diary()
+    with pytest.raises(KeyboardInterrupt):
+        timed(Clock(monkeypatch), first, cut, folder=tmp_path / "c").run()
+    again = timed(Clock(monkeypatch), second, folder=tmp_path / "c")
+    restore(again, Checkpoints(tmp_path / "c", "r").newest(), {})
+    decided = [tuple(pair) for pair in again.progress.plan]
+    assert again.progress.step == 18 and decided == planned.progress.plan and decided[-1][0] == 16
+    again.run()
+    assert first.lines[:18] + second.lines == whole.lines
+
+
+def test_a_number_of_steps_that_is_given_ends_the_plan(monkeypatch, tmp_path):
+    (tmp_path / "c").mkdir()
+    timed(Clock(monkeypatch), folder=tmp_path / "c").run()
+    more = trainer(2 * STEPS)
+    restore(more, Checkpoints(tmp_path / "c", "r").newest(), {})
+    assert more.progress.plan == [] and more.steps == 2 * STEPS
