@@ -159,7 +159,7 @@ def source_vocab(spec: hw.Model) -> int:
 @given(specs())
 def test_every_valid_spec_builds_and_runs(spec):
     runs_both_ways(spec)
-    assert from_plain(to_plain(spec)) == spec and eval(repr(spec), vars(hw)) == spec
+    assert from_plain(to_plain(spec)) == spec and eval(repr(spec), {**vars(hw), "SoftCapped": SoftCapped}) == spec
 
 
 # ------------------------------------------------------------------------------------------------------- invalid specs

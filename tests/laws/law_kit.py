@@ -34,6 +34,7 @@ from torch import Tensor
 from headwater import core as hw
 from headwater.core.embed import Rows
 from headwater.parts import from_plain, to_plain
+from headwater.variants.soft_capped import SoftCapped
 
 __all__ = ["APPLIES", "LAWS"]
 
@@ -248,7 +249,7 @@ def copied_is_same(case: Case) -> None:
 def written_is_read(case: Case) -> None:
     """A spec is what its JSON says and what its printed code makes."""
     spec = case.spec
-    for other in (from_plain(json.loads(json.dumps(to_plain(spec)))), eval(repr(spec), vars(hw))):
+    for other in (from_plain(json.loads(json.dumps(to_plain(spec)))), eval(repr(spec), {**vars(hw), "SoftCapped": SoftCapped})):
         assert other == spec and hash(other) == hash(spec) and repr(other) == repr(spec)
 
 

@@ -93,8 +93,8 @@ def block(
 
 
 def embed(tokens: Tokens, stack: str, run: Run) -> tuple[Array, Back]:
-    """x = dropout(√D · E[ids] + position): only the embedding is scaled, not the position."""
-    scale = math.sqrt(run.config.d_model)
+    """x = dropout(√D · E[ids] + position): only the embedding is scaled, and not beside a learned table as small as it."""
+    scale = 1.0 if run.config.position == "learned" else math.sqrt(run.config.d_model)
     vectors, table_back = lookup(tokens.ids, run.w / run.config.table(stack))
     position = POSITIONS[run.config.position](run.config, run.w / stack)
     x, position_back = position.add(vectors * scale, tokens.places)
