@@ -1,7 +1,7 @@
 """The table of training settings in docs/en/train.md and docs/zh/train.md, from the settings themselves.
 
-    python3 scripts/settings.py            says whether the pages agree with the code
-    python3 scripts/settings.py --write    makes them agree
+python3 scripts/settings.py            says whether the pages agree with the code
+python3 scripts/settings.py --write    makes them agree
 """
 
 from __future__ import annotations

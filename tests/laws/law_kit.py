@@ -248,8 +248,8 @@ def copied_is_same(case: Case) -> None:
 @law()
 def written_is_read(case: Case) -> None:
     """A spec is what its JSON says and what its printed code makes."""
-    spec = case.spec
-    for other in (from_plain(json.loads(json.dumps(to_plain(spec)))), eval(repr(spec), {**vars(hw), "SoftCapped": SoftCapped})):
+    spec, names = case.spec, {**vars(hw), "SoftCapped": SoftCapped}
+    for other in (from_plain(json.loads(json.dumps(to_plain(spec)))), eval(repr(spec), names)):
         assert other == spec and hash(other) == hash(spec) and repr(other) == repr(spec)
 
 

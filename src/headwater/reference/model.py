@@ -93,7 +93,7 @@ def block(
 
 
 def embed(tokens: Tokens, stack: str, run: Run) -> tuple[Array, Back]:
-    """x = dropout(√D · E[ids] + position): only the embedding is scaled, and not beside a learned table as small as it."""
+    """x = dropout(√D · E[ids] + position): only the embedding is scaled, and not beside a learned table."""
     scale = 1.0 if run.config.position == "learned" else math.sqrt(run.config.d_model)
     vectors, table_back = lookup(tokens.ids, run.w / run.config.table(stack))
     position = POSITIONS[run.config.position](run.config, run.w / stack)
