@@ -58,8 +58,8 @@ def main() -> None:
     args = parser.parse_args()
     if not args.text.exists():
         raise SystemExit(f"{args.text} is not there; give a text: --text FILE")
-    opened = gzip.open(args.text, "rt", encoding="utf-8") if args.text.suffix == ".gz" else args.text.open()
-    with opened as file:
+    opened = gzip.open if args.text.suffix == ".gz" else open
+    with opened(args.text, "rt", encoding="utf-8") as file:
         text = file.read(8 * args.tokens)
     found, size = {}, {}
     for bits in ("float32", *BARS):

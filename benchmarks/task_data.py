@@ -61,7 +61,7 @@ def multi30k(data: Path, work: Path) -> Task:
     """Its own three sets. The simple answer is to leave the sentence as it is."""
     sides = {part: [lines_of(data / "multi30k" / f"{part}.{language}.gz") for language in ("en", "de")]
              for part in ("train", "val", "test_2016_flickr")}  # fmt: skip
-    files = {part: [write(work / f"{part}.{language}", lines) for language, lines in zip(("en", "de"), both, strict=True)]
+    files = {part: [write(work / f"{part}.{side}", lines) for side, lines in zip(("en", "de"), both, strict=True)]
              for part, both in sides.items()}  # fmt: skip
     english, german = sides["test_2016_flickr"]
     simple = {"the English sentence itself": {"bleu": bleu(english, german), "chrf": chrf(english, german)}}

@@ -1,4 +1,4 @@
-"""The work all translators are given: sentences of 30 tokens, beam 4, exactly 30 tokens out; one at a time and 32 together."""
+"""The work of all translators: sentences of 30 tokens, beam 4, exactly 30 tokens out; one at a time and 32 together."""
 
 import json
 import random

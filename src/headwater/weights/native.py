@@ -145,8 +145,10 @@ def _pack(model: Transformer, packed: Mapping[str, str], file: Mapping[str, Tens
         shape = (rows, columns // kind.weights * kind.size)
         if columns % kind.weights or tuple(blocks.shape) != shape or blocks.dtype != torch.uint8:
             raise BadFile(f"{where}: {key} must be uint8 {shape}, it is {blocks.dtype} {tuple(blocks.shape)}")
-        table = isinstance(module, nn.Embedding)
-        put_at(model, path, PackedTable(blocks, kind) if table else PackedLinear(blocks, kind, getattr(module, "bias", None)))
+        if isinstance(module, nn.Embedding):
+            put_at(model, path, PackedTable(blocks, kind))
+        else:
+            put_at(model, path, PackedLinear(blocks, kind, module.bias))
     return set(taken)
 
 
