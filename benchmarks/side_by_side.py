@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 BENCH_PYTHON = HERE.parent / ".bench-venv" / "bin" / "python"
 QUIET = 0.03  # the share of the processors that others may take before figures are not to be trusted
 
@@ -202,8 +202,8 @@ def finish(report: dict, first: str, name: str) -> None:
 def write(report: object, text: str, name: str) -> None:
     out = HERE / "results"
     out.mkdir(exist_ok=True)
-    (out / f"{name}.json").write_text(json.dumps(report, indent=1))
-    (out / f"{name}.md").write_text(text + "\n")
+    for kind, said in (("json", json.dumps(report, indent=1)), ("md", text + "\n")):
+        (out / f"{name}.{kind}").write_text(said.replace(f"{HERE.parent}/", ""))  # no path of this machine
     print(text)
 
 

@@ -62,12 +62,13 @@ def table(found: dict[str, Any]) -> str:
 
 
 def middle(figures: dict[str, float]) -> str:
-    return f"{figures['median']:.1f} [{figures['low']:.1f}..{figures['high']:.1f}]"
+    spread = f" [{figures['low']:.1f}..{figures['high']:.1f}]" if figures["low"] < figures["high"] else ""
+    return f"{figures['median']:.1f}{spread}"
 
 
 def verdict(found: dict[str, Any]) -> str:
     how = say(
-        f"{found['rounds']} rounds in turn, {found['threads']} threads: medians [quartiles]",
+        f"rounds in turn: {found['rounds']}, threads: {found['threads']}; medians [quartiles]",
         f"交替 {found['rounds']} 轮,{found['threads']} 线程:中位数 [四分位]",
     )
     if found["quiet"] is None:
