@@ -73,7 +73,6 @@ class Trainer:
         self.saver = Saver(s.save_every, s.save_steps, self.tell)
         self.mend: Callable[[], bool] | None = None  # whether what was kept had gone; its place is there again
         self.began = self.began_seconds = 0.0
-        self.mark = 0, 0.0  # step and seconds at the last evaluation
         self.pace, self.piece = Pace(), "no rows"
 
     def _prepare(self) -> None:
@@ -91,7 +90,6 @@ class Trainer:
         """Train until the last step, or until something else ends it. What it is, is said in the outcome."""
         p = self.progress
         self.began, self.began_seconds = time.monotonic(), p.seconds
-        self.mark = p.step, p.seconds
         try:
             with Interrupts() as interrupts:
                 why = self._steps(interrupts)
@@ -147,7 +145,7 @@ class Trainer:
     def _plan_again(self) -> None:
         """Where the time decided the number of steps: fewer of them, if the last ones took much longer than planned."""
         p, now = self.progress, self.elapsed()
-        (step, then), self.mark = self.mark, (p.step, now)
+        (step, then), p.mark = p.mark, (p.step, now)
         if not p.plan:
             return
         found = fewer(p.plan, p.step, self.settings.max_time - now, (now - then) / max(1, p.step - step))

@@ -45,6 +45,7 @@ class Progress:
     best_step: int = 0
     stale: int = 0  # evaluations since the best
     plan: list[tuple[int, int]] = field(default_factory=list)  # steps that fit the time: see strides.py
+    mark: tuple[int, float] = (0, 0.0)  # step and seconds of the last look at the plan
     norms: list[float] = field(default_factory=list)  # of the last gradients
 
 
