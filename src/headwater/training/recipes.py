@@ -12,7 +12,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "d_model": 128, "heads": 4, "layers": 2, "d_ff": 256, "dropout": 0.0, "tokenizer": "bpe", "vocab": 1600,
         "batch_tokens": 3000, "lr": 3e-3, "warmup": 25, "weight_decay": 0.01, "beta2": 0.99, "max_steps": 500,
         "eval_every": 50, "eval_rows": 200, "metric": "exact", "log_every": 5},
-    # Multi30k English to German, from scratch: 39.5 BLEU on test_2016 after 34 minutes of one core (benchmarks/tasks.py).
+    # Multi30k English to German, from scratch: 39.5 BLEU on test_2016 after 34 minutes of one core (tasks.py).
     "multi30k": {
         "d_model": 192, "heads": 4, "layers": 3, "d_ff": 768, "dropout": 0.15, "vocab": 6000, "position": "rotary",
         "method": "muon", "batch_tokens": 4000, "lr": 5e-3, "warmup": 200, "smoothing": 0.1, "average": 0.995,
