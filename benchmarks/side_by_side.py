@@ -88,8 +88,12 @@ class Contender:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Threads are pinned, and those of a contender that waits for its turn sleep instead of spinning."""
-    calm = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0", "TOKENIZERS_PARALLELISM": "false"}
+    """Threads are counted out; how they wait for each other is left as each library has it.
+
+    Those of a contender that waits for its turn fall asleep by themselves after a few milliseconds. To make them sleep
+    at once (OMP_WAIT_POLICY=passive) makes every step of a decoder, with its hundred meetings of threads, thrice as long.
+    """
+    calm = {"TOKENIZERS_PARALLELISM": "false"}
     pinned = {f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "MKL", "OPENBLAS", "NUMBA", "RAYON")}
     return {**calm, **os.environ, **pinned}
 
