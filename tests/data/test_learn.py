@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.data.learn import KINDS, SPECIALS, learn, learn_pair, suitable_size
+from headwater.data.learn import KINDS, SPECIALS, learn, suitable_size
 from headwater.errors import BadInput, BadSetting
 
 TEXTS = [
@@ -81,14 +81,6 @@ def test_the_size_suits_the_data() -> None:
         learn(TEXTS, "bbpe")
     with pytest.raises(BadInput, match="all of it is blank"):
         learn(["", " "])
-
-
-def test_one_tokenizer_for_both_sides_or_two() -> None:
-    one, same = learn_pair(["hello there"] * 3, ["bonjour"] * 3, "characters")
-    assert one is same
-    left, right = learn_pair(["hello there"] * 3, ["bonjour"] * 3, "characters", joint=False)
-    assert left.id_of("b") is None
-    assert right.id_of("b") is not None
 
 
 def test_a_repeated_character_takes_no_time(bpe) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.data import chance
-from headwater.data.batches import Batches, micro, padding_share, share
+from headwater.data.batches import Batch, Batches, micro, share
 from headwater.data.order import example_at
 from headwater.data.packing import lay_out, pack, stream_rows, stream_starts
 from headwater.data.ragged import Ragged
@@ -91,6 +91,12 @@ def test_processes_together_do_the_one_batch(world: int) -> None:
         assert max(tokens) - min(tokens) <= lengths[batch.examples].sum(1).max() + 12
     with pytest.raises(BadSetting, match="rank must be"):
         share(batch.examples, world, world)
+
+
+def padding_share(batches: list[Batch], lengths: np.ndarray) -> float:
+    """The part of all positions in these batches that holds no token."""
+    rows = [lengths[batch.examples] for batch in batches]
+    return 1 - sum(int(r.sum()) for r in rows) / sum(int(r.max(0).sum()) * len(r) for r in rows)
 
 
 def test_sorting_saves_padding_and_batches_are_even() -> None:

@@ -11,7 +11,7 @@ from headwater.data.augment import Changing, DeleteWords
 from headwater.data.examples import Passage
 from headwater.data.learn import learn
 from headwater.data.objectives.lesson import IGNORE, Marks
-from headwater.data.objectives.texts import causal_rows
+from headwater.data.objectives.texts import causal
 from headwater.data.ragged import Ragged
 from headwater.errors import BadInput
 from headwater.training.courses import Classification, Packed, TextToText, evenly
@@ -45,11 +45,7 @@ def test_packed_documents_are_learned_as_if_each_were_alone(marks):
     model = decoder(40, d_model=16, heads=2, layers=2, position="rotary", placement="pre").build(seed=0).double().eval()
     course = Packed(found, 32, marks, 4096, 0)
     batch = to_tensors(course.lesson(np.arange(course.size), 0))
-    rows = found.wrapped()
-    alone = [to_tensors(causal_rows(rows.take(np.array([i])), marks)) for i in range(len(rows))]
-    for one in alone:  # the same questions: no mark before the first token, none after the last
-        one["ids"], one["targets"] = one["ids"][:, 1:], one["targets"][:, 1:].clone()
-        one["targets"][:, -1] = IGNORE
+    alone = [to_tensors(causal(found[i][None].astype(np.int64))) for i in range(len(found))]
     with torch.no_grad():
         packed, apart = words(model, batch), sum(words(model, one) for one in alone)
         torch.testing.assert_close(packed, apart)

@@ -134,12 +134,3 @@ def micro(examples: np.ndarray, lengths: np.ndarray, tokens: int) -> list[np.nda
     """The same rows in consecutive pieces of at most `tokens` each, for accumulating their gradients."""
     edges = even_cuts(np.atleast_2d(lengths[examples].T).T, tokens) if len(examples) else [0]
     return [examples[a:b] for a, b in pairwise(edges)]
-
-
-def padding_share(batches: Iterator[Batch] | list[Batch], lengths: np.ndarray) -> float:
-    """The part of all positions in these batches that holds no token."""
-    lengths, held, room = np.atleast_2d(lengths.T).T, 0, 0
-    for batch in batches:
-        rows = lengths[batch.examples]
-        held, room = held + int(rows.sum()), room + int(rows.max(0).sum()) * len(rows)
-    return 1 - held / room if room else 0.0

@@ -65,16 +65,6 @@ def learn(
     return Tokenizer({**spec, "post_processor": _wrap(spec) if wrapped else None}, ROLES)
 
 
-def learn_pair(
-    sources: Iterable[str], targets: Iterable[str], kind: str = "bpe", vocab: int = 0, joint: bool = True
-) -> tuple[Tokenizer, Tokenizer]:
-    """Tokenizers for source and target: one for both, or one each."""
-    if joint:
-        both = learn((text for side in (sources, targets) for text in side), kind, vocab)
-        return both, both
-    return learn(sources, kind, vocab), learn(targets, kind, vocab)
-
-
 def suitable_size(texts: Iterable[str]) -> int:
     """How many pieces: four times the root of the bytes, and one for each character beyond ASCII; a multiple of 64.
 

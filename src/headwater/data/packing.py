@@ -18,10 +18,6 @@ class Rows(NamedTuple):
     ids: np.ndarray
     documents: np.ndarray
 
-    @property
-    def padding_share(self) -> float:
-        return float((self.documents == 0).mean()) if self.documents.size else 0.0
-
 
 def stream_starts(tokens: int, context: int, seed: int, epoch: int) -> np.ndarray:
     """Where the rows of one epoch begin in a stream: every token once, cut anew each epoch, no overlap.

@@ -20,8 +20,8 @@ class Show:
 
     name = "progress"
 
-    def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
-        self.console, self.quiet = console or Console(highlight=False, soft_wrap=True), quiet
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False, soft_wrap=True)
         self.bar: Progress | None = None
         self.task: Any = None
         self.loss = self.rate = 0.0
@@ -36,7 +36,7 @@ class Show:
             self._evaluated(event)
         elif isinstance(event, Noted):
             self.console.print(f"[yellow]note[/yellow] {escape(event.text)}")
-        elif isinstance(event, Kept) and not self.quiet and self.bar is None and event.seconds > EVERY:
+        elif isinstance(event, Kept) and self.bar is None and event.seconds > EVERY:
             self.console.print(f"saved {escape(event.path)} ({event.seconds:.1f} s)")
         elif isinstance(event, Stopped) and self.bar is not None:
             self.bar.stop()
@@ -51,9 +51,9 @@ class Show:
             self.loss = SMOOTH * self.loss + (1 - SMOOTH) * event.loss
             self.rate = SMOOTH * self.rate + (1 - SMOOTH) * rate
         numbers = f"loss {self.loss:.3f}  {self.rate:,.0f} tok/s  lr {event.lr:.1e}  norm {event.norm:.2f}"
-        if self.console.is_terminal and not self.quiet:
+        if self.console.is_terminal:
             self._bar(event).update(self.task, completed=event.step, total=event.steps, numbers=numbers)
-        elif not self.quiet and (time.monotonic() - self.said > EVERY or event.step == event.steps):
+        elif time.monotonic() - self.said > EVERY or event.step == event.steps:
             self.said = time.monotonic()
             left = (self.said - self.began) / (event.step - self.first_step + 1) * (event.steps - event.step)
             self.console.print(

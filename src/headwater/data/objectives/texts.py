@@ -21,12 +21,6 @@ def causal(rows: np.ndarray) -> Lesson:
     return Lesson(rows[:, :-1], np.ones(rows[:, :-1].shape, bool), rows[:, 1:])
 
 
-def causal_rows(texts: Ragged, marks: Marks) -> Lesson:
-    """One document a row: given <bos> x1 … xn, say x1 … xn <eos>."""
-    given, said = texts.wrapped([marks.bos]), texts.wrapped((), [marks.eos])
-    return Lesson(given.padded(marks.pad), real(given), said.padded(IGNORE))
-
-
 def causal_packed(rows: Rows) -> Lesson:
     """Several documents a row: each token says the next of its own document, the last says nothing."""
     same = (rows.documents[:, 1:] == rows.documents[:, :-1]) & (rows.documents[:, 1:] > 0)
