@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO
 
 HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results"
 BENCH_PYTHON = HERE.parent / ".bench-venv" / "bin" / "python"
 QUIET = 0.03  # the share of the processors that others may take before figures are not to be trusted
 
@@ -91,7 +92,8 @@ def environment(threads: int) -> dict[str, str]:
     """Threads are counted out; how they wait for each other is left as each library has it.
 
     Those of a contender that waits for its turn fall asleep by themselves after a few milliseconds. To make them sleep
-    at once (OMP_WAIT_POLICY=passive) makes every step of a decoder, with its hundred meetings of threads, thrice as long.
+    at once (OMP_WAIT_POLICY=passive) makes every step of a decoder, with its hundred meetings of threads, thrice as
+    long.
     """
     calm = {"TOKENIZERS_PARALLELISM": "false"}
     pinned = {f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "MKL", "OPENBLAS", "NUMBA", "RAYON")}
@@ -204,10 +206,9 @@ def finish(report: dict, first: str, name: str) -> None:
 
 
 def write(report: object, text: str, name: str) -> None:
-    out = HERE / "results"
-    out.mkdir(exist_ok=True)
+    RESULTS.mkdir(exist_ok=True)
     for kind, said in (("json", json.dumps(report, indent=1)), ("md", text + "\n")):
-        (out / f"{name}.{kind}").write_text(said.replace(f"{HERE.parent}/", ""))  # no path of this machine
+        (RESULTS / f"{name}.{kind}").write_text(said.replace(f"{HERE.parent}/", ""))  # no path of this machine
     print(text)
 
 

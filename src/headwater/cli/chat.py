@@ -10,6 +10,7 @@ from typing import Any
 
 from headwater.cli import sampling
 from headwater.cli.language import say
+from headwater.cli.starting import undisturbed
 from headwater.cli.terminal import harmless
 from headwater.errors import BadFile, Fault, TooLong
 
@@ -26,9 +27,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from headwater.families.loading import load
+    with undisturbed():
+        from headwater.families.loading import load
 
-    chat = Chat(load(args.model), args.system, sampling.settings(args), str if args.raw else harmless)
+        loaded = load(args.model)
+    chat = Chat(loaded, args.system, sampling.settings(args), str if args.raw else harmless)
     talkative = sys.stdin.isatty()
     if talkative:
         print(say("/help tells what there is; Ctrl-D ends", "/help 查看命令;Ctrl-D 结束"))

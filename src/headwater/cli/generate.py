@@ -10,6 +10,7 @@ from typing import Any
 
 from headwater.cli import sampling
 from headwater.cli.language import say
+from headwater.cli.starting import undisturbed
 from headwater.cli.terminal import harmless
 from headwater.errors import BadInput, BadSetting
 
@@ -41,10 +42,11 @@ def run(args: argparse.Namespace) -> None:
     way = by(args)
     shown: Callable[[str], str] = str if args.raw else harmless
 
-    from headwater.families.loading import load
-    from headwater.generation.ask import generate, stream
+    with undisturbed():
+        from headwater.families.loading import load
+        from headwater.generation.ask import generate, stream
 
-    loaded = load(args.model)
+        loaded = load(args.model)
     plain = not (args.json or args.trace or args.beam or args.n > 1)
     if plain and (sys.stdout.isatty() if args.stream is None else args.stream):
         for event in stream(loaded, prompt, by=way, **settings):

@@ -85,7 +85,7 @@ class NoFirstWeights(TorchFunctionMode):
 def materialise(model: nn.Module, rules: Rules, seed: int | None, device: torch.device | str = "cpu") -> None:
     """Give a model built on meta its memory and its first weights. The same seed gives the same weights."""
     drawn = {name: _rule(name, rules) for name, _ in model.named_parameters()}  # a tied tensor once, by its first path
-    model.to_empty(device=device)
+    model._apply(lambda tensor: _memory(tensor, device))
     if seed is None:
         seed = int(torch.randint(2**62, (1,)))
     draw = torch.Generator(device=device).manual_seed(seed)
@@ -106,9 +106,14 @@ def constants(model: nn.Module) -> None:
         for module in model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None and buffer.is_meta:
-                    module._buffers[name] = torch.empty_like(buffer, device="cpu")
+                    module._buffers[name] = _memory(buffer, "cpu")
             if isinstance(module, Position):
                 module.constants()
+
+
+def _memory(like: Tensor, device: torch.device | str) -> Tensor:
+    """Room for a tensor on meta. empty_like and to_empty would import all of sympy first, half a second of it."""
+    return torch.empty(like.shape, dtype=like.dtype, device=device)
 
 
 def fresh(model: Any, name: str) -> Tensor:

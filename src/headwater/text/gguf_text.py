@@ -63,7 +63,7 @@ def _from_gpt2(
     if pre not in CUTS:
         raise BadFile(f"{where}: text cut as {str(pre)[:40]!r} is not known here; {nearest(str(pre)[:40], CUTS)}")
     vocab = {token: n for n, token in enumerate(tokens)}
-    merges = [merge.split(" ") for merge in _list(metadata, "merges", str, where)]
+    merges = _list(metadata, "merges", str, where)  # "a b" each; as lists they would take twice the time
     starts = pre in ("llama-bpe", "llama3", "llama-v3")
     before = f"{roles['bos']} " if _flag(metadata, "add_bos_token", starts) and "bos" in roles else ""
     after = f" {roles['eos']}" if _flag(metadata, "add_eos_token", False) and "eos" in roles else ""

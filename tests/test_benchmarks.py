@@ -1,0 +1,58 @@
+"""Benchmarks run: small ones here, on a model that has learnt nothing, with figures nobody keeps."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from headwater.data.learn import learn
+from headwater.families.family import FAMILIES
+from headwater.families.folder import Loaded
+from headwater.families.gguf import save_gguf
+from headwater.weights.settings import Settings
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+CONFIG = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "rms_norm_eps": 1e-5,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory) -> Path:
+    tokenizer = learn(["the cat sat on the mat"] * 20, "bpe", vocab=300)
+    config = {**CONFIG, "vocab_size": len(tokenizer)}
+    model = FAMILIES["llama"].read(Settings(dict(config)), "language").build(seed=0).eval()
+    path = tmp_path_factory.mktemp("model") / "m.gguf"
+    return save_gguf(Loaded(model, tokenizer, config, Path("made"), "language"), path, "Q8_0")
+
+
+@pytest.fixture
+def bench(monkeypatch, tmp_path):
+    """A module of benchmarks/, whose tables are written elsewhere."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import side_by_side
+
+    monkeypatch.setattr(side_by_side, "RESULTS", tmp_path)
+    yield lambda name: __import__(name)
+    for name in [n for n, m in sys.modules.items() if str(BENCHMARKS) in str(getattr(m, "__file__", ""))]:
+        del sys.modules[name]
+
+
+def test_a_fresh_process_says_its_first_token(file, bench):
+    contender = bench("first_token").fresh("ours", "headwater", str(file), "the cat")
+    try:
+        contender.start(threads=1)
+        assert not contender.missing and contender.facts["said"]
+        assert contender.go()
+        assert 0 < contender.rounds[0]["seconds"] < 60
+    finally:
+        contender.stop()
+
+
+def test_who_says_nothing_is_missing(bench, tmp_path):
+    contender = bench("first_token").fresh("ours", "headwater", str(tmp_path / "no.gguf"), "the cat")
+    contender.start(threads=1)
+    assert "said nothing" in contender.missing
