@@ -123,7 +123,7 @@ def test_packed_weights_differ_only_by_rounded_activations(name: str, bits: str,
     """Against modules whose activations are rounded to 8 bits in blocks of 32 as well, next to nothing is left."""
     model = built(KNOWN[name])
     assert pack(model, bits)
-    fast, plain = said(model, True, first=6), said(model, False, first=6)  # few enough to be rounded, too
+    fast, plain = said(model, True, first=6), said(model, False, first=6)  # few enough to be rounded alike
 
     def rounded(self, x):
         blocks = x.unflatten(-1, (-1, 32))

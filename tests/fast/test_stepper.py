@@ -30,7 +30,7 @@ from headwater.core import (
 )
 from headwater.errors import Fault
 from headwater.fast.library import library
-from headwater.generation.reading import read
+from headwater.generation.reading import read, read_all
 from headwater.generation.slots import Slots
 from headwater.generation.stepping import Stepper
 from headwater.machine.build import missing
@@ -90,6 +90,25 @@ def test_any_sizes(data):
 
 
 PLAIN = (Attention(4, sees=Past()), FeedForward(96, "gelu"), LayerNorm())
+
+
+@pytest.mark.parametrize("together", [7, 10, 256])
+def test_long_texts_are_read_in_parts(together: int, monkeypatch):
+    """Rows of different length, and more scores asked for than the last part has tokens."""
+    monkeypatch.setattr("headwater.generation.stepping.TOGETHER", together)
+    model, texts = decoder(*PLAIN), [[n % 50 for n in range(first, first + 12)] for first in (3, 20, 41)]
+
+    def scores(fast: bool) -> torch.Tensor:
+        slots = Slots(model, range(3))
+        slots.stepper = (model, Stepper.of(model) if fast else None)
+        several = [
+            read(model, slots, [text[:size] for text, size in zip(texts, (12, 5, 9), strict=True)]) for _ in "ab"
+        ]
+        slots = Slots(model, ["a"])
+        slots.stepper = (model, Stepper.of(model) if fast else None)
+        return torch.cat([*several, read_all(model, slots, texts[0], 9), read_all(model, slots, texts[1], 12)])
+
+    torch.testing.assert_close(scores(True), scores(False), atol=2e-5, rtol=2e-5)
 
 
 def test_what_c_could_not_look_up_is_the_modules_to_refuse():

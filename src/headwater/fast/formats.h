@@ -2,7 +2,7 @@
 
    Weights stay in the form they have in the file (F32, F16, or GGUF's blocks Q8_0, Q4_0, Q4_1) and are widened in
    registers. For quantised weights the activations are rounded to 8 bits in blocks of 32 with a scale each, so that a
-   block's product is a handful of integer instructions. (For many rows see panels.h, which rounds nothing.)
+   block's product is a handful of integer instructions. (For many rows see panels.h.)
 
    The loops over 32 are written for AVX2 and, where that is missing, in portable form. */
 
@@ -37,22 +37,19 @@ static inline float half_at(const uint8_t *p) { uint16_t h; memcpy(&h, p, 2); re
 static const int block_bytes[] = {4 * 32, 2 * 32, 34, 18, 20};   /* bytes of 32 numbers, by kind */
 static inline const uint8_t *row_of(const Matrix *m, int r) { return m->data + (size_t)r * (m->cols / 32) * block_bytes[m->kind]; }
 
-/* A row of activations rounded, for each block of 32: value = q · d; s = d · Σ q, for Q4's offset. Few rows keep q as it
-   is, 8 bits with a sign; rows that meet a panel (panels.h) keep q + zero, without a sign, four columns at a time. */
-enum { TILE = 5 };                                       /* rows that meet a panel together: fours lie TILE apart */
-typedef struct { int8_t *q; float *ds; int zero; } Rounded;          /* ds: d and s of each block, side by side */
+/* A row of activations rounded, for each block of 32: value = q · d; s = d · Σ q, for the offset of the weights. The fours
+   of a row lie `apart` bytes from each other: 4, or further where the rows that meet a panel (panels.h) lie between. */
+typedef struct { int8_t *q; float *ds; int apart; } Rounded;         /* ds: d and s of each block, side by side */
 
-static void round_row(const float *x, int n, Rounded out) {
-    float top = out.zero ? out.zero - 1 : 127;
+static void round_row(const float *x, int n, float top, Rounded out) {
     for (int b = 0; b < n / 32; b++, x += 32) {
         float most = 0;
         int8_t q[32];
         int sum = 0;
         for (int j = 0; j < 32; j++) { float a = fabsf(x[j]); most = a > most ? a : most; }
         float d = most / top, inverse = most > 0 ? top / most : 0;
-        for (int j = 0; j < 32; j++) { int v = (int)rintf(x[j] * inverse); q[j] = (int8_t)(v + out.zero); sum += v; }
-        if (!out.zero) memcpy(out.q + 32 * b, q, 32);
-        else for (int p = 0; p < 8; p++) memcpy(out.q + 4 * TILE * (8 * b + p), q + 4 * p, 4);
+        for (int j = 0; j < 32; j++) { int v = (int)rintf(x[j] * inverse); q[j] = (int8_t)v; sum += v; }
+        for (int p = 0; p < 8; p++) memcpy(out.q + out.apart * (8 * b + p), q + 4 * p, 4);
         out.ds[2 * b] = d;
         out.ds[2 * b + 1] = d * sum;
     }

@@ -2,20 +2,17 @@
 
    Sixteen rows of W at a time are laid out as a panel that a near cache holds, the sixteen side by side; then TILE rows
    of x meet the panel, all their sums in registers. Quantised weights stay 8 bits wide and x is rounded as well: two
-   instructions then multiply and add 32 numbers in place of eight floats. The instruction wants one side without a sign,
-   so x is moved up by `zero` and the sums begin with what that adds; and it must not overflow 16 bits with two products,
-   so beside weights of 8 bits x has 7 (zero = 64), beside weights of 4 bits 8 (zero = 128). Rounded rows lie by tiles,
-   [cols / 4][TILE][4], in the order in which they are read. With zero = 0 nothing is rounded: W is widened to floats. */
+   instructions then multiply and add 32 numbers in place of eight floats. The first wants one side without a sign: W is
+   moved up, which its offset takes back. It adds two products in 16 bits: beside weights of 8 bits x has 7, so that they
+   fit; beside weights of 4 bits x has 8, and all 32 of a block fit. Rounded rows lie by tiles, [cols / 4][TILE][4], in
+   the order in which they are read. */
 
-enum { PANEL = 16 };                                     /* TILE · PANEL sums are 10 of the 16 wide registers */
-#ifdef WIDE
-static inline int rounds(const Matrix *m, int zero) { return m->kind >= Q8_0 && zero; }
-#endif
+enum { PANEL = 16, TILE = 5 };                           /* TILE · PANEL sums are 10 of the 16 wide registers */
 
 /* Where row i of rounded activations begins, from column `from` on. */
-static inline Rounded rounded_at(int8_t *q, float *ds, int zero, int cols, int i, int from) {
+static inline Rounded rounded_at(int8_t *q, float *ds, int cols, int i, int from) {
     size_t tile_begins = (size_t)(i / TILE) * TILE * cols;
-    return (Rounded){q + tile_begins + TILE * (size_t)from + 4 * (i % TILE), ds + ((size_t)i * cols + from) / 16, zero};
+    return (Rounded){q + tile_begins + TILE * (size_t)from + 4 * (i % TILE), ds + ((size_t)i * cols + from) / 16, 4 * TILE};
 }
 
 #ifdef WIDE
@@ -63,36 +60,29 @@ INLINED void lay_floats(int kind, const uint8_t *const row[8], int cols, float *
     }
 }
 
-/* Rounded: [cols / 4][PANEL][4] bytes, then for each block of 32 columns, PANEL each: where sums begin, scales, offsets. */
-INLINED void lay_rounded(int kind, const uint8_t *const row[8], int cols, int zero, int8_t *out, float *notes) {
-    const __m256i one8 = _mm256_set1_epi8(1), one16 = _mm256_set1_epi16(1);
-    for (int b = 0; b < cols / 32; b++, notes += 3 * PANEL) {
+/* Rounded: [cols / 4][PANEL][4] bytes without a sign, then for each block of 32 columns, PANEL each: scales, offsets. */
+INLINED void lay_rounded(int kind, const uint8_t *const row[8], int cols, uint8_t *out, float *notes) {
+    for (int b = 0; b < cols / 32; b++, notes += 2 * PANEL) {
         __m256 r[8];
         for (int i = 0; i < 8; i++) {
             const uint8_t *w = row[i] + (size_t)b * block_bytes[kind], *q = w + (kind == Q4_1 ? 4 : 2);
-            __m256i v = kind == Q8_0 ? _mm256_loadu_si256((const __m256i *)q) : _mm256_sub_epi8(nibbles(q), _mm256_set1_epi8(8));
+            __m256i v = kind == Q8_0 ? _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)q), _mm256_set1_epi8(-128)) : nibbles(q);
             r[i] = _mm256_castsi256_ps(v);
-            notes[PANEL + i] = half_at(w);
-            notes[2 * PANEL + i] = kind == Q4_1 ? half_at(w + 2) + 8 * notes[PANEL + i] : 0;
+            notes[i] = half_at(w);
+            notes[PANEL + i] = kind == Q4_1 ? half_at(w + 2) : (kind == Q8_0 ? -128 : -8) * notes[i];
         }
         transpose8(r);
-        __m256i sum = _mm256_setzero_si256();
-        for (int i = 0; i < 8; i++, out += 4 * PANEL) {
-            __m256i four = _mm256_castps_si256(r[i]);
-            _mm256_storeu_si256((__m256i *)out, four);
-            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(one8, four), one16));
-        }
-        _mm256_storeu_si256((__m256i *)notes, _mm256_mullo_epi32(sum, _mm256_set1_epi32(-zero)));
+        for (int i = 0; i < 8; i++, out += 4 * PANEL) _mm256_storeu_si256((__m256i *)out, _mm256_castps_si256(r[i]));
     }
 }
 
-static void lay(const Matrix *m, int first, int zero, float *panel) {
+static void lay(const Matrix *m, int first, int round, float *panel) {
     float *notes = panel + PANEL / 4 * (size_t)m->cols;
     for (int h = 0; h < PANEL; h += 8) {
         const uint8_t *row[8];                           /* beyond the last row: that one again, which no one keeps */
         for (int i = 0; i < 8; i++) row[i] = row_of(m, first + h + i < m->rows ? first + h + i : m->rows - 1);
 #define LAY(kind) case kind: \
-            if (rounds(m, zero)) lay_rounded(kind, row, m->cols, zero, (int8_t *)panel + 4 * h, notes + h); \
+            if (round && kind >= Q8_0) lay_rounded(kind, row, m->cols, (uint8_t *)panel + 4 * h, notes + h); \
             else lay_floats(kind, row, m->cols, panel + h); \
             break;
         switch (m->kind) { LAY(F32) LAY(F16) LAY(Q8_0) LAY(Q4_0) LAY(Q4_1) }
@@ -114,37 +104,50 @@ INLINED void tile_floats(int R, const float *w, int cols, const float *x, size_t
     for (int r = 0; r < R; r++) memcpy(sums + r * PANEL, acc[r], sizeof acc[r]);
 }
 
-/* sum0 += four · w0, sum1 += four · w1, for four columns of one row of x and sixteen rows of W. Written out, because all
-   registers are in use here and compilers, left to order this themselves, put the sums into memory. */
+/* sum0 += four · w0, sum1 += four · w1, for four columns of one row of x and sixteen rows of W: sums of 32 bits, or of 16.
+   Written out, because all registers are in use here and compilers, left to order this themselves, put the sums into memory. */
 INLINED void meet(const int8_t *four, __m256i w0, __m256i w1, __m256i ones, __m256i *sum0, __m256i *sum1) {
     __m256i a, b;
-    __asm__("vpbroadcastd %4, %2\n\tvpmaddubsw %5, %2, %3\n\tvpmaddwd %7, %3, %3\n\tvpaddd %3, %0, %0\n\t"
-            "vpmaddubsw %6, %2, %2\n\tvpmaddwd %7, %2, %2\n\tvpaddd %2, %1, %1"
+    __asm__("vpbroadcastd %4, %2\n\tvpmaddubsw %2, %5, %3\n\tvpmaddwd %7, %3, %3\n\tvpaddd %3, %0, %0\n\t"
+            "vpmaddubsw %2, %6, %2\n\tvpmaddwd %7, %2, %2\n\tvpaddd %2, %1, %1"
             : "+x"(*sum0), "+x"(*sum1), "=&x"(a), "=&x"(b) : "m"(*(const int32_t *)four), "x"(w0), "x"(w1), "x"(ones));
 }
+INLINED void meet_small(const int8_t *four, __m256i w0, __m256i w1, __m256i *sum0, __m256i *sum1) {
+    __m256i a, b;
+    __asm__("vpbroadcastd %4, %2\n\tvpmaddubsw %2, %5, %3\n\tvpaddw %3, %0, %0\n\t"
+            "vpmaddubsw %2, %6, %2\n\tvpaddw %2, %1, %1"
+            : "+x"(*sum0), "+x"(*sum1), "=&x"(a), "=&x"(b) : "m"(*(const int32_t *)four), "x"(w0), "x"(w1));
+}
 
-INLINED void tile_rounded(int R, const float *panel, int cols, Rounded x, size_t stride, float *sums) {
-    const int8_t *w = (const int8_t *)panel;
+INLINED void tile_rounded(int R, int small, const float *panel, int cols, Rounded x, size_t stride, float *sums) {
+    const uint8_t *w = (const uint8_t *)panel;
     const float *notes = panel + PANEL / 4 * (size_t)cols;
     const __m256i ones = _mm256_set1_epi16(1);
-    memset(sums, 0, sizeof(float) * PANEL * R);
-    for (int b = 0; b < cols / 32; b++, notes += 3 * PANEL) {
+    __m256 sum[TILE][2];
+    for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
+    for (int b = 0; b < cols / 32; b++, notes += 2 * PANEL) {
         __m256i acc[TILE][2];
-        for (int r = 0; r < R; r++) for (int v = 0; v < 2; v++) acc[r][v] = _mm256_loadu_si256((const __m256i *)notes + v);
+        for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = _mm256_setzero_si256();
+#pragma GCC unroll 8
         for (int p = 0; p < 8; p++, w += 4 * PANEL) {
             __m256i w0 = _mm256_loadu_si256((const __m256i *)w), w1 = _mm256_loadu_si256((const __m256i *)w + 1);
-            for (int r = 0; r < R; r++) meet(x.q + 4 * (TILE * (8 * b + p) + r), w0, w1, ones, &acc[r][0], &acc[r][1]);
+            for (int r = 0; r < R; r++) {
+                const int8_t *four = x.q + 4 * (TILE * (8 * b + p) + r);
+                if (small) meet_small(four, w0, w1, &acc[r][0], &acc[r][1]);
+                else meet(four, w0, w1, ones, &acc[r][0], &acc[r][1]);
+            }
         }
         for (int r = 0; r < R; r++) {
             const float *ds = x.ds + r * stride / 16 + 2 * b;
-            for (int v = 0; v < PANEL; v += 8) {
-                __m256 sum = _mm256_loadu_ps(sums + r * PANEL + v), by = _mm256_mul_ps(_mm256_set1_ps(ds[0]), _mm256_loadu_ps(notes + PANEL + v));
-                sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(acc[r][v / 8]), by, sum);
-                sum = _mm256_fmadd_ps(_mm256_set1_ps(ds[1]), _mm256_loadu_ps(notes + 2 * PANEL + v), sum);
-                _mm256_storeu_ps(sums + r * PANEL + v, sum);
+            __m256 d = _mm256_set1_ps(ds[0]), s = _mm256_set1_ps(ds[1]);
+            for (int v = 0; v < 2; v++) {
+                __m256i whole = small ? _mm256_madd_epi16(acc[r][v], ones) : acc[r][v];
+                sum[r][v] = _mm256_fmadd_ps(s, _mm256_loadu_ps(notes + PANEL + 8 * v), sum[r][v]);
+                sum[r][v] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(whole), _mm256_mul_ps(d, _mm256_loadu_ps(notes + 8 * v)), sum[r][v]);
             }
         }
     }
+    for (int r = 0; r < R; r++) memcpy(sums + r * PANEL, sum[r], sizeof sum[r]);
 }
 
 /* A function for each number of rows, so that each has the registers to itself. */
@@ -152,20 +155,24 @@ INLINED void tile_rounded(int R, const float *panel, int cols, Rounded x, size_t
     static __attribute__((noinline)) void floats_##R(const float *panel, int cols, const float *x, size_t stride, float *sums) { \
         tile_floats(R, panel, cols, x, stride, sums); \
     } \
-    static __attribute__((noinline)) void rounded_##R(const float *panel, int cols, Rounded x, size_t stride, float *sums) { \
-        tile_rounded(R, panel, cols, x, stride, sums); \
+    static __attribute__((noinline)) void bytes_##R(const float *panel, int cols, Rounded x, size_t stride, float *sums) { \
+        tile_rounded(R, 0, panel, cols, x, stride, sums); \
+    } \
+    static __attribute__((noinline)) void halves_##R(const float *panel, int cols, Rounded x, size_t stride, float *sums) { \
+        tile_rounded(R, 1, panel, cols, x, stride, sums); \
     }
 TILES(1) TILES(2) TILES(3) TILES(4) TILES(5)
+typedef void Rounding(const float *, int, Rounded, size_t, float *);
 static void (*const floats[])(const float *, int, const float *, size_t, float *) = {floats_1, floats_2, floats_3, floats_4, floats_5};
-static void (*const roundeds[])(const float *, int, Rounded, size_t, float *) = {rounded_1, rounded_2, rounded_3, rounded_4, rounded_5};
+static Rounding *const bytes[] = {bytes_1, bytes_2, bytes_3, bytes_4, bytes_5}, *const halves[] = {halves_1, halves_2, halves_3, halves_4, halves_5};
 
 static void tile(int R, const Matrix *m, const float *panel, const float *x, Rounded q, size_t stride, float *sums) {
-    if (rounds(m, q.zero)) roundeds[R - 1](panel, m->cols, q, stride, sums);
+    if (q.q && m->kind >= Q8_0) (m->kind == Q8_0 ? bytes : halves)[R - 1](panel, m->cols, q, stride, sums);
     else floats[R - 1](panel, m->cols, x, stride, sums);
 }
 #else
-static void lay(const Matrix *m, int first, int zero, float *panel) {
-    (void)zero;
+static void lay(const Matrix *m, int first, int round, float *panel) {
+    (void)round;
     float row[m->cols];
     for (int i = 0; i < PANEL; i++) {
         widen_row(m, first + i < m->rows ? first + i : m->rows - 1, row);
@@ -182,14 +189,15 @@ static void tile(int R, const Matrix *m, const float *panel, const float *x, Rou
 }
 #endif
 
-/* Panel number p of W with n rows of x, `stride` apart; y has rows of `wide`. panel has room for PANEL · cols floats. */
+/* Panel number p of W with n rows of x, `stride` apart, rounded in q or, without q, exact; y has rows of `wide`. panel has
+   room for PANEL · cols floats. */
 static void panel_product(const Matrix *m, int p, float *panel, const float *x, Rounded q, int n, size_t stride, float *y, size_t wide, int add) {
     int first = p * PANEL, live = m->rows - first < PANEL ? m->rows - first : PANEL;
     float sums[TILE * PANEL];
-    lay(m, first, q.zero, panel);
+    lay(m, first, q.q != NULL, panel);
     for (int i = 0; i < n; i += TILE) {
         int R = n - i < TILE ? n - i : TILE;
-        tile(R, m, panel, x + i * stride, rounded_at(q.q, q.ds, q.zero, (int)stride, i, 0), stride, sums);
+        tile(R, m, panel, x + i * stride, q.q ? rounded_at(q.q, q.ds, (int)stride, i, 0) : q, stride, sums);
         for (int r = 0; r < R; r++) {
             float *to = y + (i + r) * wide + first;
             for (int j = 0; j < live; j++) {

@@ -25,7 +25,6 @@ from headwater.fast.packed import PackedLinear, PackedTable
 from headwater.fast.structures import BRANCHES, CODES, LINEARS, Layer, Matrix, Norm, Whole
 
 ACTS = [ACTIVATIONS[name] for name in ("silu", "gelu", "gelu_tanh", "relu", "quick_gelu")]  # as step.c numbers them
-ZERO, UNROUNDED = {"Q8_0": 64, "Q4_0": 128, "Q4_1": 128}, 256  # activations without a sign: see panels.h
 STORED = {torch.float32: "F32", torch.float16: "F16"}
 ROLES = {"self_attn": "attn", "cross_attn": "cross", "ffn": "ffn"}  # ours, step.c's
 
@@ -46,7 +45,7 @@ class Plan:
         known(model.decoder is not None and not model.training)
         known(not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()))
         self.kept: list[Tensor] = []  # what C holds pointers to
-        self.stack, self.rounds = model.decoder, UNROUNDED
+        self.stack = model.decoder
         self.blocks = [self.stack.layers[index] for index in self.stack.order]
         known(bool(self.blocks) and all(type(block) is BlockLayer for block in self.blocks))
         self.crosses = model.encoder is not None
@@ -81,7 +80,7 @@ class Plan:
             heads=heads, kv_heads=kv_heads, head_dim=head_dim, turned=turned, act=ACTS.index(self.act),
             scale=scale, embed_scale=embed.scale, head_scale=head.scale,
             table=self._table(embed.tokens), head=self._matrix(head.out), embed_norm=self._norm(embed.norm),
-            final=self._norm(self.stack.final_norm), layer=self.layers, rounds=self.rounds % UNROUNDED,
+            final=self._norm(self.stack.final_norm), layer=self.layers,
         )  # fmt: skip
 
     def _layer(self, block: Any) -> Layer:
@@ -124,7 +123,6 @@ class Plan:
         known(type(linear) in (nn.Linear, PackedLinear) and linear.in_features % 32 == 0)
         bias = None if linear.bias is None else self.pointer(linear.bias)
         if isinstance(linear, PackedLinear):
-            self.rounds = min(self.rounds, ZERO[linear.kind.name])
             return Matrix(CODES[linear.kind.name], linear.rows, linear.columns, self.pointer(linear.blocks), bias)
         return self._plain(linear.weight, bias)
 

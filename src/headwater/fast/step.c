@@ -30,7 +30,6 @@ typedef struct {                                         /* a branch: x -> post_
 } Layer;
 typedef struct {
     int32_t layers, d_model, heads, kv_heads, head_dim, turned, d_ff, vocab, length, act;
-    int32_t rounds;                                      /* some matrix is quantised, so activations are rounded: their zero */
     int32_t heard;                                       /* tokens of the longest source */
     float scale, embed_scale, head_scale;
     Matrix table, head;                                  /* tokens, and the output (often the same) */
@@ -116,13 +115,19 @@ static void attend(const Model *m, const float *q, const float *keys, const floa
 /* ------------------------------------------------------------------------------------ what all threads do together */
 
 static Rounded rounded(const Step *t, int i, int from) {
-    if (t->n > FEW) return rounded_at(t->s.q, t->s.ds, t->m->rounds, t->most, i, from);
+    if (t->n > FEW) return rounded_at(t->s.q, t->s.ds, t->most, i, from);
     size_t at = (size_t)i * t->most + from;
-    return (Rounded){t->s.q + at, t->s.ds + at / 16, 0};
+    return (Rounded){t->s.q + at, t->s.ds + at / 16, 4};
 }
 
-static void round_some(const Step *t, int i, const float *x, int from, int to) {
-    if (t->m->rounds) round_row(x + from, to - from, rounded(t, i, from));
+/* Columns from .. to of row i rounded, as those who read them need it: `count` matrices from `readers` on. */
+static void round_some(const Step *t, int i, const float *x, int from, int to, const Matrix *readers, int count) {
+    int quantised = 0, top = 127;
+    for (const Matrix *m = readers; m < readers + count; m++) {
+        quantised |= m->data && m->kind >= Q8_0;
+        if (m->data && m->kind == Q8_0 && t->n > FEW) top = 63;
+    }
+    if (quantised) round_row(x + from, to - from, top, rounded(t, i, from));
 }
 
 /* y[i][0..rows) (+)= m x[i] + bias, a thread its share of the rows of m. */
@@ -142,15 +147,15 @@ static void share(const Step *t, const Matrix *m, const float *x, float *y, int 
     }
 }
 
-/* Between two branches: x = after(x), the last one's post_norm; y = before(x) · by, what the next one reads. */
-static void enter(const Step *t, const Norm *after, const Norm *before, float by) {
+/* Between two branches: x = after(x), the last one's post_norm; y = before(x) · by, what the next one's matrices read. */
+static void enter(const Step *t, const Norm *after, const Norm *before, float by, const Matrix *readers, int count) {
     int D = t->m->d_model;
     IN_TURN(i, t->n) {
         float *x = t->s.x + (size_t)i * D, *y = t->s.y + (size_t)i * t->most;
         normed(after, x, D, x);
         normed(before, x, D, y);
         if (by != 1) for (int j = 0; j < D; j++) y[j] *= by;
-        round_some(t, i, y, 0, D);
+        round_some(t, i, y, 0, D, readers, count);
     }
     MEET
 }
@@ -158,7 +163,7 @@ static void enter(const Step *t, const Norm *after, const Norm *before, float by
 /* The end of a branch: x += out(mixed), mixed [n][width]. */
 static void leave(const Step *t, const Matrix *out) {
     MEET
-    IN_TURN(i, t->n) round_some(t, i, t->s.mixed + (size_t)i * t->most, 0, out->cols);
+    IN_TURN(i, t->n) round_some(t, i, t->s.mixed + (size_t)i * t->most, 0, out->cols, out, 1);
     MEET
     share(t, out, t->s.mixed, t->s.x, t->m->d_model, 1);
     MEET
@@ -219,7 +224,7 @@ static void feed_forward(const Step *t, const Layer *l) {
         float *h = t->s.hidden + (size_t)i * 2 * F, *mixed = t->s.mixed + (size_t)i * t->most;
         act(t->m->act, h, gated ? h + F : NULL, from, to);
         memcpy(mixed + from, h + from, sizeof(float) * (to - from));
-        round_some(t, i, mixed, from, to);
+        round_some(t, i, mixed, from, to, &l->down, 1);
     }
     MEET
     share(t, &l->down, t->s.mixed, t->s.x, t->m->d_model, 1);
@@ -236,31 +241,40 @@ static void embed(const Step *t) {
     }
 }
 
+/* What is left to do with x after the last branch. */
+static const Norm *through_the_layers(const Step *t) {
+    const Norm *after = &t->m->embed_norm;
+    embed(t);                                            /* a thread enters with the rows it has made */
+    for (const Layer *l = t->m->layer; l < t->m->layer + t->m->layers; l++) {
+        enter(t, after, &l->attn_norm, 1, &l->q, 3);
+        self_attention(t, l);
+        after = &l->attn_post;
+        if (l->cross_q.data) {
+            enter(t, after, &l->cross_norm, 1, &l->cross_q, 1);
+            cross_attention(t, l);
+            after = &l->cross_post;
+        }
+        enter(t, after, &l->ffn_norm, 1, &l->gate, 2);
+        feed_forward(t, l);
+        after = &l->ffn_post;
+    }
+    return after;
+}
+
 /* ------------------------------------------------------------------------------------------------ what Python calls */
 
-/* tokens at their places -> logits [n][vocab] */
-void step(const Model *m, const Row *rows, int n, const float *cos, const float *sin, Scratch s, int most, float *logits) {
-    Step it = {m, rows, n, most, cos, sin, s}, *t = &it;
+/* tokens at their places -> logits [count][vocab] of the rows that are asked for, ascending */
+void step(const Model *m, const Row *rows, int n, const int32_t *asked, int count, const float *cos, const float *sin, Scratch s, int most,
+          float *logits) {
+    Step all = {m, rows, n, most, cos, sin, s}, last = all;
+    last.n = count;
 #pragma omp parallel num_threads(s.threads)
     {
-        const Norm *after = &m->embed_norm;
-        embed(t);                                        /* a thread enters with the rows it has made */
-        for (int at = 0; at < m->layers; at++) {
-            const Layer *l = m->layer + at;
-            enter(t, after, &l->attn_norm, 1);
-            self_attention(t, l);
-            after = &l->attn_post;
-            if (l->cross_q.data) {
-                enter(t, after, &l->cross_norm, 1);
-                cross_attention(t, l);
-                after = &l->cross_post;
-            }
-            enter(t, after, &l->ffn_norm, 1);
-            feed_forward(t, l);
-            after = &l->ffn_post;
-        }
-        enter(t, after, &m->final, m->head_scale);
-        share(t, &m->head, s.y, logits, m->vocab, 0);
+        const Norm *after = through_the_layers(&all);
+        if (omp_get_thread_num() == 0) for (size_t i = 0, D = m->d_model; i < (size_t)count; i++) memmove(s.x + i * D, s.x + (size_t)asked[i] * D, sizeof(float) * D);
+        MEET
+        enter(&last, after, &m->final, m->head_scale, &m->head, 1);
+        share(&last, &m->head, s.y, logits, m->vocab, 0);
     }
 }
 
@@ -276,7 +290,7 @@ void product(const Matrix *m, const float *x, int n, float *y, float *panels, in
     {
         float *panel = panels + omp_get_thread_num() * PANEL * cols;
         if (n > FEW) {
-            EACH(p, (m->rows + PANEL - 1) / PANEL) panel_product(m, p, panel, x, (Rounded){NULL, NULL, 0}, n, cols, y, m->rows, 0);
+            EACH(p, (m->rows + PANEL - 1) / PANEL) panel_product(m, p, panel, x, (Rounded){0}, n, cols, y, m->rows, 0);
         } else EACH(r, m->rows) {
             widen_row(m, r, panel);                      /* into the nearest cache */
             for (int i = 0; i < n; i++) y[(size_t)i * m->rows + r] = dot_f32(panel, x + i * cols, m->cols) + (m->bias ? m->bias[r] : 0);

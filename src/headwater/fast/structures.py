@@ -42,7 +42,7 @@ class Whole(ctypes.Structure):
     """The Model of step.c."""
 
     _fields_ = (
-        *((name, c_int32) for name in (*SIZES, "rounds", "heard")),
+        *((name, c_int32) for name in (*SIZES, "heard")),
         *((name, c_float) for name in ("scale", "embed_scale", "head_scale")),
         ("table", Matrix),
         ("head", Matrix),

@@ -19,8 +19,7 @@ def read(model: Any, slots: Slots, texts: Sequence[Sequence[int]]) -> Tensor:
     Rows may differ in length; a shorter one is filled up with its own last token, which nobody sees, and cropped again.
     """
     if stepper := _stepper(model, slots, texts):
-        scores = stepper.read(slots, [list(text) for text in texts])
-        return scores if len(scores) == len(texts) else scores[torch.tensor(list(map(len, texts))).cumsum(0) - 1]
+        return stepper.read(slots, texts)
     ids = rectangle(texts, slots.device)
     before = slots.lengths
     states = _states(model, slots, ids)
@@ -32,12 +31,12 @@ def read(model: Any, slots: Slots, texts: Sequence[Sequence[int]]) -> Tensor:
 def read_all(model: Any, slots: Slots, text: Sequence[int], last: int) -> Tensor:
     """Read new tokens of a single row; scores [last, V] after each of the last ones."""
     if stepper := _stepper(model, slots, [text]):
-        return stepper.read(slots, [list(text)])[-last:]
+        return stepper.read(slots, [text], last)
     return _head(model, _states(model, slots, rectangle([text], slots.device))[:, -last:])[0]
 
 
 def _stepper(model: Any, slots: Slots, texts: Sequence[Sequence[int]]) -> Stepper | None:
-    """The compiled step, for a few tokens a row of a model it knows; made once for a cache."""
+    """The compiled step, for a model it knows; made once for a cache."""
     if slots.stepper is None:
         slots.stepper = (model, Stepper.of(model))
     whose, stepper = slots.stepper

@@ -7,8 +7,10 @@ is lost but time. A law in the tests says that both agree.
 from __future__ import annotations
 
 import ctypes
+from bisect import bisect_left
 from collections.abc import Sequence
-from ctypes import c_void_p
+from ctypes import c_int32, c_void_p
+from itertools import accumulate
 from operator import add
 from typing import Any
 
@@ -20,7 +22,7 @@ from headwater.fast.plan import Plan, Unknown, known
 from headwater.fast.structures import PANEL, TILE, Scratch, Token
 from headwater.generation.slots import Slots
 
-FEW = 8  # tokens of one text that are read in steps; a longer text is the modules' to read
+TOGETHER = 256  # tokens that meet the weights at once: more would need more room and gain nothing
 
 
 class Stepper:
@@ -46,34 +48,43 @@ class Stepper:
         self._places: Tensor | None = None
 
     def takes(self, slots: Slots, texts: Sequence[Sequence[int]]) -> bool:
-        """A few tokens in all, or one a row for any number of rows. What C could not look up, modules refuse."""
+        """What C could not look up, modules refuse."""
         tokens = [token for text in texts for token in text]
-        few, last = len(tokens) <= max(FEW, len(texts)), self.whole.table.rows - 1
         fit = max(map(add, slots.lengths, map(len, texts))) <= self.plan.longest
-        return few and fit and 0 <= min(tokens) <= max(tokens) <= last
+        return fit and min(tokens) >= 0 and max(tokens) < self.whole.table.rows
 
     @torch.inference_mode()
-    def read(self, slots: Slots, texts: list[list[int]]) -> Tensor:
-        """Read one or a few new tokens a row; scores [tokens, V] after each, row after row."""
+    def read(self, slots: Slots, texts: Sequence[Sequence[int]], last: int = 1) -> Tensor:
+        """Read new tokens; scores after the last ones of each row, row after row [.., V]."""
         begins, sources = slots.lengths, slots.hears
-        places = [begins[row] + i for row, text in enumerate(texts) for i in range(len(text))]
-        rows = [row for row, text in enumerate(texts) for _ in text]
-        tokens = [token for text in texts for token in text]
-        self._pin(slots, max(places) + 1)
-        given = (Token * len(tokens))(*map(Token, tokens, places, rows, [sources[row] for row in rows]))
-        home, lengths = self._tell(slots)
-        cos, sin = self._angles(places)
-        logits = torch.empty(len(tokens), self.whole.vocab)
-        pointers = [c_void_p(t.data_ptr()) for t in (cos, sin)]
-        library().step(  # type: ignore[union-attr]
-            ctypes.byref(self.whole), given, len(tokens), *pointers, self._room(len(tokens)), self.most,
-            c_void_p(logits.data_ptr()),
-        )  # fmt: skip
-        del home, lengths  # C has read them
+        given = [
+            (token, begin + i, row, sources[row])
+            for row, (begin, text) in enumerate(zip(begins, texts, strict=True))
+            for i, token in enumerate(text)
+        ]
+        ends = accumulate(map(len, texts))
+        asked = [i for end, text in zip(ends, texts, strict=True) for i in range(end - min(last, len(text)), end)]
+        self._pin(slots, max(map(add, begins, map(len, texts))))
+        told = self._tell(slots)
+        scores = torch.empty(len(asked), self.whole.vocab)
+        for first in range(0, len(given), TOGETHER):
+            some = given[first : first + TOGETHER]
+            before, after = (bisect_left(asked, i) for i in (first, first + len(some)))
+            self._run(some, [i - first for i in asked[before:after]], scores[before:after])
+        del told  # C has read it
         slots.held = [
             held._replace(length=held.length + len(text)) for held, text in zip(slots.held, texts, strict=True)
         ]
-        return logits
+        return scores
+
+    def _run(self, given: list[tuple[int, ...]], asked: list[int], scores: Tensor) -> None:
+        rows = (Token * len(given))(*(Token(*one) for one in given))
+        cos, sin = self._angles([place for _, place, _, _ in given])
+        pointers = [c_void_p(t.data_ptr()) for t in (cos, sin)]
+        library().step(  # type: ignore[union-attr]
+            ctypes.byref(self.whole), rows, len(given), (c_int32 * len(asked))(*asked), len(asked), *pointers,
+            self._room(len(given)), self.most, c_void_p(scores.data_ptr()),
+        )  # fmt: skip
 
     def _angles(self, places: list[int]) -> tuple[Tensor, Tensor]:
         angles = self.plan.position.angles(torch.tensor([places]), torch.float32)
