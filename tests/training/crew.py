@@ -3,7 +3,10 @@
 It reads a line of JSON a trial: {"world": 2, "folder": …, "steps": 50, "settings": {…}} and, where wanted,
     "stop": step after which all leave without a word       "poison": step whose loss is NaN on the last process
     "kill": [rank, step], "freeze": [rank, step]            that process kills, or stops, itself there
-    "slow": seconds the last process sleeps in each step
+    "slow": seconds the last process sleeps in each step    "linger": seconds the first needs after the last step
+    "pause": [step, seconds]                                all stop themselves there, and wake up later
+    "wired": the two processes have a network each          "cut": step after which the wire between them is silent
+    "mend": seconds after which it is mended
 It answers with a line: {"codes": […], "said": [what each process found, or null], "seconds": …}.
 """
 
@@ -14,12 +17,15 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import torch
-from small import Diary, mean_loss, trainer  # beside this file; tests is no package
+import wires  # beside this file; tests is no package
+from small import Diary, mean_loss, trainer
 
 from headwater.errors import Fault
 from headwater.training import pulse
@@ -58,6 +64,7 @@ def member(order: dict, book: Diary) -> dict:
     weights = {name: whole(p).double().sum().item() for name, p in made.model.named_parameters()}
     held = sum(mine(p).numel() for p in made.model.parameters())
     moments = sum(mine(m).numel() for state in made.optimiser.state.values() for m in state.values())
+    time.sleep(order.get("linger", 0.0) if together.rank == 0 else 0.0)
     together.leave()
     return {"lines": book.lines, "weights": weights, "notes": notes, "held": held, "moments": moments}
 
@@ -70,6 +77,13 @@ def listening(order, together, notes):
             return
         if event.step == order.get("stop"):
             raise Left
+        if event.step == order.get("cut"):
+            wires.cut(together.rank)
+            if order.get("mend"):
+                threading.Timer(order["mend"], wires.mend, [together.rank]).start()
+        if order.get("pause", [0])[0] == event.step:
+            subprocess.Popen(["sh", "-c", f"sleep {order['pause'][1]}; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
         for what, number in (("kill", signal.SIGKILL), ("freeze", signal.SIGSTOP)):
             if order.get(what) == [together.rank, event.step]:
                 os.kill(os.getpid(), number)
@@ -82,9 +96,12 @@ class Left(Exception):
 
 
 def child(order: dict, rank: int, out: Path) -> int:
-    place = {"RANK": rank, "WORLD_SIZE": order["world"], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": order["port"]}
+    where = wires.ADDRESSES[0] if order.get("wired") else "127.0.0.1"
+    place = {"RANK": rank, "WORLD_SIZE": order["world"], "MASTER_ADDR": where, "MASTER_PORT": order["port"]}
     os.environ.update({name: str(value) for name, value in place.items()})
     pulse.SILENCE = order.get("silence", pulse.SILENCE)
+    if order.get("wired"):
+        wires.plug_in(rank)
     if order.get("silence"):
         log = (out.parent / f"stderr-{rank}").open("w")
         os.dup2(log.fileno(), 2)
@@ -106,12 +123,14 @@ def trial(order: dict) -> dict:
     Path(order["folder"]).mkdir(parents=True, exist_ok=True)
     outs = [Path(order["folder"]).parent / f"said-{rank}.json" for rank in range(order["world"])]
     children = {}
-    for rank, out in enumerate(outs):
+    for rank, out in reversed(list(enumerate(outs))):
         out.unlink(missing_ok=True)
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
+                if rank and order.get("wired"):
+                    wires.move_out()
                 code = child(order, rank, out)
             except BaseException:
                 import traceback
@@ -120,6 +139,8 @@ def trial(order: dict) -> dict:
             finally:
                 os._exit(code)
         children[pid] = rank
+        if rank and order.get("wired"):
+            wires.lay(pid)
     codes = [None] * order["world"]
     frozen = order.get("freeze", [None])[0]
     while any(code is None for rank, code in enumerate(codes) if rank != frozen):

@@ -27,9 +27,9 @@ ENV = {
 
 
 class Crew:
-    def __init__(self):
+    def __init__(self, *within):
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("crew.py"))],
+            [*within, sys.executable, str(Path(__file__).with_name("crew.py"))],
             env=ENV, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         assert self.process.stdout.readline() == "ready\n"
@@ -130,12 +130,26 @@ def test_a_killed_process_ends_the_others_soon_and_the_run_goes_on(crew, alone, 
     close(lines, alone["lines"][10:])
 
 
-def test_a_process_that_hangs_is_noticed_by_its_pulse_and_where_the_others_wait_is_said(crew, tmp_path):
+def test_a_process_that_hangs_is_noticed_by_its_pulse_and_where_the_others_wait_is_said(crew, alone, tmp_path):
     found = crew(2, tmp_path / "c", freeze=[1, 13], silence=4.0)
     assert found["codes"][0] == Unavailable.exit_code and found["seconds"] < 40
     said = (tmp_path / "stderr-0").read_text()
     assert "process 1 has been silent for 4 s; process 0 stops here" in said
     assert "loop.py" in said and "the run goes on from its last checkpoint" in said
+    close(crew.together(2, tmp_path / "c")[0]["lines"], alone["lines"][10:])
+
+
+def test_a_team_that_was_paused_blames_nobody_and_goes_on(crew, alone, tmp_path):
+    """A laptop that sleeps, a job that is suspended: silence is counted from the waking on."""
+    first, second = crew.together(2, tmp_path / "c", pause=[13, 7], silence=4.0)
+    assert first["lines"] == second["lines"]
+    close(first["lines"], alone["lines"])
+
+
+def test_who_is_ready_waits_for_a_first_that_still_writes(crew, alone, tmp_path):
+    """It must say meanwhile that it lives: the first would take it for dead, and end just before the end."""
+    first, second = crew.together(2, tmp_path / "c", linger=7, silence=4.0)
+    assert first["lines"] == second["lines"] and len(first["lines"]) == 50
 
 
 def test_a_slow_process_is_named_and_not_ended(crew, tmp_path):

@@ -87,6 +87,7 @@ class Team(Alone):
         return init_device_mesh(torch.device(self.device).type, (self.world,))
 
     def leave(self) -> None:
+        dist.barrier()  # whoever is ready waits for the others, and says meanwhile that it lives
         self.pulse.stop()
         dist.barrier()  # the first holds the store: it may not go while another still listens for pulses
         dist.destroy_process_group()
