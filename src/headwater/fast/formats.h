@@ -68,8 +68,10 @@ static inline float quick_exp(float x) {
 
 /* ------------------------------------------------------------------------------------------ products of one row */
 
+typedef float Eight __attribute__((vector_size(32)));
+static inline Eight eight_at(const float *p) { Eight v; memcpy(&v, p, sizeof v); return v; }
 #ifdef WIDE
-static inline float sum8(__m256 v) {
+static inline float sum_of(Eight v) {
     __m128 x = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     x = _mm_add_ps(x, _mm_movehl_ps(x, x));
     return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
@@ -82,12 +84,20 @@ static inline __m256 products(__m256i unsigned8, __m256i signed8) {   /* Σ of f
     __m256i pairs = _mm256_maddubs_epi16(unsigned8, signed8);
     return _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
+#else
+static inline float sum_of(Eight v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
 #endif
 
 static float dot_f32(const float *w, const float *x, int n) {
-    float a = 0;
-    for (int i = 0; i < n; i++) a += w[i] * x[i];
-    return a;
+    Eight a = {0}, b = a;
+    int i = 0;
+    for (; i + 16 <= n; i += 16) {                       /* two at a time, so that neither waits for the other */
+        a += eight_at(w + i) * eight_at(x + i);
+        b += eight_at(w + i + 8) * eight_at(x + i + 8);
+    }
+    float sum = sum_of(a + b);
+    for (; i < n; i++) sum += w[i] * x[i];
+    return sum;
 }
 
 static float dot_f16(const uint8_t *w, const float *x, int n) {
@@ -97,7 +107,7 @@ static float dot_f16(const uint8_t *w, const float *x, int n) {
         a = _mm256_fmadd_ps(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(w + 2 * i))), _mm256_loadu_ps(x + i), a);
         b = _mm256_fmadd_ps(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(w + 2 * i + 16))), _mm256_loadu_ps(x + i + 8), b);
     }
-    return sum8(_mm256_add_ps(a, b));
+    return sum_of(_mm256_add_ps(a, b));
 #else
     float a = 0;
     for (int i = 0; i < n; i++) a += half_at(w + 2 * i) * x[i];
@@ -122,7 +132,7 @@ static float dot_q8_0(const uint8_t *w, Rounded x, int n) {           /* d (2 by
         c = block_q8_0(w + 34, x, b + 1, c);
     }
     if (b < n / 32) a = block_q8_0(w, x, b, a);
-    return sum8(_mm256_add_ps(a, c));
+    return sum_of(_mm256_add_ps(a, c));
 #else
     float a = 0;
     for (int b = 0; b < n / 32; b++, w += 34) {
@@ -149,7 +159,7 @@ static float dot_q4_0(const uint8_t *w, Rounded x, int n) {
         __m256 p = products(nibbles(w + 2), _mm256_loadu_si256((const __m256i *)(x.q + 32 * b)));
         a = _mm256_fmadd_ps(_mm256_set1_ps(d * x.ds[2 * b]), p, a);
     }
-    return offset + sum8(a);
+    return offset + sum_of(a);
 #else
         int sum = 0;
         for (int j = 0; j < 16; j++) sum += (w[2 + j] & 15) * x.q[32 * b + j] + (w[2 + j] >> 4) * x.q[32 * b + 16 + j];
@@ -178,7 +188,7 @@ static float dot_q4_1(const uint8_t *w, Rounded x, int n) {
     }
     if (b < n / 32) BLOCK(a, o, w, b)
     o = _mm_add_ps(o, u);
-    return sum8(_mm256_add_ps(a, c)) + _mm_cvtss_f32(_mm_movehdup_ps(o));
+    return sum_of(_mm256_add_ps(a, c)) + _mm_cvtss_f32(_mm_movehdup_ps(o));
 }
 #else
 static float dot_q4_1(const uint8_t *w, Rounded x, int n) {

@@ -14,6 +14,7 @@ static int omp_get_thread_num(void) { return 0; }
 static int omp_get_num_threads(void) { return 1; }
 #endif
 #include "formats.h"
+#include "attend.h"
 #include "panels.h"
 
 enum { RMS, LAYER };                                     /* norms */
@@ -92,26 +93,6 @@ static void turn(float *h, const float *cos, const float *sin, int half_width) {
     }
 }
 
-/* softmax(scale · q kᵀ) v of one head over tokens first to last, each in its own slot or in that of its home. */
-static void attend(const Model *m, const float *q, const float *keys, const float *values, const int32_t *home, size_t slot,
-                   int first, int last, float *scores, float *out) {
-    int d = m->head_dim;
-    float most = -3e38f, total = 0;
-#define AT(t) ((home ? home[t] * slot : 0) + (size_t)(t) * d)
-    for (int t = first; t < last; t++) {
-        scores[t] = m->scale * dot_f32(keys + AT(t), q, d);
-        most = scores[t] > most ? scores[t] : most;
-    }
-    for (int t = first; t < last; t++) { scores[t] = quick_exp(scores[t] - most); total += scores[t]; }
-    for (int i = 0; i < d; i++) out[i] = 0;
-    for (int t = first; t < last; t++) {
-        const float *v = values + AT(t);
-        for (int i = 0; i < d; i++) out[i] += scores[t] * v[i];
-    }
-    for (int i = 0; i < d; i++) out[i] = total > 0 ? out[i] / total : 0;
-#undef AT
-}
-
 /* ------------------------------------------------------------------------------------ what all threads do together */
 
 static Rounded rounded(const Step *t, int i, int from) {
@@ -169,6 +150,9 @@ static void leave(const Step *t, const Matrix *out) {
     MEET
 }
 
+static float *scores_of(const Step *t) { return t->s.scores + (size_t)omp_get_thread_num() * (t->m->length + t->m->heard); }
+static float *mixed_of(const Step *t, int i, int head) { return t->s.mixed + (size_t)i * t->most + head * t->m->head_dim; }
+
 static void self_attention(const Step *t, const Layer *l) {
     const Model *m = t->m;
     int H = m->heads, G = m->kv_heads, K = m->head_dim, half_width = m->turned / 2, wide = (H + 2 * G) * K;
@@ -187,15 +171,15 @@ static void self_attention(const Step *t, const Layer *l) {
         memcpy(l->values + here, v, sizeof(float) * K);
     }
     MEET
-    EACH(job, t->n * H) {
+    IN_TURN(job, t->n * H) {                             /* later tokens see more: neighbours go to different threads */
         int i = job / H, h = job % H, last = t->rows[i].place + 1, at = t->rows[i].slot;
         float *q = t->s.qkv + (size_t)i * wide + h * K;
         normed(&l->q_norm, q, K, q);
         turn(q, t->cos + (size_t)i * half_width, t->sin + (size_t)i * half_width, half_width);
         const int32_t *home = m->home ? m->home + (size_t)at * m->length : NULL;
         size_t base = (home ? 0 : at * slot) + (size_t)(h / (H / G)) * m->length * K;
-        attend(m, q, l->keys + base, l->values + base, home, slot, l->window && last > l->window ? last - l->window : 0, last,
-               t->s.scores + (size_t)omp_get_thread_num() * (m->length + m->heard), t->s.mixed + (size_t)i * t->most + h * K);
+        Kept keys = {l->keys + base, home, slot, K}, values = {l->values + base, home, slot, K};
+        attend(q, &keys, &values, l->window && last > l->window ? last - l->window : 0, last, m->scale, scores_of(t), mixed_of(t, i, h));
     }
     leave(t, &l->out);
 }
@@ -208,8 +192,8 @@ static void cross_attention(const Step *t, const Layer *l) {
     EACH(job, t->n * H) {
         int i = job / H, h = job % H, source = t->rows[i].source;
         size_t base = ((size_t)source * G + h / (H / G)) * m->heard * K;
-        attend(m, t->s.qkv + ((size_t)i * H + h) * K, l->source_keys + base, l->source_values + base, NULL, 0, 0, m->source_length[source],
-               t->s.scores + (size_t)omp_get_thread_num() * (m->length + m->heard), t->s.mixed + (size_t)i * t->most + h * K);
+        Kept keys = {l->source_keys + base, NULL, 0, K}, values = {l->source_values + base, NULL, 0, K};
+        attend(t->s.qkv + ((size_t)i * H + h) * K, &keys, &values, 0, m->source_length[source], m->scale, scores_of(t), mixed_of(t, i, h));
     }
     leave(t, &l->cross_out);
 }
