@@ -10,13 +10,30 @@ import json
 import tempfile
 from pathlib import Path
 
-from side_by_side import BENCH_PYTHON, Contender, compare, finish
+from side_by_side import BENCH_PYTHON, Contender, compare, table, write
 
 from headwater.families.known import locate
 
+TEXT = """The history of the river begins at its headwater, high in the hills, where the snow melts late in spring and
+the first water finds its way between stones. Farther down it meets a second stream, older and slower, which carries
+sand from the eastern slopes. Farmers built the first mill there four hundred years ago, and after the mill came a
+bridge, a market and a school. In dry summers the two streams could be told apart by their colour for half a mile. When
+engineers measured the valley, they found that most of the water does not run in the river at all: it moves unseen,
+through gravel, a few metres every day, and comes back to the light"""
+FIRST, TRUTH = "headwater Q4_1", "transformers float32"
+
+
+def prompt(tokens: int = 128) -> str:
+    """Ids of a text, with commas between them."""
+    import headwater
+
+    ids = headwater.load("smollm2").tokenizer.encode(" ".join(TEXT.split()))
+    assert len(ids) >= tokens
+    return ",".join(map(str, ids[:tokens]))
+
 
 def widened(folder: Path) -> Path:
-    """The same weights in float32 as a public folder, for transformers."""
+    """The same weights in float32 as a public folder with its tokenizer, for transformers."""
     import headwater
     from headwater.weights.shards import write_folder
 
@@ -44,7 +61,21 @@ def widened(folder: Path) -> Path:
     write_folder(folder, named)
     config = {**loaded.config, "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True}
     (folder / "config.json").write_text(json.dumps(config))
+    loaded.tokenizer.save(folder)
     return folder
+
+
+def agreement(report: dict, truth: str) -> str:
+    """How far each wrote what the truth wrote: after a first difference greedy texts go ways of their own."""
+    told = {name: facts["tokens"] for name, facts in report["facts"].items()}
+    if truth not in told:
+        return ""
+    lines = [f"\n| tokens as {truth} | up to the first difference | at the same place |", "|---|---|---|"]
+    for name, tokens in told.items():
+        same = [a == b for a, b in zip(tokens, told[truth], strict=True)]
+        report["facts"][name] |= {"until": (*same, False).index(False), "same": sum(same)}
+        lines.append(f"| {name} | {report['facts'][name]['until']} of {len(same)} | {sum(same)} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -55,18 +86,19 @@ def main() -> None:
     args = parser.parse_args()
     file = str(locate("smollm2"))
     with tempfile.TemporaryDirectory() as folder:
+        wide, given = str(widened(Path(folder))), prompt()
         contenders = [
-            Contender("headwater Q4_1", "decode_headwater.py", (file,)),
-            Contender("llama.cpp Q4_1", "decode_llama_cpp.py", (file,), BENCH_PYTHON),
-        ]
-        wide = str(widened(Path(folder)))
-        contenders += [
-            Contender("CTranslate2 float32", "decode_ctranslate2.py", (wide, "float32"), BENCH_PYTHON),
-            Contender("CTranslate2 int8", "decode_ctranslate2.py", (wide, "int8"), BENCH_PYTHON),
-            Contender("transformers float32", "decode_transformers.py", (wide,)),
+            Contender(FIRST, "decode_headwater.py", (file, given)),
+            Contender("headwater float32", "decode_headwater.py", (wide, given)),
+            Contender("llama.cpp Q4_1", "decode_llama_cpp.py", (file, given), BENCH_PYTHON),
+            Contender("CTranslate2 float32", "decode_ctranslate2.py", (wide, "float32", given), BENCH_PYTHON),
+            Contender("CTranslate2 int8", "decode_ctranslate2.py", (wide, "int8", given), BENCH_PYTHON),
+            Contender(TRUTH, "decode_transformers.py", (wide, given)),
         ]
         left = [c for c in contenders if not any(word and word in c.name for word in args.without.split(","))]
-        finish(compare(left, args.rounds, args.threads), "headwater Q4_1", "decode")
+        found = compare(left, args.rounds, args.threads)
+    said = agreement(found, TRUTH)
+    write(found, table(found, FIRST) + "\n" + said, "decode")
 
 
 if __name__ == "__main__":

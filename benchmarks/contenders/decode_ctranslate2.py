@@ -11,9 +11,9 @@ import ctranslate2
 import numpy as np
 from ctranslate2.specs import TransformerDecoderModelSpec
 from ctranslate2.specs.common_spec import Activation
+from decode_work import NEW, prompt, rates, serve
 from safetensors.numpy import load_file
 
-PROMPT, NEW = 128, 128
 given, kind = Path(sys.argv[1]), sys.argv[2]
 config = json.loads((given / "config.json").read_text())
 weights = {name: array for file in given.glob("*.safetensors") for name, array in load_file(file).items()}
@@ -54,19 +54,19 @@ threads = int(os.environ["OMP_NUM_THREADS"])
 with tempfile.TemporaryDirectory() as folder:
     spec().save(folder)
     model = ctranslate2.Generator(folder, compute_type=kind, inter_threads=1, intra_threads=threads)
-prompt = [str(i) for i in range(1000, 1000 + PROMPT)]
+words = [str(i) for i in prompt()]
 
 
-def write(tokens: int) -> float:
+def write(tokens: int) -> tuple[list[int], float]:
     begun = time.perf_counter()
     pinned = {"min_length": tokens, "max_length": tokens, "include_prompt_in_result": False}
-    (found,) = model.generate_batch([prompt], sampling_topk=1, **pinned)
-    assert len(found.sequences[0]) == tokens
-    return time.perf_counter() - begun
+    (found,) = model.generate_batch([words], sampling_topk=1, **pinned)
+    return found.sequences_ids[0], time.perf_counter() - begun
 
 
-print("ready", flush=True)
-for _ in sys.stdin:
-    first, all_of_them = write(1), write(NEW)
-    figures = {"prefill tokens/s": PROMPT / first, "decode tokens/s": (NEW - 1) / (all_of_them - first)}
-    print(json.dumps(figures), flush=True)
+def once() -> tuple[list[int], dict[str, float]]:
+    (_, first), (tokens, whole) = write(1), write(NEW)
+    return tokens, rates(first, whole - first)
+
+
+serve(once)

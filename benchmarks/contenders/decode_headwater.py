@@ -1,33 +1,28 @@
-"""SmolLM2 in Headwater: a prompt of 128 tokens read, then 128 tokens written greedily."""
+"""SmolLM2 in Headwater, from its file or from a folder: a prompt read, then 128 tokens written greedily."""
 
-import json
+import os
 import sys
 import time
 
 import torch
+from decode_work import NEW, prompt, rates, serve
 
 import headwater
 from headwater.generation.reading import read
 from headwater.generation.slots import Slots
 
-PROMPT, NEW = 128, 128
-loaded = headwater.load(sys.argv[1])
-ids = (loaded.tokenizer.encode("The history of the river begins at its headwater, high in the hills. ") * 20)[:PROMPT]
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+model, ids = headwater.load(sys.argv[1]).model, prompt()
 
 
-def once() -> dict[str, float]:
-    slots = Slots(loaded.model, [0], most=PROMPT + NEW)
+def once() -> tuple[list[int], dict[str, float]]:
+    slots = Slots(model, [0], most=len(ids) + NEW)
     begun = time.perf_counter()
-    scores = read(loaded.model, slots, [ids])
-    token = int(scores.argmax())
+    tokens = [int(read(model, slots, [ids]).argmax())]
     middle = time.perf_counter()
     for _ in range(NEW - 1):
-        token = int(read(loaded.model, slots, [[token]]).argmax())
-    end = time.perf_counter()
-    return {"prefill tokens/s": PROMPT / (middle - begun), "decode tokens/s": (NEW - 1) / (end - middle)}
+        tokens.append(int(read(model, slots, [tokens[-1:]]).argmax()))
+    return tokens, rates(middle - begun, time.perf_counter() - middle)
 
 
-torch.set_num_threads(2)
-print("ready", flush=True)
-for _ in sys.stdin:
-    print(json.dumps(once()), flush=True)
+serve(once)

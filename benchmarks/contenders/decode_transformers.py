@@ -1,29 +1,29 @@
 """SmolLM2 in transformers, float32 from a folder with the same weights widened; its own generate with its own cache."""
 
-import json
+import os
 import sys
 import time
 
 import torch
 import transformers
+from decode_work import NEW, prompt, rates, serve
 
-PROMPT, NEW = 128, 128
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()
-ids = (torch.arange(1000, 1000 + PROMPT))[None]
+model.generation_config.eos_token_id = None  # as many tokens as are asked for
+ids = torch.tensor([prompt()])
 
 
 @torch.inference_mode()
-def once() -> dict[str, float]:
+def write(tokens: int) -> tuple[list[int], float]:
     begun = time.perf_counter()
-    model.generate(ids, max_new_tokens=1, do_sample=False, pad_token_id=0)
-    middle = time.perf_counter()
-    model.generate(ids, min_new_tokens=NEW, max_new_tokens=NEW, do_sample=False, pad_token_id=0)
-    end = time.perf_counter()
-    prefill = middle - begun
-    return {"prefill tokens/s": PROMPT / prefill, "decode tokens/s": (NEW - 1) / (end - middle - prefill)}
+    found = model.generate(ids, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
+    return found[0, ids.shape[1] :].tolist(), time.perf_counter() - begun
 
 
-torch.set_num_threads(2)
-print("ready", flush=True)
-for _ in sys.stdin:
-    print(json.dumps(once()), flush=True)
+def once() -> tuple[list[int], dict[str, float]]:
+    (_, first), (tokens, whole) = write(1), write(NEW)
+    return tokens, rates(first, whole - first)
+
+
+serve(once)
