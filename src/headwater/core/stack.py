@@ -21,7 +21,7 @@ from headwater.core.dropout import Dropout
 from headwater.core.embed import Rows
 from headwater.core.kinds import Embedding, Layer, Layers, Norm
 from headwater.core.masks import Everyone, Sight
-from headwater.core.norms import NoNorm
+from headwater.core.norms import Adding, NoNorm
 from headwater.core.positions import Position
 from headwater.parts import must, part
 
@@ -134,8 +134,14 @@ class BlockLayer(nn.Module):
     def forward(self, x: Tensor, call: Call, step: int) -> Tensor:
         for layer, norm, out_norm, post_norm in self.names:
             y = getattr(self, layer)(getattr(self, norm)(x), call, step)
-            x = getattr(self, post_norm)(self.dropout.added(x, getattr(self, out_norm)(y)))
+            x = self.joined(getattr(self, post_norm), x, getattr(self, out_norm)(y))
         return x
+
+    def joined(self, norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """norm(x + dropout(y)), in one pass where the norm knows how."""
+        if isinstance(norm, Adding):
+            return norm(x, y, self.dropout.p if self.training else 0.0)
+        return norm(self.dropout.added(x, y))
 
 
 class ParallelBlockLayer(BlockLayer):

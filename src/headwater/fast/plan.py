@@ -17,7 +17,7 @@ from headwater.core.embed import TokenEmbedding
 from headwater.core.feedforward import ACTIVATIONS, FeedForwardLayer, GatedFeedForwardLayer
 from headwater.core.heads import LanguageScores
 from headwater.core.kernels import FusedKernel, Kernel
-from headwater.core.norms import OffsetRMSNormLayer
+from headwater.core.norms import Adding
 from headwater.core.positions import LearnedTable, Position, Sines, Turn
 from headwater.core.rope import DynamicScaling
 from headwater.core.stack import BlockLayer
@@ -113,11 +113,9 @@ class Plan:
     def _norm(self, norm: Any) -> Norm:
         if type(norm) is nn.Identity:
             return Norm()
-        known(type(norm) in (nn.RMSNorm, nn.LayerNorm, OffsetRMSNormLayer))
-        weight, bias = norm.weight, getattr(norm, "bias", None)
-        weight = weight + 1 if type(norm) is OffsetRMSNormLayer else weight
-        told = None if bias is None else self.pointer(bias)
-        return Norm(int(type(norm) is nn.LayerNorm), float(norm.eps), self.pointer(weight), told)
+        known(isinstance(norm, Adding))
+        told = None if norm.bias is None else self.pointer(norm.bias)
+        return Norm(int(norm.centred), float(norm.eps), self.pointer(norm.gain()), told)
 
     def _matrix(self, linear: Any) -> Matrix:
         known(type(linear) in (nn.Linear, PackedLinear) and linear.in_features % 32 == 0)

@@ -44,7 +44,18 @@ def optimiser_for(model: nn.Module, lr: float, s: Settings) -> AdamW:
     ]
     groups = [group for group in groups if group["params"]]
     common: dict[str, Any] = {"lr": lr, "betas": (s.beta1, s.beta2), "eps": s.eps, "fused": True}
-    return Muon(groups, momentum=s.momentum, **common) if muon else AdamW(groups, **common)
+    return begun(Muon(groups, momentum=s.momentum, **common) if muon else AdamW(groups, **common))
+
+
+def begun(optimiser: AdamW) -> AdamW:
+    """With moments of zero for every tensor. They outlive every step: made in the midst of the first one they would lie
+    scattered among what it leaves, and each later step would have to find its memory between them.
+    """
+    for group in optimiser.param_groups:
+        moments = MOMENTS[:1] if group["orthogonal"] else MOMENTS
+        for p in group["params"]:
+            optimiser.state[p] = {"step": torch.zeros(()), **{name: torch.zeros_like(p) for name in moments}}
+    return optimiser
 
 
 def set_lr(optimiser: torch.optim.Optimizer, lr: float) -> None:

@@ -1,0 +1,99 @@
+"""Normalisation for training: norm(x + dropout(y)) in one pass over memory, and a way back that needs only its result.
+
+What a norm gives is kept anyway, by the layer that reads it. Its unit form u is got back from there, (out - bias) /
+weight, so neither x, nor y, nor their sum has to be kept; only where that would lose digits is u written down.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from headwater.machine.dropout import Drop
+from headwater.machine.library import function, serves
+
+BLOCKS = 8  # as in norm.c
+
+
+def norms(x: Tensor, weight: Tensor, y: Tensor | None = None) -> bool:
+    """Rows of eight, sixteen … numbers, and something to learn."""
+    return (
+        torch.is_grad_enabled()
+        and x.shape[-1] % 8 == 0
+        and x.numel() > 0
+        and (y is None or (x.shape == y.shape and serves(y)))
+        and serves(x, weight)
+    )
+
+
+def normed(
+    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred: bool, y: Tensor | None = None, p: float = 0.0
+) -> Tensor:
+    """LayerNorm (centred) or RMSNorm of x + dropout(y, p), over the last dimension."""
+    return _Norm.apply(x, y, weight, bias, eps, centred, Drop.drawn(p))
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        y: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        centred: bool,
+        drop: Drop,
+    ) -> Tensor:
+        x, y, width = x.contiguous(), None if y is None else y.contiguous(), x.shape[-1]
+        out, by = torch.empty_like(x), x.new_empty(x.numel() // width)
+        unit = None if _run("comes_back")(_at(weight), _at(bias), width) else torch.empty_like(x)
+        ctx.told = (len(by), width, int(centred), drop)
+        ctx.adds, ctx.drops = y is not None, bool(drop.threshold)
+        _run("norm")(
+            *map(_at, (x, y)),
+            drop,
+            *map(_at, (weight, bias)),
+            len(by),
+            width,
+            eps,
+            int(centred),
+            *map(_at, (out, unit, by)),
+        )
+        ctx.save_for_backward(out, unit, weight, bias, by)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
+        out, unit, weight, bias, by = ctx.saved_tensors
+        above = above.contiguous()
+        dx = torch.empty_like(out)
+        dy = torch.empty_like(out) if ctx.adds and ctx.drops else None
+        d_weight, d_bias = torch.zeros_like(weight), None if bias is None else torch.zeros_like(bias)
+        sums = out.new_zeros(BLOCKS, 2, out.shape[-1])
+        _run("norm_back")(
+            *map(_at, (above, out, unit, weight, bias, by)), *ctx.told, *map(_at, (dx, dy, sums, d_weight, d_bias))
+        )
+        return dx, (dx if dy is None else dy) if ctx.adds else None, d_weight, d_bias, None, None, None
+
+
+def _at(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+@lru_cache
+def _run(name: str) -> Any:
+    pointer, whole, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+    if name == "comes_back":
+        return function(name, flag, pointer, pointer, whole)
+    if name == "norm":
+        return function(
+            name, None, *[pointer] * 2, Drop, *[pointer] * 2, whole, whole, ctypes.c_float, flag, *[pointer] * 3
+        )
+    return function(name, None, *[pointer] * 6, whole, whole, flag, Drop, *[pointer] * 5)
