@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     steps = {"max_steps": args.steps} if args.steps else {}
     chosen = {**recipe("dates"), "valid": [str(data / "valid.tsv")], "out": str(folder), **steps}
     began = time.monotonic()
-    trained = train(data / "train.tsv", config=chosen, listeners=[Show()], say=announce)
+    trained = train(data / "train.tsv", config=chosen, listeners=[Show(say=say)], say=announce)
     took = time.monotonic() - began
     if trained.outcome.why == "signal":
         print(f"headwater train --resume {folder}")
@@ -66,7 +66,9 @@ NEXT = (
 def announce(lesson: Any) -> None:
     s = lesson.settings
     size = sum(p.numel() for p in lesson.model.parameters())
-    print(f"{size:,} weights, {s.max_steps} steps, about {s.max_steps * lesson.step_seconds:.0f} s\n", flush=True)
+    seconds = f"{s.max_steps * lesson.step_seconds:.0f}"
+    print(say(f"{size:,} weights, {s.max_steps} steps, about {seconds} s\n",
+              f"{size:,} 个参数,{s.max_steps} 步,约 {seconds} 秒\n"), flush=True)  # fmt: skip
 
 
 def written(folder: Path, rows: int) -> Path:

@@ -10,6 +10,9 @@ from typing import Any
 from headwater.cli.language import say
 from headwater.cli.parser import Parser
 
+STATES = {"finished": "已完成", "no better": "已早停", "time": "时间到", "signal": "已中断", "bad steps": "因 NaN 停止",
+          "unfinished": "未完成"}  # fmt: skip
+
 
 def arguments(parser: Parser) -> None:
     parser.add_argument("folder", nargs="?", default="runs", help=say("where to look [runs]", "在哪里查找 [runs]"))
@@ -17,6 +20,8 @@ def arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from headwater.data.telling import filled
+
     found = [about(path.parent) for path in sorted(Path(args.folder).rglob("config.yaml"))]
     if args.json:
         for line in found:
@@ -31,7 +36,8 @@ def run(args: argparse.Namespace) -> None:
         )
     for line in found:
         scores = "  ".join(f"{name} {value:.4g}" for name, value in line["scores"].items())
-        print(f"{line['run']:<40} {line['state']:<12} step {line['step']:<8} {scores}")
+        state = filled(say(line["state"], STATES.get(line["state"], line["state"])), 12)
+        print(f"{line['run']:<40} {state} {say('step', '步')} {line['step']:<8} {scores}")
 
 
 def about(folder: Path) -> dict[str, Any]:

@@ -37,7 +37,8 @@ def arguments(parser: Parser) -> None:
     parser.add_argument(
         "--recipe", metavar="NAME", help=say("settings known to work: see the docs", "使用已知可行的设置")
     )
-    parser.add_argument("--processes", type=int, default=1, help=say("train with so many processes", "使用多少个进程"))
+    processes = say("train with so many processes", "使用多少个进程")
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help=processes)
     parser.add_argument(
         "--dry-run", action="store_true", help=say("say what would be done, and stop", "只说明将做什么")
     )
@@ -64,15 +65,15 @@ def run(args: argparse.Namespace) -> int:
     from headwater.training.settings import LEAVES
 
     given = {n: getattr(args, n) for n in LEAVES if n != "paths" and getattr(args, n) is not None}
-    if args.processes > 1 and "RANK" not in os.environ:
+    if args.processes != 1 and "RANK" not in os.environ:
         from headwater.training.launch import launch
 
         return launch(args.processes)
     from headwater.training.progress import Show
     from headwater.training.teaching import resume, train
 
-    listeners = [] if args.quiet or os.environ.get("RANK", "0") != "0" else [Show()]
-    tell = _announcer(args.dry_run)
+    listeners = [] if args.quiet or os.environ.get("RANK", "0") != "0" else [Show(say=say)]
+    tell = _announcer(args.dry_run, bool(listeners))
     try:
         if args.resume:
             if args.files or args.config or args.recipe:
@@ -94,9 +95,11 @@ class DryRun(Exception):
     """Everything has been said."""
 
 
-def _announcer(dry: bool) -> Any:
+def _announcer(dry: bool, shown: bool) -> Any:
+    """shown: what is to be noted is said when training begins, so it is not said here too."""
+
     def tell(lesson: Lesson) -> None:
-        print(announced(lesson), flush=True)
+        print(announced(lesson), *([] if shown and not dry else noted(lesson)), sep="\n", flush=True)
         if dry:
             raise DryRun
 
@@ -128,25 +131,46 @@ def _recipe(name: str | None) -> dict[str, Any]:
 
 def announced(lesson: Lesson) -> str:
     """What was found and what will be done, a line each."""
+    from headwater.data.telling import line, told
     from headwater.training.planning import memory
     from headwater.training.progress import in_words
 
     s, m = lesson.settings, lesson.material
-    size = sum(p.numel() for p in lesson.model.parameters())
-    layers = "1 layer" if s.layers == 1 else f"{s.layers} layers"
-    stacks = [name for name in ("encoder", "decoder") if getattr(lesson.model, name) is not None]
     seconds = 1.05 * s.max_steps * lesson.step_seconds  # evaluations take their share
-    hint = "; --max-time 15m makes it fit" if seconds > 1900 and not s.max_time else ""
+    hint = say("; --max-time 15m makes it fit", ";--max-time 15m 可以限时") if seconds > 1900 and not s.max_time else ""
+    time = in_words(max(1.0, seconds), say)
+    size = f"{memory(lesson.model, s, len(m.tokenizer)) / 2**20:,.0f} MB"
     lines = [
-        *([str(lesson.found)] if lesson.found else []),
-        f"tokenizer  {len(m.tokenizer):,} pieces ({s.tokenizer}), {m.tokens:,} tokens to learn from",
-        f"model      {' and '.join(stacks)}, {layers}, d_model {s.d_model}, {s.heads} heads: {size:,} weights",
-        f"training   {s.max_steps:,} steps of up to {s.batch_tokens:,} tokens, learning rate {s.lr:.2g} ({s.schedule})",
-        f"memory     about {memory(lesson.model, s, len(m.tokenizer)) / 2**20:,.0f} MB",
-        f"time       about {in_words(seconds)} on {s.device}, from measured steps{hint}",
-        *(f"note       {note}" for note in m.notes),
-    ]
+        *([told(lesson.found, say)] if lesson.found else []),
+        line(say("tokenizer", "分词器"), say(
+            f"{len(m.tokenizer):,} pieces ({s.tokenizer}), {m.tokens:,} tokens to learn from",
+            f"{len(m.tokenizer):,} 种词元({s.tokenizer}),训练数据有 {m.tokens:,} 个")),
+        line(say("model", "模型"), _model(lesson)),
+        line(say("training", "训练"), say(
+            f"{s.max_steps:,} steps of up to {s.batch_tokens:,} tokens, learning rate {s.lr:.2g} ({s.schedule})",
+            f"{s.max_steps:,} 步,每步至多 {s.batch_tokens:,} 个词元,学习率 {s.lr:.2g}({s.schedule})")),
+        line(say("memory", "内存"), say(f"about {size}", f"约 {size}")),
+        line(say("time", "时间"), say(f"about {time} on {s.device}, from measured steps{hint}",
+                                    f"约 {time}({s.device},按实测的几步估计){hint}")),
+    ]  # fmt: skip
     return "\n".join(lines)
+
+
+def noted(lesson: Lesson) -> list[str]:
+    from headwater.data.telling import line
+
+    return [line(say("note", "注意"), note) for note in lesson.material.notes]
+
+
+def _model(lesson: Lesson) -> str:
+    s, size = lesson.settings, sum(p.numel() for p in lesson.model.parameters())
+    names = {"encoder": say("encoder", "编码器"), "decoder": say("decoder", "解码器")}
+    stacks = [words for name, words in names.items() if getattr(lesson.model, name) is not None]
+    layers = say("1 layer" if s.layers == 1 else f"{s.layers} layers", f"{s.layers} 层")
+    each = say(" each", "") if len(stacks) > 1 else ""
+    return say(f"{' and '.join(stacks)}, {layers}{each}, d_model {s.d_model}, {s.heads} heads: {size:,} weights",
+               f"{'和'.join(stacks)},{'各 ' if len(stacks) > 1 else ''}{layers},d_model {s.d_model},{s.heads} 头,"
+               f"共 {size:,} 个参数")  # fmt: skip
 
 
 WHY = {
@@ -175,7 +199,9 @@ def _near(folder: Path) -> Path:
 def after(trained: Any) -> int:
     """What became of it, and what to do next."""
     outcome, folder = trained.outcome, _near(trained.folder)
-    print(f"\n{say(*WHY[outcome.why])}: step {outcome.progress.step}, best at step {outcome.progress.best_step}")
+    done, best = outcome.progress.step, outcome.progress.best_step
+    where = say(f": step {done}, best at step {best}", f":第 {done} 步,最好的在第 {best} 步")
+    print(f"\n{say(*WHY[outcome.why])}{where}")
     going_on = trained.about.get("objective") in ("", "causal", "packed")
     lines = {
         ("use it", "使用"): VERBS[trained.task if going_on else "pre-training"].format(run=folder),

@@ -17,7 +17,8 @@ from headwater.data.reading.lines import USUAL, Reading, encoding_of
 from headwater.data.reading.problems import Problems
 from headwater.data.reading.recipe import Recipe
 from headwater.data.reading.settle import Wanted, settle
-from headwater.data.split import fingerprint, held_out
+from headwater.data.split import fingerprint, held_out, place
+from headwater.data.telling import told
 from headwater.errors import BadFile
 
 QUANTILES = (0.0, 0.5, 0.95, 1.0)
@@ -69,32 +70,7 @@ class Look:
         }
 
     def __str__(self) -> str:
-        said = [f"task       {self.task}{_direction(self.recipe)}"]
-        for name, facts in self.sets.items():
-            unit = ("document" if self.task == "language-model" else "row") + ("s" if facts.rows != 1 else "")
-            said.append(
-                f"{name:<10} {facts.rows:,} {unit}{'' if self.whole else ' looked at'}, {facts.characters:,} characters"
-            )
-            said += [f"           bad: {line}" for line in facts.problems.lines()]
-            if facts.duplicates:
-                said.append(f"           {facts.duplicates:,} duplicate rows")
-            if self.overlap.get(name):
-                said.append(f"           inputs that are in train too: {self.overlap[name]:,}")
-        if self.held_out:
-            said.append(f"valid      {self.held_out:,} rows, held out of train by a hash of their text")
-        elif self.task == "language-model" and "valid" not in self.sets:
-            said.append("valid      the end of the text, held out in one stretch")
-        train = self.sets["train"]
-        for what, (least, half, nearly, most) in train.lengths.items() if train.rows > 1 else ():
-            said.append(
-                f"length     {what}: {half:,} characters usual, 95 % up to {nearly:,}, all {least:,} to {most:,}"
-            )
-        if train.labels:
-            said.append(f"labels     {_labels(train.labels)}")
-        for how in dict.fromkeys(self.encodings.values()):
-            said.append(f"encoding   {how}")
-        said += [f"note       {note}" for note in self.notes]
-        return "\n".join(said)
+        return told(self)
 
 
 def look(
@@ -118,10 +94,11 @@ def look(
     inputs: dict[str, np.ndarray] = {}
     kept = 0
     for split in ("train", *(s for s in recipe.splits if s != "train")):
-        counter = _Counter(limit, share if recipe.splits == ("train",) else 0.0, seed)
+        counter = _Counter(limit, seed)
         sets[split] = counter.over(recipe, split, most)
-        inputs[split] = counter.input_prints()
-        kept += counter.kept
+        inputs[split] = np.array(counter.inputs, dtype=np.uint64)
+        if split == "train" and "valid" not in recipe.splits:
+            kept = int(held_out(np.array(counter.places, dtype=np.uint64), share).sum())
     if not sets["train"].rows:
         raise BadFile(f"{given[0]} holds no row that can be used; {_first_problem(sets['train'])}")
     overlap = {s: int(np.isin(inputs[s], inputs["train"]).sum()) for s in sets if s != "train"}
@@ -133,11 +110,11 @@ def look(
 class _Counter:
     """One pass over a set, in memory of a few bytes a row."""
 
-    def __init__(self, limit: int, share: float, seed: int) -> None:
-        self.share, self.seed, self.kept = share, seed, 0
+    def __init__(self, limit: int, seed: int) -> None:
+        self.seed = seed
         self.document: int | None = None  # the one being counted, for running text
         self.facts = Facts(problems=Problems(limit=limit))
-        self.inputs, self.rows = array("Q"), array("Q")
+        self.inputs, self.rows, self.places = array("Q"), array("Q"), array("Q")
         self.lengths: dict[str, array[int]] = {}
         self.labels: Counter[str] = Counter()
 
@@ -154,9 +131,6 @@ class _Counter:
         facts.lengths = {name: _quantiles(values) for name, values in self.lengths.items()}
         return facts
 
-    def input_prints(self) -> np.ndarray:
-        return np.array(self.inputs, dtype=np.uint64)
-
     def _continue(self, text: str) -> None:
         """One more chunk of the document just counted: only its size and its print grow."""
         self.facts.characters += len(text)
@@ -169,8 +143,8 @@ class _Counter:
             self.facts.sample += (example,)
         self.rows.append(fingerprint("\x1f".join(map(str, example))))
         self.inputs.append(fingerprint(input_of(example)))
-        if self.share and not isinstance(example, Passage):
-            self.kept += held_out(example, self.share, self.seed)
+        if not isinstance(example, Passage):
+            self.places.append(place(example, self.seed))
         for name, text in _texts(example):
             self.facts.characters += len(text)
             self.lengths.setdefault(name, array("q")).append(len(text))
@@ -206,18 +180,6 @@ def _refuse_copies(overlap: dict[str, int], sets: dict[str, Facts]) -> None:
 def _first_problem(facts: Facts) -> str:
     said = facts.problems.lines()
     return said[0] if said else "it has only blank lines"
-
-
-def _direction(recipe: Recipe) -> str:
-    if recipe.task == "text-to-text":
-        names = recipe.languages or tuple(recipe.roles.values())
-        return ", from {} to {}".format(*names)
-    return f" ({', '.join(f'{role} = {column}' for role, column in recipe.roles.items())})" if recipe.roles else ""
-
-
-def _labels(labels: dict[str, int]) -> str:
-    shown = ", ".join(f"{name} {count:,}" for name, count in list(labels.items())[:8])
-    return f"{len(labels):,}: {shown}{' …' if len(labels) > 8 else ''}"
 
 
 def _plain(facts: Facts, files: list[str]) -> dict[str, Any]:

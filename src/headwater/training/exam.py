@@ -35,6 +35,7 @@ USUAL = {
     "tagging": "f1",
     "answers": "f1",
 }
+OF_TEXTS, FAINT = ("bleu", "chrf", "rougeL"), 1.0  # points below which texts agree by accident: the loss decides there
 LONGEST_ANSWER = 30  # tokens of an answer that is a span
 Said = tuple[list[int], list[Any], list[Any]]  # numbers of the rows, outputs and references
 
@@ -78,7 +79,8 @@ class Exam:
         name = USUAL[self.material.task] if self.metric == "auto" else self.metric
         if name not in scores:
             raise BadSetting(f"metric: {self.material.task} has no {name!r}; {nearest(name, scores)}")
-        return -scores[name] if name in SMALLER_IS_BETTER else scores[name], -scores["loss"]
+        value = -scores[name] if name in SMALLER_IS_BETTER else scores[name]
+        return 0.0 if name in OF_TEXTS and value < FAINT else value, -scores["loss"]
 
     def shown(self, rows: Sequence[int], outputs: list[Any], wanted: list[Any]) -> Iterator[Mapping[str, Any]]:
         """A few of the outputs, evenly from all, beside what was expected."""

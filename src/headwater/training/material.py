@@ -18,10 +18,10 @@ from headwater.data.look import Look, look
 from headwater.data.objectives.answers import windows
 from headwater.data.objectives.labels import label_names, numbers_of, tag_columns
 from headwater.data.objectives.lesson import Marks
-from headwater.data.reading.lines import USUAL, Reading
+from headwater.data.reading.lines import Reading
 from headwater.data.reading.problems import Problems
-from headwater.data.split import held_out
-from headwater.errors import BadInput, BadSetting, NotFound, nearest
+from headwater.data.split import held_out, place
+from headwater.errors import BadFile, BadInput, BadSetting, NotFound, nearest
 from headwater.text.load import load as load_tokenizer
 from headwater.text.tokenizer import Tokenizer
 from headwater.training.courses import Answers, Classification, Course, Tagging, TextToText
@@ -49,6 +49,7 @@ class Material:
     notes: list[str] = field(default_factory=list)
     tokens: int = 0  # of the training rows
     cut: int = 0  # tokens that were read of a longer text; 0: all of it
+    files: dict[str, str] = field(default_factory=dict)  # what was read, with its SHA-256
 
     @property
     def about(self) -> dict[str, Any]:
@@ -66,20 +67,28 @@ def seen(settings: Settings) -> Look:
     """The files looked at, as the settings say."""
     s = settings
     task = None if s.task == "auto" else s.task
-    reading = USUAL if s.encoding == "auto" else Reading(s.encoding)
+    reading = Reading(None if s.encoding == "auto" else s.encoding, s.invalid)
     return look(s.paths, s.valid, task, s.columns, s.source or None, s.target or None, reading, s.held_out, s.seed)
 
 
-def fingerprints(found: Look | None) -> dict[str, str]:
-    """SHA-256 of every file that is read: a resumed run must find them unchanged."""
-    paths = dict.fromkeys(path for part in (found.recipe.parts if found else ()) for path in part.paths)
-    return {path.name: _digest(path) for path in paths}
+def fingerprints(found: Look) -> dict[str, str]:
+    """SHA-256 of every file that is read, by name: a resumed run must find them unchanged, wherever they lie now."""
+    said: dict[str, str] = {}
+    for path in dict.fromkeys(path for part in found.recipe.parts for path in part.paths):
+        said[path.name if path.name not in said else f"{path.name} ({len(said)})"] = _digest(path)
+    return said
 
 
 def gathered(settings: Settings, found: Look, tokenizer: Tokenizer | None = None) -> Material:
     """Everything the files hold, as courses. A tokenizer that is not given is learned, or read from a folder."""
+    before = fingerprints(found)
     train, valid = divided(settings, found)
-    return taught(settings, found.task, train, valid, tokenizer, found.recipe.languages)
+    if (after := fingerprints(found)) != before:
+        changed = next(name for name in before if before[name] != after[name])
+        raise BadFile(f"{changed} must not change while it is read, it did; wait until it is written, and begin again")
+    made = taught(settings, found.task, train, valid, tokenizer, found.recipe.languages)
+    made.files = before
+    return made
 
 
 def divided(settings: Settings, found: Look) -> tuple[list[Example], list[Example]]:
@@ -88,11 +97,8 @@ def divided(settings: Settings, found: Look) -> tuple[list[Example], list[Exampl
     train = rows["train"]
     if "valid" in rows or found.task == "language-model":
         return train, rows.get("valid", [])
-    kept = [held_out(row, settings.held_out, settings.seed) for row in train]
-    if not any(kept):
-        kept[-1] = len(train) > 1
-    split = ([row for row, k in zip(train, kept, strict=True) if bool(k) is wanted] for wanted in (False, True))
-    return next(split), next(split)
+    kept = held_out(np.array([place(row, settings.seed) for row in train], dtype=np.uint64), settings.held_out)
+    return [train[i] for i in np.flatnonzero(~kept)], [train[i] for i in np.flatnonzero(kept)]
 
 
 def taught(

@@ -45,7 +45,10 @@ def measured(folder: str | Path, files: Sequence[str], rows: int = 10**9, beam: 
 def material_of(trained: Trained, files: Sequence[str]) -> Material:
     """The files as material with the model's own tokenizer and labels."""
     own = Run.open(trained.folder).settings() if (trained.folder / "config.yaml").is_file() else Settings()
-    keep = {name: getattr(own, name) for name in ("columns", "source", "target", "longest", "cut", "context", "seed")}
+    keep = {
+        name: getattr(own, name)
+        for name in ("columns", "source", "target", "invalid", "longest", "cut", "context", "seed")
+    }
     settings = read({**keep, "paths": list(files), "task": trained.task, "batch_tokens": 8192,
                      "objective": trained.about.get("objective") or "auto"})  # fmt: skip
     found = seen(settings)

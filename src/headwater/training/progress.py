@@ -9,25 +9,26 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from headwater.data.telling import Say, english
 from headwater.training.events import Evaluated, Event, Kept, Noted, Stepped, Stopped
 
 EVERY = 10.0  # seconds between plain lines
-SMOOTH = 0.95
+NEWEST = 0.05  # share of the newest step in the loss and speed that are shown
 
 
 class Show:
-    """A listener. Speed and loss are smoothed; samples are shown with what was expected."""
+    """A listener. Speed and loss are means of the last steps; samples are shown with what was expected."""
 
     name = "progress"
 
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
+    def __init__(self, console: Console | None = None, say: Say = english) -> None:
+        self.console, self.say = console or Console(highlight=False, soft_wrap=True), say
         self.bar: Progress | None = None
         self.task: Any = None
         self.loss = self.rate = 0.0
         self.said = 0.0
         self.began = time.monotonic()
-        self.first_step = 0
+        self.first_step = self.steps = 0  # the steps since then that were applied
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Stepped):
@@ -35,35 +36,37 @@ class Show:
         elif isinstance(event, Evaluated):
             self._evaluated(event)
         elif isinstance(event, Noted):
-            self.console.print(f"[yellow]note[/yellow] {escape(event.text)}")
+            self.console.print(f"[yellow]{self.say('note', '注意')}[/yellow] {escape(event.text)}")
         elif isinstance(event, Kept) and self.bar is None and event.seconds > EVERY:
-            self.console.print(f"saved {escape(event.path)} ({event.seconds:.1f} s)")
+            self.console.print(f"{self.say('saved', '已保存')} {escape(event.path)} ({event.seconds:.1f} s)")
         elif isinstance(event, Stopped) and self.bar is not None:
             self.bar.stop()
             self.bar = None
 
     def _step(self, event: Stepped) -> None:
-        rate = event.tokens / max(event.seconds, 1e-9)
+        say, rate = self.say, event.tokens / max(event.seconds, 1e-9)
         if not self.first_step:
-            self.loss, self.rate, self.first_step = event.loss, rate, event.step
-            self.began = time.monotonic() - event.seconds
-        elif event.applied:
-            self.loss = SMOOTH * self.loss + (1 - SMOOTH) * event.loss
-            self.rate = SMOOTH * self.rate + (1 - SMOOTH) * rate
-        numbers = f"loss {self.loss:.3f}  {self.rate:,.0f} tok/s  lr {event.lr:.1e}  norm {event.norm:.2f}"
+            self.first_step, self.began = event.step, time.monotonic() - event.seconds
+        if event.applied:
+            self.steps += 1
+            share = max(1 / self.steps, NEWEST)
+            self.loss += share * (event.loss - self.loss)
+            self.rate += share * (rate - self.rate)
+        speed = f"{self.rate:,.0f} {say('tok/s', '词元/秒')}"
+        numbers = f"loss {self.loss:.3f}  {speed}  lr {event.lr:.1e}  norm {event.norm:.2f}"
         if self.console.is_terminal:
             self._bar(event).update(self.task, completed=event.step, total=event.steps, numbers=numbers)
         elif time.monotonic() - self.said > EVERY or event.step == event.steps:
             self.said = time.monotonic()
             left = (self.said - self.began) / (event.step - self.first_step + 1) * (event.steps - event.step)
-            self.console.print(
-                f"step {event.step}/{event.steps}  epoch {event.epoch:.2f}  {numbers}  {in_words(left)} left"
-            )
+            left_words = say(f"{in_words(left)} left", f"还剩 {in_words(left, say)}")
+            place = f"{say('step', '步')} {event.step}/{event.steps}  {say('epoch', '轮')} {event.epoch:.2f}"
+            self.console.print(f"{place}  {numbers}  {left_words}")
 
     def _bar(self, event: Stepped) -> Progress:
         if self.bar is None:
             columns = (SpinnerColumn(), BarColumn(bar_width=24), TextColumn("{task.completed}/{task.total}"),
-                       TextColumn("{task.fields[numbers]}"), TimeElapsedColumn(), TextColumn("left"),
+                       TextColumn("{task.fields[numbers]}"), TimeElapsedColumn(), TextColumn(self.say("left", "还剩")),
                        TimeRemainingColumn())  # fmt: skip
             self.bar = Progress(*columns, console=self.console, transient=True)
             self.task = self.bar.add_task("train", total=event.steps, completed=event.step - 1, numbers="")
@@ -71,14 +74,13 @@ class Show:
         return self.bar
 
     def _evaluated(self, event: Evaluated) -> None:
-        scores = "  ".join(f"{name} {value:.4g}" for name, value in event.scores.items())
-        self.console.print(
-            f"[bold]step {event.step}[/bold]  {scores}{'  [green]best so far[/green]' if event.better else ''}"
-        )
+        say, scores = self.say, "  ".join(f"{name} {value:.4g}" for name, value in event.scores.items())
+        best = f"  [green]{say('best so far', '目前最好')}[/green]" if event.better else ""
+        self.console.print(f"[bold]{say('step', '步')} {event.step}[/bold]  {scores}{best}")
         for sample in event.samples:
             given, said, wanted = (short(sample.get(k, "")) for k in ("input", "output", "expected"))
             right = "[green]=[/green]" if said == wanted else "[red]≠[/red]" if wanted else " "
-            tail = "" if said == wanted or not wanted else f"  [dim](expected {escape(wanted)})[/dim]"
+            tail = "" if said == wanted or not wanted else f"  [dim]({say('expected', '应为')} {escape(wanted)})[/dim]"
             self.console.print(f"   {right} {escape(given)}  →  [bold]{escape(said)}[/bold]{tail}")
 
 
@@ -88,11 +90,13 @@ def short(text: Any, most: int = 60) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
-def in_words(seconds: float) -> str:
+def in_words(seconds: float, say: Say = english) -> str:
     """
     >>> in_words(42), in_words(200), in_words(9000)
     ('42 s', '3 min', '2.5 h')
     """
     if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+        return f"{seconds:.0f} {say('s', '秒')}"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} {say('min', '分钟')}"
+    return f"{seconds / 3600:.1f} {say('h', '小时')}"

@@ -66,6 +66,11 @@ class Data:
     source: str = leaf("", "the column or suffix to read from", "源语言列")
     target: str = leaf("", "the column or suffix to write", "目标语言列")
     encoding: str = leaf("auto", "of the files", "文件编码")
+    invalid: str = leaf(
+        "strict",
+        "bytes that do not fit it: strict (stop there), skip the line, or replace them",
+        "不合编码的字节:strict(停在那里)、skip(跳过该行)或 replace(替换)",
+    )
     held_out: float = share(0.05, "share of the rows kept for validation", "留作验证的比例")
     longest: int = leaf(
         0, "most tokens of a text; longer rows are left out (0: chosen)", "每条文本的最多词元数,更长的行略去(0:自动)"
@@ -241,7 +246,7 @@ def fitting(name: str, value: Any) -> Any:
     made = MAKERS[leaf_.kind](value)
     inside = made is not None and (not isinstance(made, (int, float)) or leaf_.low <= made <= leaf_.high)
     if not inside or (isinstance(made, float) and not math.isfinite(made)):
-        bounds = f" from {leaf_.low:g} to {leaf_.high:g}" if leaf_.kind in (int, float, Time) else ""
+        bounds = f" from {leaf_.low:g} to {leaf_.high:g}" if leaf_.kind in (int, float) else ""
         wanted = f"{WANTED[leaf_.kind]}{bounds if leaf_.high < MOST else bounds.partition(' to ')[0]}"
         raise BadSetting(f"{name} must be {wanted}, got {str(value)[:60]!r}; it means: {leaf_.words[0]}")
     return made

@@ -26,7 +26,7 @@ from headwater.training.exam import Exam
 from headwater.training.journals import Metrics, Order, Samples
 from headwater.training.launch import restarted
 from headwater.training.loop import Outcome, Trainer
-from headwater.training.material import Material, fingerprints, gathered, seen, taught
+from headwater.training.material import Material, gathered, seen, taught
 from headwater.training.objectives import objective_of
 from headwater.training.plots import Plots
 from headwater.training.run import Run, free_name, refuse_taken
@@ -73,12 +73,12 @@ def train(
         refuse_taken(Path(settings.out))
     together = team(settings.device)
     if not settings.paths and not examples:
-        raise BadSetting('train: it needs files or examples to learn from, got none; headwater.train("pairs.tsv")')
+        raise BadSetting("train: it needs files or examples to learn from, got none; try: headwater train pairs.tsv")
     lesson = prepare(settings, examples=examples, together=together)
     if together.rank:
         return follow(lesson)
     settings = lesson.settings
-    stem = Path(settings.paths[0]).stem if settings.paths else "examples"
+    stem = Path(settings.paths[0].removesuffix(".gz")).stem if settings.paths else "examples"
     folder = Path(settings.out) if settings.out else free_name(settings.task, stem)
     say(lesson)
     run = Run.new(folder, settings)
@@ -175,7 +175,7 @@ def _trainer(settings: Settings, material: Material, model: Any, together: Any =
 
 def facts_of(lesson: Lesson) -> dict[str, Any]:
     """What must be the same when the run is resumed, beside the settings."""
-    return {"data": fingerprints(lesson.found), "tokenizer": lesson.material.tokenizer.hash}
+    return {"data": lesson.material.files, "tokenizer": lesson.material.tokenizer.hash}
 
 
 def _go(run: Run, lesson: Lesson, listeners: Iterable[Listener], notes: Iterable[str] = ()) -> Outcome:
@@ -200,4 +200,7 @@ def _restored(lesson: Lesson, saved: Saved | None) -> list[str]:
     if saved is None:
         return ["the run was stopped before its first checkpoint; it begins again at step 0"]
     refused = [f"{what}; the one before it is used" for what in saved.skipped]
-    return [*refused, f"resumed at step {saved.step}", *restore(lesson.trainer, saved, facts_of(lesson))]
+    notes = [*refused, f"resumed at step {saved.step}", *restore(lesson.trainer, saved, facts_of(lesson))]
+    if saved.step >= lesson.trainer.steps:
+        notes.append(f"all its {saved.step} steps were done; to go on, give more: --max-steps or --epochs")
+    return notes

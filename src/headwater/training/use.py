@@ -15,7 +15,7 @@ from headwater.data.examples import Question
 from headwater.data.objectives.answers import answered, said, windows
 from headwater.data.objectives.labels import classified, word_pieces
 from headwater.data.objectives.lesson import Marks
-from headwater.errors import BadInput, NotFound
+from headwater.errors import BadInput, BadSetting, NotFound
 from headwater.generation.ask import Voice, generate
 from headwater.generation.beam import Beam
 from headwater.text.load import load as load_tokenizer
@@ -66,6 +66,8 @@ def load_run(folder: str | Path, outcome: Any = None) -> Trained:
 
 def write(trained: Trained, texts: Sequence[str], beam: int = 4, **settings: Any) -> list[str]:
     """Text to text, by beam search."""
+    if beam < 1:
+        raise BadSetting(f"beam must be at least 1 (which is greedy), got {beam}; 4 is usual")
     marks = Marks.of(trained.tokenizer)
     voice = Voice(trained.model, trained.tokenizer, ends=(marks.eos,), start=marks.bos)
     read = [trained.tokenizer.encode(text, special=False)[: trained.about.get("cut") or None] for text in texts]

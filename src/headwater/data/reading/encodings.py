@@ -63,8 +63,8 @@ def detect(path: Path, start: bytes) -> Encoding:
     if _looks_western(evidence):
         return Encoding(_western_page(start), 0, f"not UTF-8 at byte {fault}, accented letters among plain ones")
     raise BadFile(
-        f"{path}: byte {fault} is not UTF-8, and no other encoding is certain; name it, for example "
-        "encoding='gb18030', 'big5', 'shift_jis', 'koi8-r' or 'latin-1'"
+        f"{path}: byte {fault} is not UTF-8, and no other encoding is certain; name it: --encoding gb18030, big5, "
+        "shift_jis, koi8-r or latin-1, for example"
     )
 
 

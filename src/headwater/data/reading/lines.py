@@ -161,7 +161,7 @@ class _Decoder:
         if self.invalid == "strict":
             raise BadFile(
                 f"{self.path}: byte {offset} (line {piece.number}) is 0x{error.object[error.start]:02X}, {what}; "
-                "name the file's encoding, or let such lines be skipped or replaced (invalid='skip' or 'replace')"
+                "name the file's --encoding, or --invalid skip (leave such lines out) or replace"
             )
         if self.invalid == "skip":
             return Line(piece.number, "", what, piece.ends)

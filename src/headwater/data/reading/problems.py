@@ -30,7 +30,7 @@ class Problems:
             worst = max(self.counts, key=lambda name: self.counts[name])
             raise BadFile(
                 f"{path}: more than {self.limit} bad rows, mostly '{worst}' (first at {self.places[worst][0]}); "
-                "mend the file, or raise the limit of bad rows"
+                "is it of another layout? mend it, or name its columns or encoding"
             )
 
     def to_plain(self) -> dict[str, Any]:
