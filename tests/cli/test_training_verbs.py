@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
+import re
+import shutil
 import sys
+from contextlib import suppress
 
 import pytest
 import yaml
 
 from headwater import cli
+from headwater.cli.terminal import for_terminal
 from headwater.data.dates import dates
 from headwater.data.learn import learn
 from headwater.families import FAMILIES
@@ -233,3 +238,88 @@ def test_pairs_out_of_one_language(runs, say, tmp_path):
     assert all(len(row) == 2 and row[0] for row in rows) and not (tmp_path / "more.tsv.part").exists()
     code, _, err = say(*words)
     assert code == 2 and "must be a new file" in err
+
+
+# ------------------------------------------------------------------------------------------- as a stranger uses it
+
+
+def test_texts_may_be_in_any_encoding_that_train_reads(runs, say, tmp_path):
+    (tmp_path / "plain.txt").write_text("3. März 1987\nle 15 novembre 2026, café, été\n", encoding="utf-8")
+    text = (tmp_path / "plain.txt").read_text(encoding="utf-8")
+    (tmp_path / "wide.txt").write_bytes(text.encode("utf-16"))
+    (tmp_path / "packed.gz").write_bytes(gzip.compress(text.encode()))
+    code, given, _ = say("translate", runs / "pairs", tmp_path / "plain.txt")
+    assert code == 0 and given.count("\n") == 2
+    for name in ("wide.txt", "packed.gz"):
+        assert say("translate", runs / "pairs", tmp_path / name)[1] == given
+    (tmp_path / "odd.txt").write_bytes("今日はいい天気ですね".encode("shift_jis") * 20)
+    code, out, err = say("translate", runs / "pairs", tmp_path / "odd.txt")
+    assert (code, out, err.count("\n")) == (5, "", 1) and "byte 0 is not UTF-8" in err
+    code, _, err = say("translate", runs / "pairs", pipe="good\nbad \udcff\n")
+    assert code == 3 and "the standard input must be UTF-8, line 2 is not" in err and err.count("\n") == 1
+
+
+def test_what_a_model_says_does_not_steer_a_terminal(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert for_terminal("a\x1b[2J") == "a\x1b[2J", "a file or a pipe gets what the model said"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert for_terminal("a\x1b[2J") == "a\\x1b[2J"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["translate", "{pairs}", "x", "--beam", "0"], "beam must be at least 1 (which is greedy), got 0"),
+        (["train", "{file}", "--processes", "0"], "--processes must be from 1 to 64, got 0"),
+        (["train"], "it needs files or examples to learn from, got none; try: headwater train pairs.tsv"),
+        (["train", "{file}", "--max-time", "soon"], "max_time must be a time such as 90s or 5m, got 'soon'"),
+    ],
+)
+def test_a_mistake_is_answered_in_one_line(runs, files, say, words, said):
+    code, out, err = say(*(word.format(pairs=runs / "pairs", file=files / "pairs.tsv") for word in words))
+    assert code == 2 and not out and said in err and err.count("\n") == 1
+
+
+def test_the_whole_of_train_speaks_chinese(files, say, tmp_path, monkeypatch):
+    monkeypatch.setenv("HEADWATER_LANG", "en")  # and so it is again afterwards
+    loud = [word for word in FEW if word != "--quiet"]
+    code, out, _ = say("train", files / "pairs.tsv", "--out", tmp_path / "run", *loud, "--lang", "zh")
+    names = "任务|训练集|验证集|长度|编码|分词器|模型|训练|内存|时间|步|目前最好|训练完成:第"
+    assert code == 0 and all(name in out for name in names.split("|"))
+    english = "rows|characters|steps|weights|about|left|best so far|expected|usual"
+    assert not [line for line in out.splitlines() if re.search(rf"\b({english})\b", line)]
+    code, out, _ = say("runs", tmp_path, "--lang", "zh")
+    assert "已完成" in out and "步 3" in out
+    assert "finished     step 3" in say("runs", tmp_path, "--lang", "en")[1]
+
+
+def test_a_note_is_said_once(files, say, tmp_path):
+    loud = [word for word in FEW if word != "--quiet"]
+    few = [files / "pairs.tsv", "--longest", "12"]
+    for name, words, shown in (("a", loud, 1), ("b", FEW, 1), ("c", [*loud, "--dry-run"], 1)):
+        code, out, _ = say("train", *few, "--out", tmp_path / name, *words)
+        assert code == 0 and out.count("train rows are longer than 12 tokens and left out") == shown, name
+
+
+def test_a_finished_run_says_how_it_can_go_on(runs, say, tmp_path):
+    shutil.copytree(runs / "labels", tmp_path / "run")
+    code, out, _ = say("train", "--resume", tmp_path / "run")
+    assert code == 0 and "all its 3 steps were done; to go on, give more: --max-steps or --epochs" in " ".join(
+        out.split()
+    )
+
+
+def test_a_packed_file_gives_a_run_its_name(files, say, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt.gz").write_bytes(gzip.compress((files / "text.txt").read_bytes()))
+    assert say("train", "book.txt.gz", "--context", "32", *FEW)[0] == 0
+    assert (tmp_path / "runs/language-model/book/config.yaml").is_file()
+
+
+def test_help_begins_with_what_must_be_given(capsys, monkeypatch):
+    monkeypatch.setenv("HEADWATER_LANG", "en")
+    for words, first in ((["train"], "usage: headwater train [FILES …] [flags]"),
+                         (["--lang", "zh", "eval"], "用法:headwater eval RUN FILES … [选项]")):  # fmt: skip
+        with suppress(SystemExit):
+            cli.main([*words, "--help"])
+        assert capsys.readouterr().out.split("\n")[0] == first

@@ -10,6 +10,7 @@ from pathlib import Path
 from headwater.cli import use
 from headwater.cli.language import say
 from headwater.cli.parser import Parser
+from headwater.cli.terminal import for_terminal
 from headwater.errors import BadInput, NotFound
 
 
@@ -30,7 +31,9 @@ def run(args: argparse.Namespace) -> None:
     trained = use.loaded(args, "answers")
     for question in args.questions:
         found = trained(Question(question, context))
-        print(json.dumps({"input": question, "output": found}, ensure_ascii=False) if args.json else found)
+        print(
+            json.dumps({"input": question, "output": found}, ensure_ascii=False) if args.json else for_terminal(found)
+        )
 
 
 def _text(path: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from headwater.cli.language import LANGUAGES, say
 from headwater.errors import BadSetting, nearest
@@ -19,11 +19,19 @@ COMMON = {
 }
 
 
+MANY = {None: "{}", "?": "[{}]", "*": "[{} …]", "+": "{} …"}
+
+
+class Help(argparse.HelpFormatter):
+    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
+        super().add_usage(usage, (), (), say("usage: ", "用法:"))
+
+
 class Parser(argparse.ArgumentParser):
     """A mistake is a Fault, and no prefix of a flag is guessed at: --max is not --max-time."""
 
     def __init__(self, prog: str, description: str) -> None:
-        super().__init__(prog=prog, description=description, add_help=False, allow_abbrev=False)
+        super().__init__(prog=prog, description=description, add_help=False, allow_abbrev=False, formatter_class=Help)
         self._positionals.title = say("what to give", "参数")
         self._optionals.title = say("flags", "选项")
 
@@ -34,7 +42,14 @@ class Parser(argparse.ArgumentParser):
         group.add_argument("--traceback", action="store_true", help=say(*COMMON["--traceback"]))
         group.add_argument("-h", "--help", action="help", help=say(*COMMON["--help"]))
 
+    def first_line(self) -> str:
+        """What must be given; the flags follow below it, each with its meaning."""
+        places = [action for action in self._actions if not action.option_strings]
+        given = [MANY[action.nargs].format(str(action.metavar or action.dest).upper()) for action in places]  # type: ignore[index]
+        return " ".join([self.prog, *given, say("[flags]", "[选项]")])
+
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        self.usage = self.first_line().replace("%", "%%")
         known, unknown = self.parse_known_intermixed_args(words)  # flags may stand between the texts
         for word in unknown[:1]:
             flags = [flag for flag in self._option_string_actions if flag.startswith("--")]

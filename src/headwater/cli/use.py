@@ -11,6 +11,7 @@ from typing import Any
 
 from headwater.cli.language import say
 from headwater.cli.parser import Parser
+from headwater.cli.terminal import for_terminal
 from headwater.errors import BadInput, NotFound
 
 VERB_OF = {"text-to-text": "translate", "classification": "classify", "tagging": "tag", "answers": "answer"}
@@ -52,14 +53,32 @@ def groups(texts: list[str]) -> Iterator[list[str]]:
 def lines(texts: list[str]) -> Iterator[str]:
     for text in texts:
         if text == "-":
-            yield from (line.rstrip("\n") for line in sys.stdin)
+            yield from _typed()
         elif _is_file(text):
-            with open(text, encoding="utf-8") as file:
-                yield from (line.rstrip("\n") for line in file)
+            yield from _read(Path(text))
         elif text.endswith((".txt", ".tsv")) and " " not in text:
             raise NotFound(f"{text} is not there; check the path, or put a text in quotes")
         else:
             yield text
+
+
+def _typed() -> Iterator[str]:
+    for number, line in enumerate(sys.stdin, 1):
+        if any("\ud800" <= c <= "\udfff" for c in line):
+            raise BadInput(f"the standard input must be UTF-8, line {number} is not; give its file, or write it anew")
+        yield line.rstrip("\n")
+
+
+def _read(path: Path) -> Iterator[str]:
+    """The lines of a file in whatever encoding, as train reads it."""
+    from headwater.data.reading.lines import USUAL
+    from headwater.data.reading.lines import lines as lines_of
+    from headwater.data.reading.problems import Problems
+
+    for line in lines_of(path, USUAL, Problems()):
+        if line.fault:
+            raise BadInput(f"{path}:{line.number} can not be read, it is {line.fault}; cut it")
+        yield line.text
 
 
 def _is_file(text: str) -> bool:
@@ -75,4 +94,4 @@ def answer(args: argparse.Namespace, task: str, shown: Callable[[Any], str] = st
     for some in groups(args.texts):
         for text, found in zip(some, trained(some, **how), strict=True):
             line = json.dumps({"input": text, "output": found}, ensure_ascii=False) if args.json else shown(found)
-            print(line, flush=True)
+            print(for_terminal(line), flush=True)
