@@ -2,17 +2,61 @@
 
     python benchmarks/translate.py [--threads 2] [--rounds 5] [--without transformers]
 
-6 + 6 layers, 512 wide, 32,000 tokens, 30 tokens in and 30 out; sentences one at a time, and 32 together. Weights have
-learnt nothing (speed does not depend on what they know). make bench installs the others.
+6 + 6 layers, 512 wide, 32,000 tokens, 30 tokens in and 30 out; sentences one at a time, and 32 together. All have the
+same weights, drawn at random (speed does not depend on what they know), in a public folder as Marian has it; how many
+translations are the same is told. make bench installs the others.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import tempfile
+from pathlib import Path
 
-from side_by_side import BENCH_PYTHON, Contender, compare, finish
+import torch
+from side_by_side import BENCH_PYTHON, Contender, compare, table, write
 
-FIRST = "headwater int8"
+from headwater.families.family import FAMILIES
+from headwater.families.folder import sizes
+from headwater.weights.settings import Settings
+from headwater.weights.tensors import write as write_tensors
+
+FIRST, TRUTH = "headwater int8", "transformers float32"
+D_MODEL, LAYERS, VOCAB = 512, 6, 32_000
+SIDE = {"layers": LAYERS, "attention_heads": 8, "ffn_dim": 2048}
+CONFIG = {
+    "model_type": "marian", "architectures": ["MarianMTModel"], "vocab_size": VOCAB, "d_model": D_MODEL,
+    **{f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in SIDE.items()},
+    "scale_embedding": True, "activation_function": "relu", "max_position_embeddings": 512,
+    "pad_token_id": 0, "decoder_start_token_id": 1, "eos_token_id": 2, "forced_eos_token_id": None,
+}  # fmt: skip
+
+
+def random_folder(folder: Path) -> Path:
+    """A model that has learnt nothing: matrices of unit gain, so that its choices are no coin tosses."""
+    relation, draw = FAMILIES["marian"], torch.Generator().manual_seed(0)
+    spec = relation.read(Settings(dict(CONFIG)), "language")
+    model = spec.build(seed=0)
+    with torch.no_grad():
+        for weight in (p for p in model.parameters() if p.dim() == 2):
+            weight.normal_(0, D_MODEL**-0.5, generator=draw)
+    held = (relation.names + relation.heads["language"]).write(dict(model.named_parameters()), **sizes(spec))
+    write_tensors(folder / "model.safetensors", {name: held[name].detach() for name in held})
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
+def agreement(report: dict, truth: str) -> str:
+    """How many translations are those of the truth, word for word."""
+    told = {name: facts["translations"] for name, facts in report["facts"].items()}
+    if truth not in told:
+        return ""
+    lines = [f"\n| translations as {truth} | the same |", "|---|---|"]
+    for name, ours in told.items():
+        same = report["facts"][name]["same"] = sum(a == b for a, b in zip(ours, told[truth], strict=True))
+        lines.append(f"| {name} | {same} of {len(ours)} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -21,15 +65,19 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--without", default="", help="contenders to leave out, such as transformers")
     args = parser.parse_args()
-    contenders = [
-        Contender(FIRST, "translate_headwater.py", ("int8",)),
-        Contender("headwater float32", "translate_headwater.py", ("float32",)),
-        Contender("CTranslate2 int8", "translate_ctranslate2.py", ("int8",), BENCH_PYTHON),
-        Contender("CTranslate2 float32", "translate_ctranslate2.py", ("float32",), BENCH_PYTHON),
-        Contender("transformers float32", "translate_transformers.py"),
-    ]
-    left = [c for c in contenders if not any(word and word in c.name for word in args.without.split(","))]
-    finish(compare(left, args.rounds, args.threads), FIRST, "translate")
+    with tempfile.TemporaryDirectory() as place:
+        folder = str(random_folder(Path(place)))
+        contenders = [
+            Contender(FIRST, "translate_headwater.py", (folder, "int8")),
+            Contender("headwater float32", "translate_headwater.py", (folder, "float32")),
+            Contender("CTranslate2 int8", "translate_ctranslate2.py", (folder, "int8"), BENCH_PYTHON),
+            Contender("CTranslate2 float32", "translate_ctranslate2.py", (folder, "float32"), BENCH_PYTHON),
+            Contender(TRUTH, "translate_transformers.py", (folder,)),
+        ]
+        left = [c for c in contenders if not any(word and word in c.name for word in args.without.split(","))]
+        found = compare(left, args.rounds, args.threads)
+    said = agreement(found, TRUTH)
+    write(found, table(found, FIRST) + "\n" + said, "translate")
 
 
 if __name__ == "__main__":
