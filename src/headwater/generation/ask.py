@@ -23,7 +23,7 @@ from headwater.generation.choosers import Ban, Chooser, ForcedPrefix, named
 from headwater.generation.engine import Engine
 from headwater.generation.prefix import Prefix
 from headwater.generation.requests import Event, Request, check, vocabulary
-from headwater.generation.speculative import Drafter, Speculation
+from headwater.generation.speculative import Draft, Drafter
 from headwater.generation.stopping import NoText, Stream, stops
 from headwater.parts import must
 
@@ -177,7 +177,7 @@ def generate(model: Any, prompt: Any, *, n: int = 1, by: Beam | Drafter | None =
         answers = [[Answer.of(row, score=score) for row, score in one] for one in found]
     else:
         each = [replace(request, seed=branch(request.seed, i)) for request in asked for i in range(n)]
-        flat = _speculated(voice, each, by) if by is not None else _together(voice, each)
+        flat = _together(voice, each, by)
         answers = [flat[i : i + n] for i in range(0, len(flat), n)]
     several = n > 1 or (isinstance(by, Beam) and by.answers > 1)
     told = answers if several else [one[0] for one in answers]
@@ -187,10 +187,7 @@ def generate(model: Any, prompt: Any, *, n: int = 1, by: Beam | Drafter | None =
 def stream(model: Any, prompt: Any, *, by: Drafter | None = None, **settings: Any) -> Iterator[Event]:
     """The answer to one prompt, event by event: each has the text that is now certain. Takes what generate takes."""
     voice, (request,) = Voice.of(model), requests(model, [prompt], **settings)
-    if by is not None:
-        yield from Speculation(voice.model, request, by, context=voice.context).stream()
-        return
-    engine = _engine(voice, [request])
+    engine = _engine(voice, [request], by)
     row = engine.submit(request)
     for _, event in engine.stream():
         yield event
@@ -198,28 +195,19 @@ def stream(model: Any, prompt: Any, *, by: Drafter | None = None, **settings: An
         raise row.fault
 
 
-def _together(voice: Voice, asked: Sequence[Request]) -> list[Answer]:
-    engine = _engine(voice, asked)
+def _together(voice: Voice, asked: Sequence[Request], by: Drafter | None) -> list[Answer]:
+    engine = _engine(voice, asked, by)
     rows = [engine.submit(request) for request in asked]
     engine.run()
-    return [Answer.of(row) for row in rows]
+    return [Answer.of(row, acceptance=None if by is None else row.acceptance) for row in rows]
 
 
-def _engine(voice: Voice, asked: Sequence[Request]) -> Engine:
+def _engine(voice: Voice, asked: Sequence[Request], by: Drafter | None) -> Engine:
     needs = [len(request.prompt) + check(request, voice.model, voice.context) for request in asked]
     size = max(1, len(asked))
-    bounds = {"rows": min(size, MOST_ROWS), "columns": max(needs, default=1), "queue": size}
-    return Engine(voice.model, **bounds, prefill=2048, context=voice.context)
-
-
-def _speculated(voice: Voice, asked: Sequence[Request], by: Drafter) -> list[Answer]:
-    answers = []
-    for request in asked:
-        speculation = Speculation(voice.model, request, by, context=voice.context)
-        for _ in speculation.stream():
-            pass
-        answers.append(Answer.of(speculation.row, acceptance=speculation.acceptance))
-    return answers
+    most = 1 if isinstance(by, Draft) else MOST_ROWS  # a draft model keeps the text of one row
+    bounds = {"rows": min(size, most), "columns": max(needs, default=1), "queue": size}
+    return Engine(voice.model, **bounds, prefill=2048, context=voice.context, by=by)
 
 
 def _is_ids(prompt: Any) -> bool:

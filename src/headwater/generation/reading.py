@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwater.core.embed import Rows
+from headwater.generation.listening import Listener
 from headwater.generation.slots import Slots
 from headwater.generation.stepping import Stepper
 
@@ -28,11 +30,23 @@ def read(model: Any, slots: Slots, texts: Sequence[Sequence[int]]) -> Tensor:
     return _head(model, states[torch.arange(len(texts), device=slots.device), ends][:, None])[:, 0]
 
 
+def read_each(model: Any, slots: Slots, texts: Sequence[Sequence[int]], lasts: Sequence[int]) -> list[Tensor]:
+    """Read new tokens, at least one a row; for each row scores [last, V] after each of its last ones."""
+    sizes = [len(text) for text in texts]
+    if stepper := _stepper(model, slots, texts):
+        most = max(lasts)
+        found = stepper.read(slots, texts, most).split([min(most, size) for size in sizes])
+        return [scores[-last:] for scores, last in zip(found, lasts, strict=True)]
+    before = slots.lengths
+    states = _states(model, slots, rectangle(texts, slots.device))
+    slots.crop(length + size for length, size in zip(before, sizes, strict=True))
+    ends = [row[size - last : size] for row, size, last in zip(states, sizes, lasts, strict=True)]
+    return list(_head(model, torch.cat(ends)[None])[0].split(list(lasts)))
+
+
 def read_all(model: Any, slots: Slots, text: Sequence[int], last: int) -> Tensor:
     """Read new tokens of a single row; scores [last, V] after each of the last ones."""
-    if stepper := _stepper(model, slots, [text]):
-        return stepper.read(slots, [text], last)
-    return _head(model, _states(model, slots, rectangle([text], slots.device))[:, -last:])[0]
+    return read_each(model, slots, [text], [last])[0]
 
 
 def _stepper(model: Any, slots: Slots, texts: Sequence[Sequence[int]]) -> Stepper | None:
@@ -49,8 +63,13 @@ def listen(model: Any, slots: Slots, sources: Sequence[Sequence[int]]) -> None:
     ids = rectangle(sources, slots.device)
     sizes = torch.tensor([len(source) for source in sources], device=slots.device)
     keep = torch.arange(ids.shape[1], device=slots.device)[None] < sizes[:, None]
+    kept = None if bool(keep.all()) else keep
+    listener = Listener.of(model)
     with at_rest(model):
-        slots.hear(model.encode(ids, keep=None if bool(keep.all()) else keep))
+        if listener is not None and listener.takes(sources):
+            slots.hear(model.bridge(Rows(ids, kept, states=listener.read(sources))))
+        else:
+            slots.hear(model.encode(ids, keep=kept))
 
 
 @torch.inference_mode()

@@ -65,12 +65,16 @@ class Event:
 
 
 class Row:
-    """A request and its events. stopped: end, stop, length, time, cancelled, fault; None while it runs."""
+    """A request and its events. stopped: end, stop, length, time, cancelled, fault; None while it runs.
+
+    drafted, accepted: tokens that were guessed (speculative.py), and those of them that came true.
+    """
 
     def __init__(self, request: Request, limit: int) -> None:
         self.request, self.limit = request, limit
         self.events: list[Event] = []
         self.cancelled, self.fault = False, cast("Fault | None", None)
+        self.drafted = self.accepted = 0
         self.deadline = None if request.seconds is None else time.monotonic() + request.seconds
 
     @property
@@ -99,6 +103,11 @@ class Row:
     @property
     def text(self) -> str:
         return "".join(event.text for event in self.events)
+
+    @property
+    def acceptance(self) -> float:
+        """The share of guesses that came true."""
+        return self.accepted / max(1, self.drafted)
 
     def take(self, choice: Choice) -> Event:
         """Grow by one token."""

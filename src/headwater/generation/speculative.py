@@ -7,17 +7,19 @@ guessing: greedy or sampled, with any choosers. A drafter only decides how many 
 
     Draft(model)      a smaller model of the same vocabulary guesses, with the same choosers and the same noise
     LookUp()          the text so far guesses: where its last tokens occurred before, what followed them there
+
+The engine asks the drafter before each step (engine.py); rejected guesses leave the cache by a smaller length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from headwater.errors import BadSetting, Fault
 from headwater.generation.picking import choose
-from headwater.generation.reading import listen, read, read_all
-from headwater.generation.requests import Event, Request, Row, check, places, vocabulary
+from headwater.generation.reading import read
+from headwater.generation.requests import Request, Row, places, vocabulary
 from headwater.generation.slots import Slots
 from headwater.parts import must, part
 
@@ -87,51 +89,10 @@ def _shadow(row: Row) -> Row:
     return shadow
 
 
-class Speculation:
-    """One request answered with guesses. drafted and accepted count tokens; steps counts readings of the model."""
-
-    def __init__(
-        self, model: Any, request: Request, drafter: Drafter, guesses: int = 5, context: int | None = None
-    ) -> None:
-        must(1 <= guesses <= 64, "speculate", "guesses must be from 1 to 64", guesses, "5 is usual")
-        if isinstance(drafter, Draft) and vocabulary(drafter.model) != vocabulary(model):
-            sizes = vocabulary(drafter.model), vocabulary(model)
-            raise BadSetting(
-                f"Draft: both models must have one vocabulary, got {sizes[0]} and {sizes[1]}; choose a relative"
-            )
-        self.model, self.drafter, self.guesses = model, drafter, guesses
-        self.row = Row(request, check(request, model, context))
-        self.drafted = self.accepted = self.steps = 0
-
-    @property
-    def acceptance(self) -> float:
-        """The share of guesses that came true."""
-        return self.accepted / max(1, self.drafted)
-
-    def stream(self) -> Iterator[Event]:
-        row, request = self.row, self.row.request
-        slots = request.prefix.copy(row, request.prompt) if request.prefix else Slots(self.model, [row])
-        if request.source is not None and not row.stopped:
-            listen(self.model, slots, [request.source])
-        while not row.stopped:
-            guesses = list(self.drafter.guess(row, min(self.guesses, row.limit - len(row.events) - 1)))
-            yield from self._check(slots, guesses)
-        if row.fault:
-            raise row.fault
-
-    def _check(self, slots: Slots, guesses: list[int]) -> Iterator[Event]:
-        """Read what is not yet read and the guesses after it; keep guesses as long as they are what the model says."""
-        row, unread = self.row, self.row.after(slots.lengths[0])
-        scores = read_all(self.model, slots, [*unread, *guesses], 1 + len(guesses))
-        self.steps, self.drafted, before = self.steps + 1, self.drafted + len(guesses), len(row.events)
-        for score, guess in zip(scores, [*guesses, None], strict=True):
-            choice = choose(score[None], [row])[0]
-            if isinstance(choice, Fault):
-                row.fault = choice
-                break
-            event = row.take(choice)
-            if event.token != guess or event.stopped:
-                break
-            self.accepted += 1
-        slots.crop([len(row) - 1])
-        yield from row.events[before:]
+def fits(drafter: Drafter, model: Any) -> None:
+    """Refuse a draft model that speaks of other tokens."""
+    if isinstance(drafter, Draft) and vocabulary(drafter.model) != vocabulary(model):
+        sizes = vocabulary(drafter.model), vocabulary(model)
+        raise BadSetting(
+            f"Draft: both models must have one vocabulary, got {sizes[0]} and {sizes[1]}; choose a relative"
+        )
