@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from headwater.errors import BadSetting
-from headwater.generation.chance import branch, check_seed, draw, gumbel
+from headwater.generation import chance
+from headwater.generation.chance import branch, check_seed, gumbel, left
 
 SCORES = torch.tensor([0.0, 1.0, -torch.inf, 2.5, -1.0, 1.0])
 
@@ -19,6 +20,11 @@ def surprise(counts, expected):
     square = ((counts - expected)[seen] ** 2 / expected[seen]).sum()
     free = seen.sum() - 1
     return (square - free) / (2 * free) ** 0.5
+
+
+def draw(scores, seed, step):
+    (tokens,) = left(scores[None])
+    return chance.draw(scores, tokens, seed, step)
 
 
 def counted(draws):
@@ -48,6 +54,12 @@ def test_noise_belongs_to_a_token_whoever_else_is_there():
         whole, gumbel(2, 2, np.arange(50))
     )
     assert np.isfinite(gumbel(0, 0, np.arange(10_000))).all()
+
+
+def test_what_is_left_of_each_row():
+    never = -torch.inf
+    scores = torch.tensor([[0.0, never, 1.0], [never, never, never], [never, 2.0, never]])
+    assert [row.tolist() for row in left(scores)] == [[0, 2], [], [1]]
 
 
 def test_branches_differ_and_the_first_is_the_seed():

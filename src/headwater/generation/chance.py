@@ -30,11 +30,16 @@ def branch(seed: int, number: int) -> int:
     return seed if number == 0 else int(chance.bits(seed, "answer", number)) % SEEDS
 
 
-def draw(scores: Tensor, seed: int, step: int) -> int:
-    """One token from softmax(scores [V]). Tokens at -inf are never drawn, and cost nothing."""
-    left = (scores > -torch.inf).nonzero().flatten()
-    noise = torch.from_numpy(gumbel(seed, step, left.cpu().numpy())).to(scores.device)
-    return int(left[(scores[left].double() + noise).argmax()])
+def left(scores: Tensor) -> list[Tensor]:
+    """The tokens of each row of scores [B, V] that may still be drawn. Those at -inf never are, and cost nothing."""
+    rows, tokens = (scores > -torch.inf).nonzero(as_tuple=True)
+    return list(tokens.split(rows.bincount(minlength=len(scores)).tolist()))
+
+
+def draw(scores: Tensor, tokens: Tensor, seed: int, step: int) -> int:
+    """One of the tokens [N], from softmax(scores[tokens])."""
+    noise = torch.from_numpy(gumbel(seed, step, tokens.cpu().numpy())).to(scores.device)
+    return int(tokens[(scores[tokens].double() + noise).argmax()])
 
 
 def gumbel(seed: int, step: int, tokens: np.ndarray) -> np.ndarray:

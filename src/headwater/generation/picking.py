@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headwater.errors import BadSetting, CheckFailed, Fault
-from headwater.generation.chance import draw
+from headwater.generation.chance import draw, left
 from headwater.generation.choosers import Chooser, Said
 from headwater.generation.requests import Row
 
@@ -58,14 +58,15 @@ def _together(scores: Tensor, rows: list[Row], choosers: tuple[Chooser, ...]) ->
     for chooser in choosers:
         after.append(chooser(after[-1], said))
     last, masses = after[-1], scores.logsumexp(-1)
-    bad = (broken | ~(last > -torch.inf).any(-1)).tolist()
+    bad = (broken | (last.amax(-1) == -torch.inf)).tolist()
     certain = last.argmax(-1).tolist() if any(chooser.certain for chooser in choosers) else None
+    tokens = left(last) if certain is None else []
     choices: list[Choice | Fault] = []
     for i, row in enumerate(rows):
         if bad[i]:
             choices.append(_fault(scores[i : i + 1], said[i], choosers))
             continue
-        token = certain[i] if certain else draw(last[i], row.request.seed, len(said[i].new))
+        token = certain[i] if certain else draw(last[i], tokens[i], row.request.seed, len(said[i].new))
         stages = _stages([s[i] for s in after], choosers) if row.request.trace else ()
         choices.append(Choice(token, float(scores[i, token] - masses[i]), _best(scores[i], masses[i], row), stages))
     return choices
