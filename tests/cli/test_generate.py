@@ -97,6 +97,14 @@ def test_a_pipe_is_a_prompt(loaded, say, monkeypatch):
     assert say("generate", "any", "--max-tokens", "5")[1] == say("generate", "any", "ab", "--max-tokens", "5")[1]
 
 
+def test_a_pipe_that_is_no_text_is_refused_in_a_line(loaded, say, monkeypatch):
+    import io
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff"), "utf-8"))
+    code, _, said = say("generate", "any")
+    assert code == 3 and said.startswith("error: generate: a prompt must be UTF-8, got a pipe that is not at byte 2")
+
+
 @pytest.mark.parametrize(
     ("words", "code", "line"),
     [

@@ -14,6 +14,7 @@ from headwater.generation.choosers import Ban, Greedy, RepetitionPenalty, Temper
 from headwater.generation.engine import Engine
 from headwater.generation.prefix import Prefix
 from headwater.generation.requests import Request
+from headwater.generation.speculative import LookUp
 
 WAYS = [
     (Greedy(),),
@@ -221,14 +222,16 @@ def test_after_an_interruption_everything_goes_on(build, at):
     assert [row.new for row in rows] == want
 
 
-def test_interrupted_between_the_lines(model, monkeypatch):
-    """Ctrl-C anywhere in the engine's own Python, line by line."""
+@pytest.mark.parametrize("way", ["modules", "compiled step", "guesses"])
+def test_interrupted_between_the_lines(build, way):
+    """Ctrl-C anywhere in the Python of generation, line by line; modules read double precision, the step float32."""
     import sys
 
+    model, by = build() if way == "modules" else build().float(), LookUp(longest=1) if way == "guesses" else None
     requests = asked(random.Random(5), 4)
     want = [(alone(model, request).new, alone(model, request).text) for request in requests]
     for stop_at in range(1, 900, 23):
-        engine = Engine(model, rows=2, prefill=6)
+        engine = Engine(model, rows=2, prefill=6, by=by)
         rows = [engine.submit(request) for request in requests]
         lines = []
 

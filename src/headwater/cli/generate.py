@@ -67,7 +67,12 @@ def given(prompt: str | None) -> str:
         return prompt
     if sys.stdin.isatty():
         raise BadInput('generate: it needs a prompt, got none; headwater generate MODEL "Once upon a time"')
-    return sys.stdin.read().rstrip("\n")
+    try:
+        return sys.stdin.read().rstrip("\n")
+    except UnicodeDecodeError as torn:
+        raise BadInput(
+            f"generate: a prompt must be UTF-8, got a pipe that is not at byte {torn.start}; convert it"
+        ) from None
 
 
 def by(args: argparse.Namespace) -> Any:
