@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -56,3 +57,22 @@ def test_who_says_nothing_is_missing(bench, tmp_path):
     contender = bench("first_token").fresh("ours", "headwater", str(tmp_path / "no.gguf"), "the cat")
     contender.start(threads=1)
     assert "said nothing" in contender.missing
+
+
+def test_an_engine_is_measured(bench, monkeypatch, tmp_path):
+    engine = bench("engine")
+    monkeypatch.setattr(engine, "VOCAB", 64)
+    monkeypatch.setattr(engine, "SIZES", {**engine.SIZES, "d_model": 96, "heads": 3, "layers": 1, "d_ff": 96})
+    small = ["--rounds", "1", "--tokens", "2", "--prompt", "3", "--threads", "1", "--weights", "int8"]
+    monkeypatch.setattr("sys.argv", ["engine.py", *small])
+    engine.main()
+    said = json.loads((tmp_path / "engine.json").read_text())["figures"]["int8"]
+    assert said["ratio"] > 0 and said["steps until free"] == 1
+
+
+def test_agreement_counts_what_is_the_same(bench):
+    report = {"facts": {"ours": {"tokens": [1, 2, 9, 4]}, "truth": {"tokens": [1, 2, 3, 4]}}}
+    told = bench("decode").agreement(report, "truth")
+    assert "| ours | 2 of 4 | 3 |" in told and "| truth | 4 of 4 | 4 |" in told
+    report = {"facts": {"ours": {"translations": [[1], [2]]}, "truth": {"translations": [[1], [3]]}}}
+    assert "| ours | 1 of 2 |" in bench("translate").agreement(report, "truth")
