@@ -34,6 +34,7 @@ from headwater.fast.library import library
 from headwater.fast.packed import PackedLinear, pack
 from headwater.fast.structures import Matrix, Norm
 from headwater.generation.beam import Beam, search
+from headwater.generation.listening import Listener
 from headwater.generation.reading import listen, read, read_all
 from headwater.generation.requests import Request
 from headwater.generation.slots import Slots
@@ -161,6 +162,7 @@ def translations(model, fast: bool, monkeypatch, change=lambda stepper: None):
 
     with monkeypatch.context() as patch:
         patch.setattr(Stepper, "of", made)
+        patch.setattr(Listener, "of", Listener.of if fast else lambda model: None)
         asked = [Request((1,), source, max_tokens=12, end=frozenset({0})) for source in SOURCES]
         found = search(model, asked, Beam(3, answers=3))
     return [(row.new, score) for one in found for row, score in one]
@@ -179,7 +181,9 @@ def heard(model, fast: bool, rows: int) -> torch.Tensor:
     """Scores of so many translations, token by token."""
     slots = Slots(model, range(rows))
     slots.stepper = (model, Stepper.of(model) if fast else None)
-    listen(model, slots, [tuple(range(3, 5 + n % 6)) for n in range(rows)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Listener, "of", Listener.of if fast else lambda model: None)
+        listen(model, slots, [tuple(range(3, 5 + n % 6)) for n in range(rows)])
     return torch.cat([read(model, slots, [[token + n % 9] for n in range(rows)]) for token in (1, 9, 8, 7)])
 
 
@@ -201,6 +205,37 @@ def test_many_rows_of_packed_weights(bits: str):
     pack(model, bits)
     fast, plain, exact = heard(model, True, 23), heard(model, False, 23), heard(whole, False, 23)
     assert 0 < (fast - plain).abs().mean() < (2 if bits == "int8" else 0.2) * (plain - exact).abs().mean()
+
+
+def states(model, fast: bool, sources, change=lambda listener: None) -> torch.Tensor:
+    listener = Listener.of(model)
+    change(listener)
+    if fast:
+        assert listener.takes(sources)
+        return torch.cat([row[: len(one)] for row, one in zip(listener.read(sources), sources, strict=True)])
+    return torch.cat([model.encode(torch.tensor([one])).states[0] for one in sources])
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("together", [3, 8, 256])
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_sources_are_heard_as_the_modules_hear_them(name: str, together: int, monkeypatch):
+    """Read together and in lots, few tokens and many; a longer neighbour changes nothing."""
+    monkeypatch.setattr("headwater.fast.runner.TOGETHER", together)
+    model = built(TRANSLATORS[name])
+    with torch.inference_mode():
+        torch.testing.assert_close(states(model, True, SOURCES), states(model, False, SOURCES), atol=3e-5, rtol=0)
+
+
+@needs_a_compiler
+def test_an_encoder_that_looks_back_only_would_be_seen(monkeypatch):
+    model = built(TRANSLATORS["paper"])
+    with torch.inference_mode():
+        want, narrow = states(model, False, SOURCES), lambda s: [setattr(layer, "window", 2) for layer in s.layers]
+        assert (states(model, True, SOURCES, narrow) - want).abs().max() > 1e-3
+    assert not Listener.of(model).takes([(3, 50)]) and not Listener.of(model).takes([(3,), ()])
+    model.encoder.layers[1].ffn.up = torch.nn.Sequential(model.encoder.layers[1].ffn.up)
+    assert Listener.of(model) is None
 
 
 FORGOTTEN = {

@@ -95,7 +95,7 @@ PLAIN = (Attention(4, sees=Past()), FeedForward(96, "gelu"), LayerNorm())
 @pytest.mark.parametrize("together", [7, 10, 256])
 def test_long_texts_are_read_in_parts(together: int, monkeypatch):
     """Rows of different length, and more scores asked for than the last part has tokens."""
-    monkeypatch.setattr("headwater.generation.stepping.TOGETHER", together)
+    monkeypatch.setattr("headwater.fast.runner.TOGETHER", together)
     model, texts = decoder(*PLAIN), [[n % 50 for n in range(first, first + 12)] for first in (3, 20, 41)]
 
     def scores(fast: bool) -> torch.Tensor:

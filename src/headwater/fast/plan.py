@@ -41,21 +41,21 @@ def known(holds: bool) -> None:
 class Plan:
     """whole: what step.c gets. position: what turns q and k. blocks: the layers in the order in which they run."""
 
-    def __init__(self, model: Any) -> None:
-        known(model.decoder is not None and not model.training)
+    def __init__(self, model: Any, part: str = "decoder") -> None:
+        known(getattr(model, part) is not None and not model.training)
         known(not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()))
         self.kept: list[Tensor] = []  # what C holds pointers to
-        self.stack = model.decoder
+        self.stack, self.writes = getattr(model, part), part == "decoder"
         self.blocks = [self.stack.layers[index] for index in self.stack.order]
         known(bool(self.blocks) and all(type(block) is BlockLayer for block in self.blocks))
-        self.crosses = model.encoder is not None
+        self.crosses = self.writes and model.encoder is not None
         self.position = self._position()
         self.attn = self.blocks[0].self_attn
         self.shape = self._shape(self.attn)
         self.act, self.d_ff = self.blocks[0].ffn.act, self.blocks[0].ffn.up.out_features
         known(self.act in ACTS)
         self.layers = (Layer * len(self.blocks))(*map(self._layer, self.blocks))
-        self.whole = self._whole(model.head)
+        self.whole = self._whole(model.head if self.writes else None)
 
     @staticmethod
     def _shape(attn: Any) -> tuple[int, int, int, float]:
@@ -73,13 +73,14 @@ class Plan:
         embed, (heads, kv_heads, head_dim, scale) = self.stack.embed, self.shape
         known(type(embed) is TokenEmbedding and embed.kinds is None and type(embed.project) is nn.Identity)
         known(type(embed.position) in (Position, LearnedTable, Sines))
-        known(type(head) is LanguageScores and type(head.transform) is nn.Identity)
+        known(head is None or (type(head) is LanguageScores and type(head.transform) is nn.Identity))
+        width, out = self.stack.spec.d_model, Matrix() if head is None else self._matrix(head.out)
         turned = 2 * self.position.speed.numel() if isinstance(self.position, Turn) else 0
         return Whole(
-            layers=len(self.layers), d_model=self.stack.spec.d_model, d_ff=self.d_ff, vocab=head.out.out_features,
+            layers=len(self.layers), d_model=width, d_ff=self.d_ff, vocab=out.rows or width,
             heads=heads, kv_heads=kv_heads, head_dim=head_dim, turned=turned, act=ACTS.index(self.act),
-            scale=scale, embed_scale=embed.scale, head_scale=head.scale,
-            table=self._table(embed.tokens), head=self._matrix(head.out), embed_norm=self._norm(embed.norm),
+            scale=scale, embed_scale=embed.scale, head_scale=1.0 if head is None else head.scale,
+            table=self._table(embed.tokens), head=out, embed_norm=self._norm(embed.norm),
             final=self._norm(self.stack.final_norm), layer=self.layers,
         )  # fmt: skip
 
@@ -106,7 +107,7 @@ class Plan:
             setattr(made, name, self._matrix(linears[name]) if name in linears else Matrix())
         rule, _ = self.stack.lanes[attn.lane]
         back, ahead = rule.reach
-        known(ahead == 0)
+        known(ahead == 0 if self.writes else back is ahead is None)
         made.window = 0 if back is None else back + 1
         return made
 

@@ -40,7 +40,7 @@ typedef struct {
     const int32_t *home;                                 /* [slots][length]: in whose slot a token's keys lie; none: its own */
     const int32_t *source_length;                        /* [sources] */
 } Model;
-typedef struct { int32_t token, place, slot, source; } Row;     /* a token at its place, in the cache of its slot */
+typedef struct { int32_t token, place, slot, source, sees; } Row;    /* a token at its place in the cache of its slot, which sees so many */
 typedef struct {                                         /* room for n rows, `most` columns each; stepping.py makes it */
     float *x, *y, *qkv, *mixed, *hidden, *scores, *panels;
     int8_t *q;                                           /* activations rounded; ds: their scales */
@@ -172,7 +172,7 @@ static void self_attention(const Step *t, const Layer *l) {
     }
     MEET
     IN_TURN(job, t->n * H) {                             /* later tokens see more: neighbours go to different threads */
-        int i = job / H, h = job % H, last = t->rows[i].place + 1, at = t->rows[i].slot;
+        int i = job / H, h = job % H, last = t->rows[i].sees, at = t->rows[i].slot;
         float *q = t->s.qkv + (size_t)i * wide + h * K;
         normed(&l->q_norm, q, K, q);
         turn(q, t->cos + (size_t)i * half_width, t->sin + (size_t)i * half_width, half_width);
@@ -247,7 +247,7 @@ static const Norm *through_the_layers(const Step *t) {
 
 /* ------------------------------------------------------------------------------------------------ what Python calls */
 
-/* tokens at their places -> logits [count][vocab] of the rows that are asked for, ascending */
+/* Tokens at their places -> logits [count][vocab] of the rows that are asked for, ascending; without a head, their states. */
 void step(const Model *m, const Row *rows, int n, const int32_t *asked, int count, const float *cos, const float *sin, Scratch s, int most,
           float *logits) {
     Step all = {m, rows, n, most, cos, sin, s}, last = all;
@@ -258,7 +258,8 @@ void step(const Model *m, const Row *rows, int n, const int32_t *asked, int coun
         if (omp_get_thread_num() == 0) for (size_t i = 0, D = m->d_model; i < (size_t)count; i++) memmove(s.x + i * D, s.x + (size_t)asked[i] * D, sizeof(float) * D);
         MEET
         enter(&last, after, &m->final, m->head_scale, &m->head, 1);
-        share(&last, &m->head, s.y, logits, m->vocab, 0);
+        if (m->head.data) share(&last, &m->head, s.y, logits, m->vocab, 0);
+        else IN_TURN(i, count) memcpy(logits + (size_t)i * m->d_model, s.y + (size_t)i * most, sizeof(float) * m->d_model);
     }
 }
 

@@ -58,7 +58,7 @@ class Whole(ctypes.Structure):
 class Token(ctypes.Structure):
     """The Row of step.c."""
 
-    _fields_ = tuple((name, c_int32) for name in ("token", "place", "slot", "source"))
+    _fields_ = tuple((name, c_int32) for name in ("token", "place", "slot", "source", "sees"))
 
 
 class Scratch(ctypes.Structure):

@@ -6,10 +6,8 @@ is lost but time. A law in the tests says that both agree.
 
 from __future__ import annotations
 
-import ctypes
 from bisect import bisect_left
 from collections.abc import Sequence
-from ctypes import c_int32, c_void_p
 from itertools import accumulate
 from operator import add
 from typing import Any
@@ -17,48 +15,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwater.fast import runner
 from headwater.fast.library import library
 from headwater.fast.plan import Plan, Unknown, known
-from headwater.fast.structures import PANEL, TILE, Scratch, Token
 from headwater.generation.slots import Slots
 
-TOGETHER = 256  # tokens that meet the weights at once: more would need more room and gain nothing
 
-
-class Stepper:
-    """step.c for one model whose weights stay where they are while it lives."""
-
+class Stepper(runner.Runner):
     @classmethod
     def of(cls, model: Any) -> Stepper | None:
         try:
             known(library() is not None)
-            return cls(model)
+            return cls(Plan(model))
         except Unknown:
             return None
 
-    def __init__(self, model: Any) -> None:
-        self.plan = Plan(model)
-        self.whole, self.layers = self.plan.whole, self.plan.layers
-        heads, kv_heads, head_dim, _ = self.plan.shape
-        self.slots = [block.self_attn.slot(step) for step, block in enumerate(self.plan.blocks)]
-        self.wide = (heads + 2 * kv_heads) * head_dim
-        self.most = max(self.whole.d_model, self.plan.d_ff, heads * head_dim)
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self.slots = [block.self_attn.slot(step) for step, block in enumerate(plan.blocks)]
         self._pinned: tuple[tuple[int, int], ...] = ()
-        self._scratch: tuple[int, Scratch, list[Tensor]] = (0, Scratch(), [])
-        self._places: Tensor | None = None
 
     def takes(self, slots: Slots, texts: Sequence[Sequence[int]]) -> bool:
-        """What C could not look up, modules refuse."""
-        tokens = [token for text in texts for token in text]
-        fit = max(map(add, slots.lengths, map(len, texts))) <= self.plan.longest
-        return fit and min(tokens) >= 0 and max(tokens) < self.whole.table.rows
+        return self.can_look_up(texts, max(map(add, slots.lengths, map(len, texts))))
 
     @torch.inference_mode()
     def read(self, slots: Slots, texts: Sequence[Sequence[int]], last: int = 1) -> Tensor:
         """Read new tokens; scores after the last ones of each row, row after row [.., V]."""
         begins, sources = slots.lengths, slots.hears
         given = [
-            (token, begin + i, row, sources[row])
+            (token, begin + i, row, sources[row], begin + i + 1)
             for row, (begin, text) in enumerate(zip(begins, texts, strict=True))
             for i, token in enumerate(text)
         ]
@@ -67,30 +52,15 @@ class Stepper:
         self._pin(slots, max(map(add, begins, map(len, texts))))
         told = self._tell(slots)
         scores = torch.empty(len(asked), self.whole.vocab)
-        for first in range(0, len(given), TOGETHER):
-            some = given[first : first + TOGETHER]
+        for first in range(0, len(given), runner.TOGETHER):
+            some = given[first : first + runner.TOGETHER]
             before, after = (bisect_left(asked, i) for i in (first, first + len(some)))
-            self._run(some, [i - first for i in asked[before:after]], scores[before:after])
+            self.run(some, [i - first for i in asked[before:after]], scores[before:after])
         del told  # C has read it
         slots.held = [
             held._replace(length=held.length + len(text)) for held, text in zip(slots.held, texts, strict=True)
         ]
         return scores
-
-    def _run(self, given: list[tuple[int, ...]], asked: list[int], scores: Tensor) -> None:
-        rows = (Token * len(given))(*(Token(*one) for one in given))
-        cos, sin = self._angles([place for _, place, _, _ in given])
-        pointers = [c_void_p(t.data_ptr()) for t in (cos, sin)]
-        library().step(  # type: ignore[union-attr]
-            ctypes.byref(self.whole), rows, len(given), (c_int32 * len(asked))(*asked), len(asked), *pointers,
-            self._room(len(given)), self.most, c_void_p(scores.data_ptr()),
-        )  # fmt: skip
-
-    def _angles(self, places: list[int]) -> tuple[Tensor, Tensor]:
-        angles = self.plan.position.angles(torch.tensor([places]), torch.float32)
-        if angles is None:
-            return torch.empty(0), torch.empty(0)
-        return angles[0].contiguous(), angles[1].contiguous()
 
     def _tell(self, slots: Slots) -> tuple[Tensor | None, Tensor | None]:
         """Tell C in whose slots each row's tokens lie, and how long the sources are."""
@@ -109,17 +79,14 @@ class Stepper:
         pinned = tuple((kept.data_ptr(), kept.shape[2]) for pair in (*pairs, *heard) for kept in pair)
         if pinned == self._pinned:
             return
-        self.whole.length, self.whole.heard = pairs[0][0].shape[2], heard[0][0].shape[2] if heard else 0
+        self.shape(pairs[0][0].shape[2], heard[0][0].shape[2] if heard else 0)
         assert all(_plain(kept, self.whole.length) for pair in pairs for kept in pair)
         assert all(_plain(kept, self.whole.heard) for pair in heard for kept in pair)
         for layer, (k, v) in zip(self.layers, pairs, strict=True):
             layer.keys, layer.values = k.data_ptr(), v.data_ptr()
         for layer, (k, v) in zip(self.layers, heard, strict=bool(heard)):
             layer.source_keys, layer.source_values = k.data_ptr(), v.data_ptr()
-        self._places = self.plan.places(self.whole.length)
-        self.whole.places = None if self._places is None else self._places.data_ptr()
         self._pinned = pinned
-        self._scratch = (0, Scratch(), [])
 
     def _heard(self, slots: Slots) -> list[tuple[Tensor, Tensor]]:
         """The source's keys and values for each layer, worked out once for a source."""
@@ -132,18 +99,6 @@ class Stepper:
             slots.sources[slot] = k.contiguous(), v.contiguous()
         slots.told = None
         return [slots.sources[block.cross_attn.slot(step)] for step, block in enumerate(self.plan.blocks)]
-
-    def _room(self, rows: int) -> Scratch:
-        """Room for so many rows; fewer may use it as well."""
-        if rows > self._scratch[0]:
-            rows = -(-rows // TILE) * TILE
-            threads, most, seen = torch.get_num_threads(), self.most, self.whole.length + self.whole.heard
-            each = (self.whole.d_model, most, self.wide, most, 2 * self.plan.d_ff)
-            tensors = [torch.zeros(rows * n) for n in each]
-            tensors += [torch.zeros(threads * seen), torch.zeros(threads * PANEL * most)]
-            tensors += [torch.zeros(rows * most, dtype=torch.int8), torch.zeros(rows * most // 16)]
-            self._scratch = rows, Scratch(*(t.data_ptr() for t in tensors), threads), tensors
-        return self._scratch[1]
 
 
 def _plain(kept: Tensor, columns: int) -> bool:
