@@ -109,6 +109,32 @@ def test_attention_and_its_gradients_are_the_formula(shape, masked, p):
         torch.testing.assert_close(ours.double(), formula, rtol=1e-5, atol=1e-5)
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    n=st.integers(1, 1500), window=st.integers(1, 700), p=st.sampled_from([0.0, 0.3]), groups=st.sampled_from([1, 2])
+)
+def test_a_window_is_the_formula_with_a_band(n, window, p, groups):
+    """Spans of 512 queries and more, tiles of 48, keys from a multiple of 16 on: none of it may be seen."""
+    torch.manual_seed(n)
+    q, k, v = (torch.randn(1, h, n, 16, requires_grad=True) for h in (2, groups, groups))
+    torch.manual_seed(7)
+    out = attend(q, k, v, None, True, 0.25, p, window)
+    torch.manual_seed(7)
+    wide = -(-n // 16) * 16
+    drop = kept(2 * n * wide, Drop.drawn(p)).view(1, 2, n, wide)[..., :n] if p else 1
+    exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    wanted = spelled_out(*exact, torch.ones(n, n, dtype=torch.bool).triu(1 - window), True, 0.25, drop)
+    above = torch.randn_like(wanted)
+    out.backward(above.float())
+    wanted.backward(above)
+    for ours, formula in ((out, wanted), *zip((q.grad, k.grad, v.grad), (t.grad for t in exact), strict=True)):
+        torch.testing.assert_close(ours.double(), formula, rtol=1e-5, atol=1e-5)
+    if window < n:
+        assert not torch.allclose(
+            attend(q, k, v, None, True, 0.25, 0.0, window + 1), attend(q, k, v, None, True, 0.25, 0.0, window)
+        )
+
+
 def test_what_it_does_not_serve_is_left_to_torch():
     q = torch.randn(1, 2, 8, 16, requires_grad=True)
     assert attends(q, q, q, None)

@@ -17,7 +17,7 @@ from headwater.core.kinds import Attending
 from headwater.core.masks import Sight
 from headwater.core.taps import Tap
 from headwater.errors import BadSetting, Unavailable, nearest
-from headwater.machine.attention import attend, attends
+from headwater.machine.attention import attend, attends, fits
 from headwater.machine.dropout import dropout
 from headwater.parts import part
 
@@ -139,6 +139,14 @@ class FusedKernel(Kernel):
         return F.scaled_dot_product_attention(
             q, k, v, mask, dropout, causal, scale=self.scale, enable_gqa=q.shape[1] != k.shape[1]
         )
+
+    def in_blocks(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight, size: int) -> Tensor:
+        """A plain window needs no blocks and no masks: machine/attention.c goes along its band."""
+        one = sight.q_places[:, :1]
+        scored = sight.position.bias(one, one) is not None or sight.position.score(q[:, :, :1], one, one) is not None
+        if sight.window is None or scored or not fits(q, k, v):
+            return super().in_blocks(q, k, v, sight, size)
+        return attend(q, k, v, None, True, self.scale, self.dropout if self.training else 0.0, sight.window)
 
 
 class XFormersKernel(Kernel):

@@ -25,6 +25,7 @@ typedef struct {
     int64_t batch, heads, groups, queries, keys, width;               /* groups: key/value heads */
     float scale;
     int32_t causal, masked;                                            /* masked: 0 no, 1 bool, 2 float to add */
+    int64_t window;                                                    /* keys up to its own place that a query sees; 0: all */
     const void *mask;
     int64_t mask_strides[4];                                           /* over B, H, Q, S */
     Drop drop;                                                         /* threshold 0: nothing is dropped */
@@ -34,32 +35,48 @@ typedef struct {
 /* rows of scores lie an odd number of cache lines apart: else a column of them would fall on a few lines of the cache */
 static inline int64_t apart(int64_t keys) { return (up16(keys) / 16 | 1) * 16; }
 
-/* scores [rows, seen] of the queries from `first` on, before the softmax; -inf where nothing may be seen */
-static void scores_of(const Attention *a, int64_t b, int64_t h, int64_t first, int64_t rows, int64_t seen,
-                      const float *q, int64_t by_place, const float *k_turned, int64_t ld, float *scores) {
-    product(rows, up16(seen), a->width, q + first * by_place, by_place, 1, k_turned, a->width, scores, ld, 0);
-    for (int64_t i = 0; i < rows; i++) {
+/* Queries are worked off in spans, and those in tiles; a span's keys are laid out once. Without a window there is one
+   span. The keys of a span and of a tile begin at a multiple of 16, at or before the first that is seen. */
+typedef struct { int64_t first, rows, from, seen; } Part;              /* queries first, …; keys from, …, `seen` of them */
+
+static inline int64_t span_of(const Attention *a) { return a->window ? up16(a->window > 512 ? a->window : 512) : a->queries; }
+static inline int64_t keys_of(const Attention *a) {                   /* the most a span has */
+    int64_t most = span_of(a) + a->window + 16;
+    return a->window && most < a->keys ? most : a->keys;
+}
+static inline Part part(const Attention *a, int64_t first, int64_t most, int64_t end) {
+    int64_t rows = end - first < most ? end - first : most, from = a->window && first >= a->window ? (first - a->window + 1) / 16 * 16 : 0;
+    return (Part){first, rows, from, (a->causal && first + rows < a->keys ? first + rows : a->keys) - from};
+}
+
+/* scores [rows, seen] of a tile, before the softmax; -inf where nothing may be seen. k_turned: from the tile's first key on */
+static void scores_of(const Attention *a, int64_t b, int64_t h, Part t, const float *q, int64_t by_place, const float *k_turned,
+                      int64_t ld, float *scores) {
+    int64_t wide = up16(t.seen);
+    product(t.rows, wide, a->width, q + t.first * by_place, by_place, 1, k_turned, a->width, scores, ld, 0);
+    for (int64_t i = 0; i < t.rows; i++) {
         float *row = scores + i * ld;
-        int64_t mine = a->causal && first + i + 1 < seen ? first + i + 1 : seen, wide = up16(seen);
+        int64_t here = t.first + i + 1 - t.from, mine = a->causal && here < t.seen ? here : t.seen, lost = a->window ? here - a->window : 0;
         for (int64_t j = 0; j < wide; j += 8) *(v8 *)(row + j) *= a->scale;
         if (a->masked) {
-            int64_t at = b * a->mask_strides[0] + h * a->mask_strides[1] + (first + i) * a->mask_strides[2], by = a->mask_strides[3];
-            if (a->masked == 1) { const uint8_t *m = (const uint8_t *)a->mask + at; for (int64_t j = 0; j < mine; j++) row[j] = m[j * by] ? row[j] : -INFINITY; }
-            else { const float *m = (const float *)a->mask + at; for (int64_t j = 0; j < mine; j++) row[j] += m[j * by]; }
+            const int64_t *by = a->mask_strides, at = b * by[0] + h * by[1] + (t.first + i) * by[2] + t.from * by[3];
+            if (a->masked == 1) { const uint8_t *m = (const uint8_t *)a->mask + at; for (int64_t j = 0; j < mine; j++) row[j] = m[j * by[3]] ? row[j] : -INFINITY; }
+            else { const float *m = (const float *)a->mask + at; for (int64_t j = 0; j < mine; j++) row[j] += m[j * by[3]]; }
         }
+        for (int64_t j = 0; j < lost; j++) row[j] = -INFINITY;
         for (int64_t j = mine; j < wide; j++) row[j] = -INFINITY;
     }
 }
 
 /* the first of the indices that the hash is asked for: rows begin at multiples of 8, so that lanes never straddle */
-static inline uint64_t index_of(const Attention *a, int64_t b, int64_t h, int64_t i) {
-    return (uint64_t)((b * a->heads + h) * a->queries + i) * (uint64_t)up16(a->keys);
+static inline uint64_t index_of(const Attention *a, int64_t b, int64_t h, Part t, int64_t i) {
+    return (uint64_t)((b * a->heads + h) * a->queries + t.first + i) * (uint64_t)up16(a->keys) + (uint64_t)t.from;
 }
 
 /* out = dropout(softmax(scale · q kᵀ + mask)) v, and log Σ e^score of every row [B, H, Q] for the way back */
 int attend(Attention a, const float *q, Strides qs, const float *k, Strides ks, const float *v, Strides vs, float *out,
            Strides os, float *log_sums) {
-    int64_t ld = apart(a.keys), each = a.heads / a.groups, w = a.width, failed = 0;
+    int64_t ld = apart(keys_of(&a)), each = a.heads / a.groups, w = a.width, span = span_of(&a), failed = 0;
     #pragma omp parallel
     {
         float *room = malloc(sizeof(float) * (size_t)((2 * w + TALL) * ld));
@@ -72,23 +89,27 @@ int attend(Attention a, const float *q, Strides qs, const float *k, Strides ks, 
         for (int64_t task = 0; task < a.batch * a.groups; task++) {
             if (!room) continue;
             int64_t b = task / a.groups, g = task % a.groups;
-            turned_panels(k + b * ks.batch + g * ks.head, ks.place, a.keys, w, k_turned);
-            panels(v + b * vs.batch + g * vs.head, vs.place, a.keys, w, values);
-            for (int64_t h = g * each; h < (g + 1) * each; h++)
-                for (int64_t first = 0; first < a.queries; first += TALL) {
-                    int64_t rows = a.queries - first < TALL ? a.queries - first : TALL;
-                    int64_t seen = a.causal && first + rows < a.keys ? first + rows : a.keys;
-                    scores_of(&a, b, h, first, rows, seen, q + b * qs.batch + h * qs.head, qs.place, k_turned, ld, scores);
-                    float *to = out + b * os.batch + h * os.head + first * os.place, *sums = log_sums + (b * a.heads + h) * a.queries + first;
-                    for (int64_t i = 0; i < rows; i++) {
-                        float most, *row = scores + i * ld, sum = exps(row, up16(seen), &most), by = most == -INFINITY ? 0 : 1 / sum;
-                        sums[i] = most == -INFINITY ? INFINITY : most + logf(sum);     /* e^(x - inf) = 0: a row that sees nothing */
-                        uint64_t index = index_of(&a, b, h, first + i);
-                        for (int64_t j = 0; j < seen; j += 8)
-                            *(v8 *)(row + j) = by == 0 ? all8(0) : *(v8 *)(row + j) * by * (a.drop.threshold ? kept(&a.drop, index + (uint64_t)j) : all8(1));
+            const float *key = k + b * ks.batch + g * ks.head, *value = v + b * vs.batch + g * vs.head;
+            for (int64_t begin = 0; begin < a.queries; begin += span) {
+                Part all = part(&a, begin, span, a.queries);
+                turned_panels(key + all.from * ks.place, ks.place, all.seen, w, k_turned);
+                panels(value + all.from * vs.place, vs.place, all.seen, w, values);
+                for (int64_t h = g * each; h < (g + 1) * each; h++)
+                    for (int64_t first = begin; first < begin + all.rows; first += TALL) {
+                        Part t = part(&a, first, TALL, begin + all.rows);
+                        int64_t skip = t.from - all.from;
+                        scores_of(&a, b, h, t, q + b * qs.batch + h * qs.head, qs.place, k_turned + skip * w, ld, scores);
+                        float *to = out + b * os.batch + h * os.head + first * os.place, *sums = log_sums + (b * a.heads + h) * a.queries + first;
+                        for (int64_t i = 0; i < t.rows; i++) {
+                            float most, *row = scores + i * ld, sum = exps(row, up16(t.seen), &most), by = most == -INFINITY ? 0 : 1 / sum;
+                            sums[i] = most == -INFINITY ? INFINITY : most + logf(sum);     /* e^(x - inf) = 0: a row that sees nothing */
+                            uint64_t index = index_of(&a, b, h, t, i);
+                            for (int64_t j = 0; j < t.seen; j += 8)
+                                *(v8 *)(row + j) = by == 0 ? all8(0) : *(v8 *)(row + j) * by * (a.drop.threshold ? kept(&a.drop, index + (uint64_t)j) : all8(1));
+                        }
+                        product(t.rows, w, t.seen, scores, ld, 1, values + skip * 16, all.seen, to, os.place, 0);
                     }
-                    product(rows, w, seen, scores, ld, 1, values, a.keys, to, os.place, 0);
-                }
+            }
         }
         free(room);
     }
@@ -100,7 +121,7 @@ int attend(Attention a, const float *q, Strides qs, const float *k, Strides ks, 
 int attend_back(Attention a, const float *q, Strides qs, const float *k, Strides ks, const float *v, Strides vs,
                 const float *out, const float *dout, Strides os, const float *log_sums, float *dq, Strides dqs, float *dk,
                 float *dv, Strides dks) {
-    int64_t ld = apart(a.keys), each = a.heads / a.groups, w = a.width, failed = 0;
+    int64_t ld = apart(keys_of(&a)), each = a.heads / a.groups, w = a.width, span = span_of(&a), failed = 0;
     #pragma omp parallel
     {
         float *room = malloc(sizeof(float) * (size_t)((3 * w + 2 * TALL) * ld + 2 * w * TALL));
@@ -114,40 +135,44 @@ int attend_back(Attention a, const float *q, Strides qs, const float *k, Strides
         for (int64_t task = 0; task < a.batch * a.groups; task++) {
             if (!room) continue;
             int64_t b = task / a.groups, g = task % a.groups;
+            const float *key = k + b * ks.batch + g * ks.head, *value = v + b * vs.batch + g * vs.head;
             float *to_k = dk + b * dks.batch + g * dks.head, *to_v = dv + b * dks.batch + g * dks.head;
-            turned_panels(k + b * ks.batch + g * ks.head, ks.place, a.keys, w, k_turned);
-            turned_panels(v + b * vs.batch + g * vs.head, vs.place, a.keys, w, v_turned);
-            panels(k + b * ks.batch + g * ks.head, ks.place, a.keys, w, keys);
             for (int64_t s = 0; s < a.keys; s++) {
                 memset(to_k + s * dks.place, 0, sizeof(float) * (size_t)w);
                 memset(to_v + s * dks.place, 0, sizeof(float) * (size_t)w);
             }
-            for (int64_t h = g * each; h < (g + 1) * each; h++)
-                for (int64_t first = 0; first < a.queries; first += TALL) {
-                    int64_t rows = a.queries - first < TALL ? a.queries - first : TALL;
-                    int64_t seen = a.causal && first + rows < a.keys ? first + rows : a.keys;
-                    const float *query = q + b * qs.batch + h * qs.head, *above = dout + b * os.batch + h * os.head + first * os.place;
-                    const float *said = out + b * os.batch + h * os.head + first * os.place, *sums = log_sums + (b * a.heads + h) * a.queries + first;
-                    scores_of(&a, b, h, first, rows, seen, query, qs.place, k_turned, ld, p);
-                    product(rows, up16(seen), w, above, os.place, 1, v_turned, w, ds, ld, 0);
-                    panels(query + first * qs.place, qs.place, rows, w, queries);
-                    panels(above, os.place, rows, w, slopes);
-                    for (int64_t i = 0; i < rows; i++) {
-                        float *row = p + i * ld, *slope = ds + i * ld;
-                        v8 dot = all8(0);
-                        for (int64_t d = 0; d < w; d += 8) dot += *(const v8 *)(above + i * os.place + d) * *(const v8 *)(said + i * os.place + d);
-                        float delta = sum8(dot);
-                        uint64_t index = index_of(&a, b, h, first + i);
-                        for (int64_t j = 0; j < seen; j += 8) {
-                            v8 weight = exp8(*(v8 *)(row + j) - sums[i]), keep = a.drop.threshold ? kept(&a.drop, index + (uint64_t)j) : all8(1);
-                            *(v8 *)(row + j) = weight * keep;
-                            *(v8 *)(slope + j) = weight * (*(v8 *)(slope + j) * keep - delta) * a.scale;
+            for (int64_t begin = 0; begin < a.queries; begin += span) {
+                Part all = part(&a, begin, span, a.queries);
+                turned_panels(key + all.from * ks.place, ks.place, all.seen, w, k_turned);
+                turned_panels(value + all.from * vs.place, vs.place, all.seen, w, v_turned);
+                panels(key + all.from * ks.place, ks.place, all.seen, w, keys);
+                for (int64_t h = g * each; h < (g + 1) * each; h++)
+                    for (int64_t first = begin; first < begin + all.rows; first += TALL) {
+                        Part t = part(&a, first, TALL, begin + all.rows);
+                        int64_t skip = t.from - all.from;
+                        const float *query = q + b * qs.batch + h * qs.head, *above = dout + b * os.batch + h * os.head + first * os.place;
+                        const float *said = out + b * os.batch + h * os.head + first * os.place, *sums = log_sums + (b * a.heads + h) * a.queries + first;
+                        scores_of(&a, b, h, t, query, qs.place, k_turned + skip * w, ld, p);
+                        product(t.rows, up16(t.seen), w, above, os.place, 1, v_turned + skip * w, w, ds, ld, 0);
+                        panels(query + first * qs.place, qs.place, t.rows, w, queries);
+                        panels(above, os.place, t.rows, w, slopes);
+                        for (int64_t i = 0; i < t.rows; i++) {
+                            float *row = p + i * ld, *slope = ds + i * ld;
+                            v8 dot = all8(0);
+                            for (int64_t d = 0; d < w; d += 8) dot += *(const v8 *)(above + i * os.place + d) * *(const v8 *)(said + i * os.place + d);
+                            float delta = sum8(dot);
+                            uint64_t index = index_of(&a, b, h, t, i);
+                            for (int64_t j = 0; j < t.seen; j += 8) {
+                                v8 weight = exp8(*(v8 *)(row + j) - sums[i]), keep = a.drop.threshold ? kept(&a.drop, index + (uint64_t)j) : all8(1);
+                                *(v8 *)(row + j) = weight * keep;
+                                *(v8 *)(slope + j) = weight * (*(v8 *)(slope + j) * keep - delta) * a.scale;
+                            }
                         }
+                        product(t.seen, w, t.rows, p, 1, ld, slopes, t.rows, to_v + t.from * dks.place, dks.place, 1);
+                        product(t.seen, w, t.rows, ds, 1, ld, queries, t.rows, to_k + t.from * dks.place, dks.place, 1);
+                        product(t.rows, w, t.seen, ds, ld, 1, keys + skip * 16, all.seen, dq + b * dqs.batch + h * dqs.head + first * dqs.place, dqs.place, 0);
                     }
-                    product(seen, w, rows, p, 1, ld, slopes, rows, to_v, dks.place, 1);
-                    product(seen, w, rows, ds, 1, ld, queries, rows, to_k, dks.place, 1);
-                    product(rows, w, seen, ds, ld, 1, keys, a.keys, dq + b * dqs.batch + h * dqs.head + first * dqs.place, dqs.place, 0);
-                }
+            }
         }
         free(room);
     }

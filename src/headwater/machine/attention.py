@@ -26,34 +26,45 @@ class Strides(ctypes.Structure):
 class Attention(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("batch", "heads", "groups", "queries", "keys", "width")),
-        ("scale", ctypes.c_float), ("causal", ctypes.c_int32), ("masked", ctypes.c_int32), ("mask", ctypes.c_void_p),
+        ("scale", ctypes.c_float), ("causal", ctypes.c_int32), ("masked", ctypes.c_int32),
+        ("window", ctypes.c_int64), ("mask", ctypes.c_void_p),
         ("mask_strides", ctypes.c_int64 * 4), ("drop", Drop)]  # fmt: skip
 
 
 def attends(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
-    """Heads of one width that is a multiple of 16; a mask that is not learned; something to learn."""
+    """Something to learn, not more keys than a tile can hold, and a mask that is not learned."""
     learning = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    return (
-        learning
-        and q.shape[-1] == v.shape[-1]
-        and q.shape[-1] % 16 == 0
-        and k.shape[2] <= LONGEST
-        and (mask is None or (not mask.requires_grad and mask.dtype in (torch.bool, torch.float32)))
-        and q.numel() > 0
-        and k.numel() > 0
-        and serves(q, k, v)
-    )
+    free = mask is None or (not mask.requires_grad and mask.dtype in (torch.bool, torch.float32))
+    return learning and k.shape[2] <= LONGEST and free and fits(q, k, v)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, p: float) -> Tensor:
-    """dropout(softmax(scale · q kᵀ + mask)) v: q [B, H, Q, D], k and v [B, G, S, D] -> [B, H, Q, D]."""
-    return _Attend.apply(q, k, v, mask, causal, scale, Drop.drawn(p))
+def fits(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Heads of one width that is a multiple of 16."""
+    return q.shape[-1] == v.shape[-1] and q.shape[-1] % 16 == 0 and q.numel() > 0 and k.numel() > 0 and serves(q, k, v)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, p: float, window: int = 0
+) -> Tensor:
+    """dropout(softmax(scale · q kᵀ + mask)) v: q [B, H, Q, D], k and v [B, G, S, D] -> [B, H, Q, D].
+
+    window: of a causal triangle only so many keys up to the query's own place; what lies before costs nothing.
+    """
+    return _Attend.apply(q, k, v, mask, causal, scale, Drop.drawn(p), window)
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, drop: Drop
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        causal: bool,
+        scale: float,
+        drop: Drop,
+        window: int,
     ) -> Tensor:
         q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
         batch, heads, queries, width = q.shape
@@ -64,7 +75,7 @@ class _Attend(torch.autograd.Function):
             mask = mask.expand(batch, heads, queries, k.shape[2])
         kind = 0 if mask is None else 1 if mask.dtype == torch.bool else 2
         pointer, strides = (None, (0,) * 4) if mask is None else (mask.data_ptr(), mask.stride())
-        ctx.told = Attention(*shape, scale, int(causal), kind, pointer, (ctypes.c_int64 * 4)(*strides), drop)
+        ctx.told = Attention(*shape, scale, int(causal), kind, window, pointer, (ctypes.c_int64 * 4)(*strides), drop)
         if _run("attend")(ctx.told, *_at(q), *_at(k), *_at(v), *_at(out), sums.data_ptr()):
             raise MemoryError("attention: no memory for a tile of scores")
         ctx.save_for_backward(q, k, v, out, sums, mask)
@@ -83,7 +94,7 @@ class _Attend(torch.autograd.Function):
         given = (*_at(q), *_at(k), *_at(v), out.data_ptr(), *_at(above), sums.data_ptr())
         if _run("attend_back")(ctx.told, *given, *_at(dq), dk.data_ptr(), *_at(dv)):
             raise MemoryError("attention: no memory for a tile of scores")
-        return dq, dk, dv, None, None, None, None
+        return dq, dk, dv, None, None, None, None, None
 
 
 def _at(x: Tensor) -> tuple[int, Strides]:
