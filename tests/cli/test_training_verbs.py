@@ -316,6 +316,15 @@ def test_a_packed_file_gives_a_run_its_name(files, say, tmp_path, monkeypatch):
     assert (tmp_path / "runs/language-model/book/config.yaml").is_file()
 
 
+def test_a_file_does_not_steer_the_terminal_it_is_reported_on(say, tmp_path):
+    rows = "".join(f"a text of number {n}\tgood\x1b[2J{n % 2}\n" for n in range(60))
+    (tmp_path / "a.tsv").write_text(rows)
+    code, out, _ = say("train", tmp_path / "a.tsv", "--dry-run", *FEW)
+    assert code == 0 and "labels     2: good\\x1b[2J0 30, good\\x1b[2J1 30" in out and "\x1b" not in out
+    code, _, err = say("train", tmp_path / "a.tsv", "--dry-run", "--columns", "text=\x1b[2J", *FEW)
+    assert code == 2 and "\x1b" not in err and "no column is called" in err
+
+
 def test_help_begins_with_what_must_be_given(capsys, monkeypatch):
     monkeypatch.setenv("HEADWATER_LANG", "en")
     for words, first in ((["train"], "usage: headwater train [FILES …] [flags]"),

@@ -3,6 +3,7 @@
 It reads a line of JSON a trial: {"world": 2, "folder": …, "steps": 50, "settings": {…}} and, where wanted,
     "stop": step after which all leave without a word       "poison": step whose loss is NaN on the last process
     "kill": [rank, step], "freeze": [rank, step]            that process kills, or stops, itself there
+    "die": [rank, seconds]                                  that process is killed so long after all have met
     "slow": seconds the last process sleeps in each step    "linger": seconds the first needs after the last step
     "pause": [step, seconds]                                all stop themselves there, and wake up later
     "wired": the two processes have a network each          "cut": step after which the wire between them is silent
@@ -44,6 +45,8 @@ def free_port() -> int:
 def member(order: dict, book: Diary) -> dict:
     """What one process does. Everybody's diary, notes and weights are compared by the tests."""
     together = team()
+    if order.get("die", [None])[0] == together.rank:
+        threading.Timer(order["die"][1], os.kill, [os.getpid(), signal.SIGKILL]).start()
     settings = {"dropout": 0.0, "save_steps": 5, "eval_every": 10, **order.get("settings", {})}
     notes: list[str] = []
     made = trainer(
@@ -91,7 +94,7 @@ def listening(order, together, notes):
     return [listen]
 
 
-class Left(Exception):
+class Left(BaseException):
     """Without a word."""
 
 

@@ -307,13 +307,15 @@ def test_a_disk_with_too_little_room_is_not_written_to(tmp_path):
     assert made.run().why == "finished" and disk.count == 0
 
 
-def test_a_listener_that_fails_is_left_out():
+@pytest.mark.parametrize("error", [OSError("disk"), KeyError("loss"), RuntimeError("no\nfont")], ids=repr)
+def test_a_listener_that_fails_is_left_out(error):
     def broken(event):
-        raise OSError("disk")
+        raise error
 
     heard = []
     assert trainer(3, [broken, heard.append]).run().why == "finished"
-    assert sum(isinstance(e, Noted) for e in heard) == 1
+    (note,) = (e.text for e in heard if isinstance(e, Noted))
+    assert note.startswith(f"a listener failed ({type(error).__name__}: ") and "\n" not in note
 
 
 def test_changed_data_is_refused(tmp_path):

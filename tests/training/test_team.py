@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -128,6 +129,23 @@ def test_a_killed_process_ends_the_others_soon_and_the_run_goes_on(crew, alone, 
     assert fault.startswith("step 14 needs all processes, one is gone (") and "--resume" in fault
     lines = crew.together(2, tmp_path / "c")[0]["lines"]
     close(lines, alone["lines"][10:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_whoever_is_killed_whenever_all_end_and_the_run_goes_on_to_the_same_end(crew, alone, tmp_path, seed):
+    """Three kills of one run at random instants, with copies or parts; then it is let go on."""
+    draw, deaths = random.Random(seed), 0
+    settings = {"shard": seed % 2 == 1}
+    for _ in range(3):
+        found = crew(2, tmp_path / "c", die=[draw.randrange(2), draw.uniform(0.0, 3.0)], settings=settings)
+        assert set(found["codes"]) <= {0, -signal.SIGKILL, Unavailable.exit_code} and found["seconds"] < 60, found
+        deaths += -signal.SIGKILL in found["codes"]
+    first, second = crew.together(2, tmp_path / "c", settings=settings)
+    assert deaths and first["lines"] == second["lines"] and first["weights"] == second["weights"]
+    begun = json.loads(first["lines"][0])[0] if first["lines"] else 51
+    close(first["lines"], alone["lines"][begun - 1 :])
+    same_weights(first["weights"], alone["weights"])
 
 
 def test_a_process_that_hangs_is_noticed_by_its_pulse_and_where_the_others_wait_is_said(crew, alone, tmp_path):

@@ -127,10 +127,10 @@ made.keep = keeper(Checkpoints(folder / "c", "r"), {})
 (folder / "c").mkdir()
 def fill(event):
     if isinstance(event, Stepped) and event.step == 7:  # all but a few bytes are taken, behind the back of who asks
-        with (folder / "heap").open("wb") as heap:
+        with (folder / "heap").open("wb", buffering=0) as heap:
             try:
-                while True:
-                    heap.write(bytes(4096)), heap.flush()
+                while heap.write(bytes(4096)):
+                    pass
             except OSError:
                 pass
     if isinstance(event, Stepped) and event.step == 13:

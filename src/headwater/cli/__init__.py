@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from headwater import __version__
 from headwater.cli.language import say
 from headwater.cli.parser import COMMON, Parser, spelled_alike, take_common
+from headwater.cli.terminal import harmless
 from headwater.errors import BadFile, BadSetting, Fault, Unavailable, nearest
 
 # group -> verb -> what it does; each text in English and in Chinese
@@ -103,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def report(code: int, line: str) -> int:
     if os.environ.get("HEADWATER_TRACEBACK") == "1":
         traceback.print_exc()
-    print(" ".join(line.split()), file=sys.stderr)
+    print(harmless(" ".join(line.split())), file=sys.stderr)
     return code
 
 

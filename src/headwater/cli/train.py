@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.cli.language import say
 from headwater.cli.parser import Parser
+from headwater.cli.terminal import harmless
 from headwater.errors import BadFile, BadSetting, NotFound
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ def _announcer(dry: bool, shown: bool) -> Any:
     """shown: what is to be noted is said when training begins, so it is not said here too."""
 
     def tell(lesson: Lesson) -> None:
-        print(announced(lesson), *([] if shown and not dry else noted(lesson)), sep="\n", flush=True)
+        lines = [announced(lesson), *([] if shown and not dry else noted(lesson))]
+        print(harmless("\n".join(lines)), flush=True)  # labels and columns are named as the file names them
         if dry:
             raise DryRun
 

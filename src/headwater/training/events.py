@@ -1,4 +1,7 @@
-"""What a run tells those who listen. A listener is any function of one event; one that fails does not end the run."""
+"""What a run tells those who listen. A listener is any function of one event; one that fails does not end the run.
+
+What it raises is said and it is left out; KeyboardInterrupt stops the run, as Ctrl-C does.
+"""
 
 from __future__ import annotations
 

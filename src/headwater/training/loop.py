@@ -301,11 +301,10 @@ class Trainer:
         for listener in list(self.listeners):
             try:
                 listener(event)
-            except OSError:  # a full disk must not end a run because of its diary
+            except Exception as error:  # a full disk, or a picture that can not be drawn, must not end a run
                 self.listeners.remove(listener)
-                self.tell(
-                    Noted(self.progress.step, f"{getattr(listener, 'name', 'a listener')} failed and is left out")
-                )
+                who = getattr(listener, "name", "a listener")
+                self.tell(Noted(self.progress.step, f"{who} failed ({_brief(error)}) and is left out"))
 
     def state(self) -> dict[str, Any]:
         return {"progress": asdict(self.progress), "scale": asdict(self.scale)}
@@ -314,6 +313,14 @@ class Trainer:
         self.progress = Progress(**state["progress"])
         self.progress.best = None if self.progress.best is None else tuple(self.progress.best)
         self.scale = Scale(**state["scale"])
+
+
+def _brief(error: Exception) -> str:
+    """
+    >>> _brief(KeyError("loss")), _brief(OSError(28, "No space left on device"))
+    ("KeyError: 'loss'", 'OSError: [Errno 28] No space left on device')
+    """
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
 
 
 def _named(batch: Batch) -> str:
