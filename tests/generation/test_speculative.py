@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from headwater.errors import BadSetting, CheckFailed
-from headwater.generation.choosers import Greedy, NoRepeatNgram, RepetitionPenalty, Temperature, TopK, TopP
+from headwater.generation.choosers import Allow, Ban, Greedy, NoRepeatNgram, RepetitionPenalty, Temperature, TopK, TopP
 from headwater.generation.engine import Engine
 from headwater.generation.prefix import Prefix
 from headwater.generation.requests import Request
 from headwater.generation.speculative import Draft, LookUp
+from headwater.generation.trust import Trust
 from headwater.machine.build import missing
 
 WAYS = [
@@ -52,8 +53,10 @@ def test_the_text_is_the_same(model, small, answer, choosers, guesses):
 def test_a_perfect_draft_is_always_right_and_saves_readings(model, small):
     request = Request((1, 2), choosers=(Temperature(1.0),), max_tokens=24)
     (perfect, quick), (poor, slow) = speculate(model, request, Draft(model)), speculate(model, request, Draft(small))
-    assert perfect.acceptance == 1 and quick == 1 + 4, "the prompt, then five guesses and one token of its own a step"
-    assert poor.acceptance < 1 and quick < slow <= 24
+    assert perfect.trust.acceptance == 1 and quick == 1 + 4, (
+        "the prompt, then five guesses and one token of its own a step"
+    )
+    assert poor.trust.acceptance < 1 and quick < slow <= 24
 
 
 def test_acceptance_is_what_was_counted(model):
@@ -61,11 +64,11 @@ def test_acceptance_is_what_was_counted(model):
         def guess(self, row, count):
             return [7] * count
 
-    row, steps = speculate(
-        model, Request((1, 2), choosers=(Temperature(2.0),), max_tokens=40, seed=1), Always(), guesses=2
-    )
-    assert 0 < row.accepted <= row.new.count(7) and len(row.new) == row.accepted + steps
-    assert row.acceptance == row.accepted / row.drafted
+    request = Request((1, 2), choosers=(Allow((7, 8)), Temperature(2.0)), max_tokens=40, seed=1)
+    row, steps = speculate(model, request, Always(), guesses=2)
+    trust = row.trust
+    assert 0 < trust.accepted <= row.new.count(7) and len(row.new) == trust.accepted + steps
+    assert trust.acceptance == trust.accepted / trust.drafted
 
 
 def test_the_distribution_is_the_model_s(build, small):
@@ -86,6 +89,32 @@ def test_the_distribution_is_the_model_s(build, small):
     assert (square - free) / (2 * free) ** 0.5 < 4
     wrong = expected.mean(1, keepdims=True).repeat(vocab, 1)
     assert (((counts - wrong) ** 2 / wrong).sum() - free) / (2 * free) ** 0.5 > 4, "the test can fail"
+
+
+def test_who_guesses_wrong_is_asked_less_and_less():
+    trust, asked = Trust(), []
+    for step in range(100):
+        if trust.granted():
+            asked.append(step)
+            trust.learn(5, 1)
+    assert asked == [0, 2, 5, 10, 19, 36, 69], "after 1, 2, 4, 8, 16, 32 steps without"
+    trust.learn(5, 2)
+    assert trust.granted() and not trust.learn(5, 3) and trust.granted(), "two that come true pay"
+    trust.learn(1, 1)
+    assert trust.granted() and trust.acceptance == (7 + 2 + 3 + 1) / (35 + 5 + 5 + 1)
+
+
+def test_a_text_that_can_not_be_guessed_costs_little(model):
+    class Wrong:
+        asked = 0
+
+        def guess(self, row, count):
+            self.asked += 1
+            return [39] * count
+
+    wrong = Wrong()
+    row, steps = speculate(model, Request((1, 2), max_tokens=40, choosers=(Ban((39,)), Greedy())), wrong)
+    assert steps == len(row.new) == 40 and wrong.asked == 6 and row.trust.accepted == 0
 
 
 def test_look_up_finds_the_longest_and_latest():
@@ -142,8 +171,8 @@ def test_many_rows_guess_together(model, answer, choosers):
         engine.run()
         wanted = [answer(model, r.prompt, choosers, r.max_tokens, seed=r.seed).new for r in asked]
         assert [row.new for row in made] == wanted
-        assert all(row.accepted <= row.drafted for row in made)
-        assert sum(row.drafted for row in made) > 0
+        assert all(row.trust.accepted <= row.trust.drafted for row in made)
+        assert sum(row.trust.drafted for row in made) > 0
 
 
 def test_the_compiled_step_guesses_as_modules_do(build):
@@ -155,7 +184,7 @@ def test_the_compiled_step_guesses_as_modules_do(build):
         engine = Engine(model, rows=3, by=LookUp(longest=1))
         rows = [engine.submit(request) for request in asked]
         engine.run()
-        return [(row.new, row.drafted, row.accepted) for row in rows], engine.slots.stepper[1]
+        return [(row.new, row.trust.drafted, row.trust.accepted) for row in rows], engine.slots.stepper[1]
 
     by_step, stepper = told()
     hook = model.decoder.register_forward_hook(lambda *_: None)
@@ -172,7 +201,7 @@ def test_a_step_reads_no_more_than_eight_tokens(model):
     rows = [engine.submit(Request((1, 1, 1), max_tokens=12, seed=seed)) for seed in range(3)]
     engine.run()
     hook.remove()
-    assert read[0] == 9 and max(read[1:]) <= 8 and all(row.drafted for row in rows)
+    assert read[0] == 9 and max(read[1:]) <= 8 and all(row.trust.drafted for row in rows)
 
 
 def test_after_an_interruption_guesses_leave_no_trace(build, answer):

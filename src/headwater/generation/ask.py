@@ -199,7 +199,7 @@ def _together(voice: Voice, asked: Sequence[Request], by: Drafter | None) -> lis
     engine = _engine(voice, asked, by)
     rows = [engine.submit(request) for request in asked]
     engine.run()
-    return [Answer.of(row, acceptance=None if by is None else row.acceptance) for row in rows]
+    return [Answer.of(row, acceptance=None if by is None else row.trust.acceptance) for row in rows]
 
 
 def _engine(voice: Voice, asked: Sequence[Request], by: Drafter | None) -> Engine:

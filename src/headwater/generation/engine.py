@@ -12,8 +12,8 @@ other, and after an interruption (Ctrl-C) the next step goes on as if nothing ha
 a row's text is taken back before anything is read.
 
 With a drafter (by=LookUp(), see speculative.py) a few tokens of each row are guessed before a step, which reads them
-too: those that are what the row says anyway come in the same step. A step reads FEW tokens in little more time than
-one, so that many are shared out; where more rows run than that, none is guessed.
+too: those that are what the row says anyway come in the same step. FEW tokens are read in much less time than in as
+many steps, so they are shared out among the rows; where more than half as many rows run, none is guessed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from headwater.generation.slots import Slots
 from headwater.generation.speculative import Drafter, fits
 from headwater.parts import must
 
-FEW = 8  # tokens that a step reads in little more time than one
+FEW = 8  # tokens that a step reads at most, where some of them are guesses
 
 
 class Joining:
@@ -164,19 +164,21 @@ class Engine:
 
     def _guess(self, row: Row, rows: int) -> Sequence[int]:
         most = min(self.guesses, max(FEW, 1 + self.guesses) // rows - 1, row.limit - len(row.events) - 1)
-        return () if self.by is None or most < 1 else self.by.guess(row, most)
+        return () if self.by is None or most < 1 or not row.trust.granted() else self.by.guess(row, most)
 
     def _take_guessed(self, scores: list[Tensor], rows: list[Row], guesses: list[list[int]]) -> None:
         """scores [1 + guesses, V] of each row, which says on for as long as its guesses come true."""
-        for row, guess in zip(rows, guesses, strict=True):
-            row.drafted += len(guess)
         left, place = list(zip(rows, scores, guesses, strict=True)), 0
         while left:
             self._take(torch.stack([found[place] for _, found, _ in left]), [row for row, _, _ in left])
-            left = [one for one in left if not one[0].stopped and one[0].new[-1:] == one[2][place : place + 1]]
-            for row, _, _ in left:
-                row.accepted += 1
-            place += 1
+            going = []
+            for row, found, guess in left:
+                true = row.new[-1:] == guess[place : place + 1]
+                if true and not row.stopped:
+                    going.append((row, found, guess))
+                else:
+                    row.trust.learn(len(guess), place + true)
+            left, place = going, place + 1
 
     def _take(self, scores: Tensor, rows: Sequence[Row]) -> None:
         for row, choice in zip(rows, choose(scores, rows), strict=True):

@@ -17,6 +17,7 @@ from headwater.errors import BadInput, BadSetting, Fault, TooLong
 from headwater.generation.chance import check_seed
 from headwater.generation.choosers import Chooser, Greedy, Said
 from headwater.generation.stopping import NoText
+from headwater.generation.trust import Trust
 from headwater.parts import must
 
 if TYPE_CHECKING:
@@ -65,16 +66,15 @@ class Event:
 
 
 class Row:
-    """A request and its events. stopped: end, stop, length, time, cancelled, fault; None while it runs.
-
-    drafted, accepted: tokens that were guessed (speculative.py), and those of them that came true.
+    """A request and its events. stopped: end, stop, length, time, cancelled, fault; None while it runs. trust: in what
+    is guessed of it (speculative.py).
     """
 
     def __init__(self, request: Request, limit: int) -> None:
         self.request, self.limit = request, limit
         self.events: list[Event] = []
         self.cancelled, self.fault = False, cast("Fault | None", None)
-        self.drafted = self.accepted = 0
+        self.trust = Trust()
         self.deadline = None if request.seconds is None else time.monotonic() + request.seconds
 
     @property
@@ -103,11 +103,6 @@ class Row:
     @property
     def text(self) -> str:
         return "".join(event.text for event in self.events)
-
-    @property
-    def acceptance(self) -> float:
-        """The share of guesses that came true."""
-        return self.accepted / max(1, self.drafted)
 
     def take(self, choice: Choice) -> Event:
         """Grow by one token."""
