@@ -295,10 +295,11 @@ def test_the_whole_of_train_speaks_chinese(files, say, tmp_path, monkeypatch):
 
 def test_a_note_is_said_once(files, say, tmp_path):
     loud = [word for word in FEW if word != "--quiet"]
-    few = [files / "pairs.tsv", "--longest", "12"]
-    for name, words, shown in (("a", loud, 1), ("b", FEW, 1), ("c", [*loud, "--dry-run"], 1)):
-        code, out, _ = say("train", *few, "--out", tmp_path / name, *words)
-        assert code == 0 and out.count("train rows are longer than 12 tokens and left out") == shown, name
+    path = tmp_path / "long.tsv"
+    path.write_text((files / "pairs.tsv").read_text() + f"{'a long day ' * 400}\tnever\n")
+    for name, words in (("a", loud), ("b", FEW), ("c", [*loud, "--dry-run"])):
+        code, out, _ = say("train", path, "--out", tmp_path / name, *words)
+        assert code == 0 and out.count("rows are longer than 512 tokens and left out") == 1, name
 
 
 def test_a_finished_run_says_how_it_can_go_on(runs, say, tmp_path):
