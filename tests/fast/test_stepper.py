@@ -35,7 +35,7 @@ from headwater.generation.slots import Slots
 from headwater.generation.stepping import Stepper
 from headwater.machine.build import missing
 
-pytestmark = pytest.mark.skipif(library() is None, reason=f"no compiled step here: {missing()}")
+pytestmark = pytest.mark.skipif(bool(missing()), reason=f"no compiled step here: {missing()}")
 
 POSITIONS = {"rotary": Rotary(), "part": Rotary(share=0.5), "none": NoPosition(), "slopes": Alibi()}
 
@@ -145,12 +145,21 @@ def test_from_any_thread_with_any_number_of_them():
         torch.testing.assert_close(one, want, atol=2e-5, rtol=2e-5)
 
 
-def test_a_cache_that_moved_to_the_same_place_with_another_width_is_told_anew():
-    model = decoder(*PLAIN)
-    slots = Slots(model, ["a"], most=8)
-    read(model, slots, [[1]])
-    stepper, before = slots.stepper[1], slots.stepper[1]._pinned
-    stepper._pinned = tuple((place, columns + 1) for place, columns in before)
-    stepper.whole.length = 999
-    read(model, slots, [[2]])
-    assert stepper._pinned == before and stepper.whole.length == before[0][1]
+def test_a_cache_that_has_moved_or_grown_is_told_anew():
+    """A copy of the cache is where C goes on, and nothing of the old one is read or written any more."""
+    model, tokens = decoder(*PLAIN), list(range(1, 12))
+    slots, plain = Slots(model, ["a"], most=8), Slots(model, ["a"])
+    plain.stepper = (model, None)
+    for i, token in enumerate(tokens):
+        if i == 4:
+            old = dict(slots.room)
+            slots.room = {slot: (k.clone(), v.clone()) for slot, (k, v) in old.items()}
+            with torch.inference_mode():
+                for kept in (kept for pair in old.values() for kept in pair):
+                    kept.fill_(torch.nan)
+        torch.testing.assert_close(read(model, slots, [[token]]), read(model, plain, [[token]]), atol=2e-5, rtol=2e-5)
+    assert slots.stepper[1].whole.length >= len(tokens) > 8
+
+
+def test_where_there_is_a_compiler_it_compiles():
+    assert missing() or library() is not None

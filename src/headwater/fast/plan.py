@@ -154,3 +154,8 @@ class Plan:
         count = int(min(count, self.longest))
         nothing = torch.zeros(1, count, self.stack.spec.d_model)
         return position.add(nothing, torch.arange(count)[None])[0].contiguous()
+
+    def angles(self, count: int) -> tuple[Tensor, Tensor] | None:
+        """[count, n] cos and sin of what q and k are turned by at each place."""
+        angles = self.position.angles(torch.arange(count)[None], torch.float32)
+        return None if angles is None else (angles[0].contiguous(), angles[1].contiguous())

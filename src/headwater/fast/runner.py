@@ -1,4 +1,4 @@
-"""What runs step.c over a plan: its scratch room, the angles of places, and the call itself."""
+"""What runs step.c over a plan: its scratch room, what depends on places, and the call itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headwater.fast.library import library
 from headwater.fast.plan import Plan
-from headwater.fast.structures import PANEL, TILE, Scratch, Token
+from headwater.fast.structures import FEW, PANEL, TILE, Scratch, Token
 
 TOGETHER = 256  # tokens that meet the weights at once: more would need more room and gain nothing
 
@@ -25,7 +25,7 @@ class Runner:
         self.wide = (heads + 2 * kv_heads) * head_dim
         self.most = max(self.whole.d_model, plan.d_ff, heads * head_dim)
         self._scratch: tuple[int, Scratch, list[Tensor]] = (0, Scratch(), [])
-        self._places: Tensor | None = None
+        self._kept: list[Tensor] = []  # what C holds pointers to
 
     def can_look_up(self, texts: Sequence[Sequence[int]], longest: int) -> bool:
         """What C could not look up, modules refuse."""
@@ -35,30 +35,27 @@ class Runner:
     def shape(self, length: int, heard: int = 0) -> None:
         """Tell C how many columns the cache and the sources have."""
         self.whole.length, self.whole.heard = length, heard
-        self._places = self.plan.places(length)
-        self.whole.places = None if self._places is None else self._places.data_ptr()
+        told = {
+            "places": self.plan.places(length),
+            **dict(zip(("cos", "sin"), self.plan.angles(length) or (), strict=False)),
+        }
+        self._kept = [tensor for tensor in told.values() if tensor is not None]
+        for name, tensor in told.items():
+            setattr(self.whole, name, None if tensor is None else tensor.data_ptr())
         self._scratch = (0, Scratch(), [])
 
     def run(self, given: Sequence[tuple[int, ...]], asked: Sequence[int], out: Tensor) -> None:
         """given: the fields of each Token; out [asked, V or D] their scores, or states where there is no head."""
         rows = (Token * len(given))(*(Token(*one) for one in given))
-        cos, sin = self._angles([one[1] for one in given])
-        pointers = [c_void_p(t.data_ptr()) for t in (cos, sin)]
         library().step(  # type: ignore[union-attr]
-            ctypes.byref(self.whole), rows, len(given), (c_int32 * len(asked))(*asked), len(asked), *pointers,
+            ctypes.byref(self.whole), rows, len(given), (c_int32 * len(asked))(*asked), len(asked),
             self._room(len(given)), self.most, c_void_p(out.data_ptr()),
         )  # fmt: skip
-
-    def _angles(self, places: list[int]) -> tuple[Tensor, Tensor]:
-        angles = self.plan.position.angles(torch.tensor([places]), torch.float32)
-        if angles is None:
-            return torch.empty(0), torch.empty(0)
-        return angles[0].contiguous(), angles[1].contiguous()
 
     def _room(self, rows: int) -> Scratch:
         """Room for so many rows; fewer may use it as well."""
         if rows > self._scratch[0]:
-            rows = -(-rows // TILE) * TILE
+            rows = max(-(-rows // TILE) * TILE, FEW * torch.get_num_threads())
             threads, most, seen = torch.get_num_threads(), self.most, self.whole.length + self.whole.heard
             each = (self.whole.d_model, most, self.wide, most, 2 * self.plan.d_ff)
             tensors = [torch.zeros(rows * n) for n in each]

@@ -19,7 +19,7 @@ static int omp_get_num_threads(void) { return 1; }
 
 enum { RMS, LAYER };                                     /* norms */
 enum { SILU, GELU, GELU_TANH, RELU, QUICK_GELU };        /* activations */
-enum { FEW = 8 };                                        /* rows; beyond them panels are the better way */
+enum { FEW = 8 };                                        /* rows; beyond them panels are the better way. structures.py knows it, too */
 
 typedef struct { int32_t kind; float eps; const float *weight, *bias; } Norm;      /* without weight: left out */
 typedef struct {                                         /* a branch: x -> post_norm(x + layer(norm(x))) */
@@ -34,7 +34,7 @@ typedef struct {
     int32_t heard;                                       /* tokens of the longest source */
     float scale, embed_scale, head_scale;
     Matrix table, head;                                  /* tokens, and the output (often the same) */
-    const float *places;                                 /* what is added at each place [length][d_model], or none */
+    const float *places, *cos, *sin;                     /* what is added at each place [length][d_model], or none; angles [length][turned / 2] */
     Norm embed_norm, final;
     Layer *layer;
     const int32_t *home;                                 /* [slots][length]: in whose slot a token's keys lie; none: its own */
@@ -51,11 +51,13 @@ typedef struct {
     const Model *m;
     const Row *rows;
     int n, most;
-    const float *cos, *sin;                              /* [n][turned / 2] */
     Scratch s;
 } Step;
 
 #define MEET _Pragma("omp barrier")
+/* Few rows are made ready by every thread for itself, which takes less time than to wait for another; many in turn. */
+#define MADE_READY(i, t) for (int i = (t)->n > FEW ? omp_get_thread_num() : 0; i < (t)->n; i += (t)->n > FEW ? omp_get_num_threads() : 1)
+#define READY(t) if ((t)->n > FEW) { MEET }
 /* A thread's share of 0 .. count: neighbours, or every so many-th. */
 #define EACH(i, count) for (int i = (int)((int64_t)(count) * omp_get_thread_num() / omp_get_num_threads()), \
     end_##i = (int)((int64_t)(count) * (omp_get_thread_num() + 1) / omp_get_num_threads()); i < end_##i; i++)
@@ -85,7 +87,9 @@ static void act(int kind, float *h, const float *up, int from, int to) {
     if (up) for (int i = from; i < to; i++) h[i] *= up[i];
 }
 
-static void turn(float *h, const float *cos, const float *sin, int half_width) {
+static void turn(const Model *m, float *h, int place) {
+    int half_width = m->turned / 2;
+    const float *cos = m->cos + (size_t)place * half_width, *sin = m->sin + (size_t)place * half_width;
     for (int i = 0; i < half_width; i++) {
         float a = h[i], b = h[i + half_width];
         h[i] = a * cos[i] - b * sin[i];
@@ -95,9 +99,12 @@ static void turn(float *h, const float *cos, const float *sin, int half_width) {
 
 /* ------------------------------------------------------------------------------------ what all threads do together */
 
+/* Where a thread's own rows begin, while they are few. */
+static size_t own(const Step *t) { return t->n > FEW ? 0 : (size_t)omp_get_thread_num() * FEW * t->most; }
+static float *y_of(const Step *t) { return t->s.y + own(t); }
 static Rounded rounded(const Step *t, int i, int from) {
     if (t->n > FEW) return rounded_at(t->s.q, t->s.ds, t->most, i, from);
-    size_t at = (size_t)i * t->most + from;
+    size_t at = own(t) + (size_t)i * t->most + from;
     return (Rounded){t->s.q + at, t->s.ds + at / 16, 4};
 }
 
@@ -111,14 +118,23 @@ static void round_some(const Step *t, int i, const float *x, int from, int to, c
     if (quantised) round_row(x + from, to - from, top, rounded(t, i, from));
 }
 
+/* A thread's share of a matrix's rows: whole blocks of 32, and the last thread has what is left. */
+typedef struct { int from, to; } Share;
+static Share share_of(int rows) {
+    int64_t blocks = rows / 32, me = omp_get_thread_num(), all = omp_get_num_threads();
+    return (Share){(int)(blocks * me / all) * 32, me + 1 == all ? rows : (int)(blocks * (me + 1) / all) * 32};
+}
+
 /* y[i][0..rows) (+)= m x[i] + bias, a thread its share of the rows of m. */
 static void share(const Step *t, const Matrix *m, const float *x, float *y, int wide, int add) {
+    Share s = share_of(m->rows);
     if (t->n > FEW) {
         float *panel = t->s.panels + (size_t)omp_get_thread_num() * PANEL * t->most;
-        EACH(p, (m->rows + PANEL - 1) / PANEL) panel_product(m, p, panel, x, rounded(t, 0, 0), t->n, t->most, y, wide, add);
+        for (int p = s.from / PANEL; p < (s.to + PANEL - 1) / PANEL; p++)
+            panel_product(m, p, panel, x, rounded(t, 0, 0), t->n, t->most, y, wide, add);
         return;
     }
-    EACH(r, m->rows) {                                   /* a row of weights meets all activations while it is near */
+    for (int r = s.from; r < s.to; r++) {                /* a row of weights meets all activations while it is near */
         const uint8_t *w = row_of(m, r);
         float bias = m->bias ? m->bias[r] : 0;
         for (int i = 0; i < t->n; i++) {
@@ -131,21 +147,24 @@ static void share(const Step *t, const Matrix *m, const float *x, float *y, int 
 /* Between two branches: x = after(x), the last one's post_norm; y = before(x) · by, what the next one's matrices read. */
 static void enter(const Step *t, const Norm *after, const Norm *before, float by, const Matrix *readers, int count) {
     int D = t->m->d_model;
-    IN_TURN(i, t->n) {
-        float *x = t->s.x + (size_t)i * D, *y = t->s.y + (size_t)i * t->most;
-        normed(after, x, D, x);
-        normed(before, x, D, y);
+    if (after->weight) {
+        IN_TURN(i, t->n) normed(after, t->s.x + (size_t)i * D, D, t->s.x + (size_t)i * D);
+        MEET
+    }
+    MADE_READY(i, t) {
+        float *y = y_of(t) + (size_t)i * t->most;
+        normed(before, t->s.x + (size_t)i * D, D, y);
         if (by != 1) for (int j = 0; j < D; j++) y[j] *= by;
         round_some(t, i, y, 0, D, readers, count);
     }
-    MEET
+    READY(t)
 }
 
 /* The end of a branch: x += out(mixed), mixed [n][width]. */
 static void leave(const Step *t, const Matrix *out) {
     MEET
-    IN_TURN(i, t->n) round_some(t, i, t->s.mixed + (size_t)i * t->most, 0, out->cols, out, 1);
-    MEET
+    MADE_READY(i, t) round_some(t, i, t->s.mixed + (size_t)i * t->most, 0, out->cols, out, 1);
+    READY(t)
     share(t, out, t->s.mixed, t->s.x, t->m->d_model, 1);
     MEET
 }
@@ -155,17 +174,17 @@ static float *mixed_of(const Step *t, int i, int head) { return t->s.mixed + (si
 
 static void self_attention(const Step *t, const Layer *l) {
     const Model *m = t->m;
-    int H = m->heads, G = m->kv_heads, K = m->head_dim, half_width = m->turned / 2, wide = (H + 2 * G) * K;
+    int H = m->heads, G = m->kv_heads, K = m->head_dim, wide = (H + 2 * G) * K;
     size_t slot = (size_t)G * m->length * K;
-    share(t, &l->q, t->s.y, t->s.qkv, wide, 0);
-    share(t, &l->k, t->s.y, t->s.qkv + H * K, wide, 0);
-    share(t, &l->v, t->s.y, t->s.qkv + (H + G) * K, wide, 0);
+    share(t, &l->q, y_of(t), t->s.qkv, wide, 0);
+    share(t, &l->k, y_of(t), t->s.qkv + H * K, wide, 0);
+    share(t, &l->v, y_of(t), t->s.qkv + (H + G) * K, wide, 0);
     MEET
     EACH(job, t->n * G) {                                /* keys: norm, turn, keep; values: keep */
         int i = job / G, g = job % G;
         float *k = t->s.qkv + (size_t)i * wide + (H + g) * K, *v = k + G * K;
         normed(&l->k_norm, k, K, k);
-        turn(k, t->cos + (size_t)i * half_width, t->sin + (size_t)i * half_width, half_width);
+        turn(m, k, t->rows[i].place);
         size_t here = t->rows[i].slot * slot + ((size_t)g * m->length + t->rows[i].place) * K;
         memcpy(l->keys + here, k, sizeof(float) * K);
         memcpy(l->values + here, v, sizeof(float) * K);
@@ -175,7 +194,7 @@ static void self_attention(const Step *t, const Layer *l) {
         int i = job / H, h = job % H, last = t->rows[i].sees, at = t->rows[i].slot;
         float *q = t->s.qkv + (size_t)i * wide + h * K;
         normed(&l->q_norm, q, K, q);
-        turn(q, t->cos + (size_t)i * half_width, t->sin + (size_t)i * half_width, half_width);
+        turn(m, q, t->rows[i].place);
         const int32_t *home = m->home ? m->home + (size_t)at * m->length : NULL;
         size_t base = (home ? 0 : at * slot) + (size_t)(h / (H / G)) * m->length * K;
         Kept keys = {l->keys + base, home, slot, K}, values = {l->values + base, home, slot, K};
@@ -187,7 +206,7 @@ static void self_attention(const Step *t, const Layer *l) {
 static void cross_attention(const Step *t, const Layer *l) {
     const Model *m = t->m;
     int H = m->heads, G = m->kv_heads, K = m->head_dim;
-    share(t, &l->cross_q, t->s.y, t->s.qkv, H * K, 0);
+    share(t, &l->cross_q, y_of(t), t->s.qkv, H * K, 0);
     MEET
     EACH(job, t->n * H) {
         int i = job / H, h = job % H, source = t->rows[i].source;
@@ -200,17 +219,17 @@ static void cross_attention(const Step *t, const Layer *l) {
 
 static void feed_forward(const Step *t, const Layer *l) {
     int F = t->m->d_ff, gated = l->gate.data != NULL;
-    if (gated) share(t, &l->gate, t->s.y, t->s.hidden, 2 * F, 0);
-    share(t, &l->up, t->s.y, t->s.hidden + (gated ? F : 0), 2 * F, 0);
-    MEET
-    int me = omp_get_thread_num(), all = omp_get_num_threads(), from = F / 32 * me / all * 32, to = F / 32 * (me + 1) / all * 32;
-    for (int i = 0; i < t->n; i++) {                     /* whole blocks of 32, so that a thread can round what it made */
+    if (gated) share(t, &l->gate, y_of(t), t->s.hidden, 2 * F, 0);
+    share(t, &l->up, y_of(t), t->s.hidden + (gated ? F : 0), 2 * F, 0);
+    Share mine = share_of(F);                            /* what a thread has made, it goes on with */
+    for (int i = 0; i < t->n; i++) {
         float *h = t->s.hidden + (size_t)i * 2 * F, *mixed = t->s.mixed + (size_t)i * t->most;
-        act(t->m->act, h, gated ? h + F : NULL, from, to);
-        memcpy(mixed + from, h + from, sizeof(float) * (to - from));
-        round_some(t, i, mixed, from, to, &l->down, 1);
+        act(t->m->act, h, gated ? h + F : NULL, mine.from, mine.to);
+        memcpy(mixed + mine.from, h + mine.from, sizeof(float) * (mine.to - mine.from));
+        if (t->n > FEW) round_some(t, i, mixed, mine.from, mine.to, &l->down, 1);
     }
     MEET
+    if (t->n <= FEW) MADE_READY(i, t) round_some(t, i, t->s.mixed + (size_t)i * t->most, 0, F, &l->down, 1);
     share(t, &l->down, t->s.mixed, t->s.x, t->m->d_model, 1);
     MEET
 }
@@ -223,12 +242,13 @@ static void embed(const Step *t) {
         widen_row(&m->table, t->rows[i].token, x);
         for (int j = 0; j < D; j++) x[j] = x[j] * m->embed_scale + (m->places ? m->places[(size_t)t->rows[i].place * D + j] : 0);
     }
+    MEET
 }
 
 /* What is left to do with x after the last branch. */
 static const Norm *through_the_layers(const Step *t) {
     const Norm *after = &t->m->embed_norm;
-    embed(t);                                            /* a thread enters with the rows it has made */
+    embed(t);
     for (const Layer *l = t->m->layer; l < t->m->layer + t->m->layers; l++) {
         enter(t, after, &l->attn_norm, 1, &l->q, 3);
         self_attention(t, l);
@@ -248,9 +268,8 @@ static const Norm *through_the_layers(const Step *t) {
 /* ------------------------------------------------------------------------------------------------ what Python calls */
 
 /* Tokens at their places -> logits [count][vocab] of the rows that are asked for, ascending; without a head, their states. */
-void step(const Model *m, const Row *rows, int n, const int32_t *asked, int count, const float *cos, const float *sin, Scratch s, int most,
-          float *logits) {
-    Step all = {m, rows, n, most, cos, sin, s}, last = all;
+void step(const Model *m, const Row *rows, int n, const int32_t *asked, int count, Scratch s, int most, float *logits) {
+    Step all = {m, rows, n, most, s}, last = all;
     last.n = count;
 #pragma omp parallel num_threads(s.threads)
     {
@@ -258,8 +277,8 @@ void step(const Model *m, const Row *rows, int n, const int32_t *asked, int coun
         if (omp_get_thread_num() == 0) for (size_t i = 0, D = m->d_model; i < (size_t)count; i++) memmove(s.x + i * D, s.x + (size_t)asked[i] * D, sizeof(float) * D);
         MEET
         enter(&last, after, &m->final, m->head_scale, &m->head, 1);
-        if (m->head.data) share(&last, &m->head, s.y, logits, m->vocab, 0);
-        else IN_TURN(i, count) memcpy(logits + (size_t)i * m->d_model, s.y + (size_t)i * most, sizeof(float) * m->d_model);
+        if (m->head.data) share(&last, &m->head, y_of(&last), logits, m->vocab, 0);
+        else IN_TURN(i, count) memcpy(logits + (size_t)i * m->d_model, y_of(&last) + (size_t)i * most, sizeof(float) * m->d_model);
     }
 }
 

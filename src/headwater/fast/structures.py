@@ -7,6 +7,7 @@ from ctypes import c_float, c_int32, c_void_p
 
 CODES = {"F32": 0, "F16": 1, "Q8_0": 2, "Q4_0": 3, "Q4_1": 4}  # how a matrix is stored, as formats.h numbers it
 PANEL, TILE = 16, 5  # rows of weights that panels.h lays side by side; rows of activations that meet them together
+FEW = 8  # rows that each thread of step.c prepares for itself
 
 
 class Matrix(ctypes.Structure):
@@ -46,7 +47,7 @@ class Whole(ctypes.Structure):
         *((name, c_float) for name in ("scale", "embed_scale", "head_scale")),
         ("table", Matrix),
         ("head", Matrix),
-        ("places", c_void_p),
+        *((name, c_void_p) for name in ("places", "cos", "sin")),
         ("embed_norm", Norm),
         ("final", Norm),
         ("layer", ctypes.POINTER(Layer)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
-from operator import add
+from operator import add, is_
 from typing import Any
 
 import torch
@@ -33,7 +33,8 @@ class Stepper(runner.Runner):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         self.slots = [block.self_attn.slot(step) for step, block in enumerate(plan.blocks)]
-        self._pinned: tuple[tuple[int, int], ...] = ()
+        self.ears = [block.cross_attn.slot(step) for step, block in enumerate(plan.blocks) if plan.crosses]
+        self._pinned: list[tuple[Tensor, Tensor]] = []
 
     def takes(self, slots: Slots, texts: Sequence[Sequence[int]]) -> bool:
         return self.can_look_up(texts, max(map(add, slots.lengths, map(len, texts))))
@@ -72,13 +73,14 @@ class Stepper(runner.Runner):
 
     def _pin(self, slots: Slots, columns: int) -> None:
         """Tell C where the keys and values lie, where they have moved since the last step."""
+        kept = [*map(slots.room.get, self.slots), *map(slots.sources.get, self.ears)]
+        same = len(kept) == len(self._pinned) and all(map(is_, kept, self._pinned))
+        if same and columns <= self.whole.length and len(slots.held) <= self._pinned[0][0].shape[0]:
+            return
         _, kv_heads, head_dim, _ = self.plan.shape
         slots.reserve(self.slots, columns, kv_heads, head_dim)
         pairs = [slots.room[slot] for slot in self.slots]
-        heard = self._heard(slots) if self.plan.crosses else []
-        pinned = tuple((kept.data_ptr(), kept.shape[2]) for pair in (*pairs, *heard) for kept in pair)
-        if pinned == self._pinned:
-            return
+        heard = self._heard(slots)
         self.shape(pairs[0][0].shape[2], heard[0][0].shape[2] if heard else 0)
         assert all(_plain(kept, self.whole.length) for pair in pairs for kept in pair)
         assert all(_plain(kept, self.whole.heard) for pair in heard for kept in pair)
@@ -86,19 +88,18 @@ class Stepper(runner.Runner):
             layer.keys, layer.values = k.data_ptr(), v.data_ptr()
         for layer, (k, v) in zip(self.layers, heard, strict=bool(heard)):
             layer.source_keys, layer.source_values = k.data_ptr(), v.data_ptr()
-        self._pinned = pinned
+        self._pinned = [*pairs, *heard]
 
     def _heard(self, slots: Slots) -> list[tuple[Tensor, Tensor]]:
         """The source's keys and values for each layer, worked out once for a source."""
-        for step, block in enumerate(self.plan.blocks):
-            slot = block.cross_attn.slot(step)
+        for slot, block in zip(self.ears, self.plan.blocks, strict=bool(self.ears)):
             if slot not in slots.sources:
                 assert slots.told is not None
                 slots.sources[slot] = block.cross_attn.keys(slots.told.states)
             k, v = slots.sources[slot]
             slots.sources[slot] = k.contiguous(), v.contiguous()
         slots.told = None
-        return [slots.sources[block.cross_attn.slot(step)] for step, block in enumerate(self.plan.blocks)]
+        return [slots.sources[slot] for slot in self.ears]
 
 
 def _plain(kept: Tensor, columns: int) -> bool:
