@@ -138,6 +138,29 @@ def test_packed_weights_differ_only_by_rounded_activations(name: str, bits: str,
     assert (fast - plain).abs().mean() < 0.1  # logits are about 4
 
 
+@needs_a_compiler
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "post-norm"])
+def test_weights_of_16_bits_are_read_as_they_lie(name: str, kind: torch.dtype):
+    """In the step nothing but the weights is rounded: it equals the modules of the same weights widened."""
+    model = built(KNOWN[name]).to(kind)
+    stepper = Stepper.of(model)
+    assert stepper.layers[0].up.data == model.decoder.layers[0].ffn.up.weight.data_ptr()
+    wide = built(KNOWN[name]).to(kind).float()
+    for module in wide.modules():
+        if hasattr(module, "constants"):
+            module.constants()
+    assert (said(model, True) - said(wide, False)).abs().max() < 2e-5
+    assert (said(model, True) - said(built(KNOWN[name]), False)).abs().max() > 1e-4  # they are rounded indeed
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_a_translator_of_16_bits(kind: torch.dtype):
+    model, wide = built(TRANSLATORS["paper"]).to(kind), built(TRANSLATORS["paper"]).to(kind).float()
+    assert (heard(model, True, 3) - heard(wide, False, 3)).abs().max() < (0.02 if kind == torch.float16 else 0.2)
+
+
 # ------------------------------------------------------------------------- an encoder, many rows, and beams by index
 
 SIZES = {"d_model": 64, "heads": 4, "layers": 2, "d_ff": 96}

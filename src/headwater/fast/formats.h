@@ -1,6 +1,6 @@
 /* How weights lie in memory, and the product of one row of them with one row of activations.
 
-   Weights stay in the form they have in the file (F32, F16, or GGUF's blocks Q8_0, Q4_0, Q4_1) and are widened in
+   Weights stay in the form they have in the file (F32, F16, BF16, or GGUF's blocks Q8_0, Q4_0, Q4_1) and are widened in
    registers. For quantised weights the activations are rounded to 8 bits in blocks of 32 with a scale each, so that a
    block's product is a handful of integer instructions. (For many rows see panels.h.)
 
@@ -14,7 +14,7 @@
 #define WIDE 1
 #endif
 
-enum { F32, F16, Q8_0, Q4_0, Q4_1 };                     /* how a matrix is stored; the numbers are shared with packed.py */
+enum { F32, F16, BF16, Q8_0, Q4_0, Q4_1 };               /* how a matrix is stored; structures.py has the same numbers */
 typedef struct { int32_t kind, rows, cols; const uint8_t *data; const float *bias; } Matrix;
 
 /* ------------------------------------------------------------------------------------------------ numbers */
@@ -33,8 +33,16 @@ static inline float half(uint16_t h) {
 #endif
 }
 static inline float half_at(const uint8_t *p) { uint16_t h; memcpy(&h, p, 2); return half(h); }
+static inline float upper_half_at(const uint8_t *p) {    /* BF16: the first two bytes of a float */
+    uint16_t h;
+    memcpy(&h, p, 2);
+    uint32_t bits = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
 
-static const int block_bytes[] = {4 * 32, 2 * 32, 34, 18, 20};   /* bytes of 32 numbers, by kind */
+static const int block_bytes[] = {4 * 32, 2 * 32, 2 * 32, 34, 18, 20};   /* bytes of 32 numbers, by kind */
 static inline const uint8_t *row_of(const Matrix *m, int r) { return m->data + (size_t)r * (m->cols / 32) * block_bytes[m->kind]; }
 
 /* A row of activations rounded, for each block of 32: value = q · d; s = d · Σ q, for the offset of the weights. The fours
@@ -77,8 +85,8 @@ static inline float sum_of(Eight v) {
     return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
 }
 static inline __m256i nibbles(const uint8_t *p) {                     /* 16 bytes -> 32 numbers 0..15, low halves first */
-    __m128i b = _mm_loadu_si128((const __m128i *)p);
-    return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(b, 4), b), _mm256_set1_epi8(15));
+    __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p));
+    return _mm256_and_si256(_mm256_srlv_epi32(twice, _mm256_set_epi32(4, 4, 4, 4, 0, 0, 0, 0)), _mm256_set1_epi8(15));
 }
 static inline __m256 products(__m256i unsigned8, __m256i signed8) {   /* Σ of four neighbours, as 8 floats */
     __m256i pairs = _mm256_maddubs_epi16(unsigned8, signed8);
@@ -100,21 +108,29 @@ static float dot_f32(const float *w, const float *x, int n) {
     return sum;
 }
 
-static float dot_f16(const uint8_t *w, const float *x, int n) {
+#ifdef WIDE
+static inline __m256 eight_halves(int kind, const uint8_t *p) {
+    __m128i h = _mm_loadu_si128((const __m128i *)p);
+    return kind == F16 ? _mm256_cvtph_ps(h) : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
+#endif
+
+static inline float dot_halves(int kind, const uint8_t *w, const float *x, int n) {
 #ifdef WIDE
     __m256 a = _mm256_setzero_ps(), b = a;
     for (int i = 0; i < n; i += 16) {
-        a = _mm256_fmadd_ps(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(w + 2 * i))), _mm256_loadu_ps(x + i), a);
-        b = _mm256_fmadd_ps(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(w + 2 * i + 16))), _mm256_loadu_ps(x + i + 8), b);
+        a = _mm256_fmadd_ps(eight_halves(kind, w + 2 * i), _mm256_loadu_ps(x + i), a);
+        b = _mm256_fmadd_ps(eight_halves(kind, w + 2 * i + 16), _mm256_loadu_ps(x + i + 8), b);
     }
     return sum_of(_mm256_add_ps(a, b));
 #else
     float a = 0;
-    for (int i = 0; i < n; i++) a += half_at(w + 2 * i) * x[i];
+    for (int i = 0; i < n; i++) a += (kind == F16 ? half_at(w + 2 * i) : upper_half_at(w + 2 * i)) * x[i];
     return a;
 #endif
 }
 
+enum { AHEAD = 1536 };                                   /* bytes: weights are on their way when they are needed */
 #ifdef WIDE
 static inline __m256 block_q8_0(const uint8_t *w, Rounded x, int b, __m256 sum) {   /* |q| · (x with q's sign) */
     __m256i q = _mm256_loadu_si256((const __m256i *)(w + 2)), v = _mm256_loadu_si256((const __m256i *)(x.q + 32 * b));
@@ -128,6 +144,8 @@ static float dot_q8_0(const uint8_t *w, Rounded x, int n) {           /* d (2 by
     __m256 a = _mm256_setzero_ps(), c = a;
     int b = 0;
     for (; b + 1 < n / 32; b += 2, w += 68) {            /* two at a time, so that neither waits for the other */
+        _mm_prefetch((const char *)w + AHEAD, _MM_HINT_T0);
+        _mm_prefetch((const char *)w + AHEAD + 64, _MM_HINT_T0);
         a = block_q8_0(w, x, b, a);
         c = block_q8_0(w + 34, x, b + 1, c);
     }
@@ -205,11 +223,45 @@ static float dot_q4_1(const uint8_t *w, Rounded x, int n) {
 static inline float dot(const Matrix *m, const uint8_t *w, const float *x, Rounded r) {
     switch (m->kind) {
         case F32: return dot_f32((const float *)w, x, m->cols);
-        case F16: return dot_f16(w, x, m->cols);
+        case F16: return dot_halves(F16, w, x, m->cols);
+        case BF16: return dot_halves(BF16, w, x, m->cols);
         case Q8_0: return dot_q8_0(w, r, m->cols);
         case Q4_0: return dot_q4_0(w, r, m->cols);
         default: return dot_q4_1(w, r, m->cols);
     }
+}
+
+#ifdef WIDE
+/* Four rows of Q4_1 together: x is read once, eight scales and offsets are widened by one instruction, four sums added up
+   by three. A row alone is bound by its arithmetic; four keep pace with the memory. */
+static void four_q4_1(const uint8_t *w, size_t row, Rounded x, int n, float *out) {
+    __m256 sum[4], offsets = _mm256_setzero_ps();
+    for (int r = 0; r < 4; r++) sum[r] = offsets;
+    for (int b = 0; b < n / 32; b++) {
+        const uint8_t *at = w + 20 * b;
+        int32_t dm[4];
+        float by[8];
+        _mm_prefetch((const char *)w + 4 * row + 80 * b, _MM_HINT_T0);
+        for (int r = 0; r < 4; r++) memcpy(dm + r, at + r * row, 4);
+        __m256 ds = _mm256_castpd_ps(_mm256_broadcast_sd((const double *)(x.ds + 2 * b)));
+        __m256 scaled = _mm256_mul_ps(_mm256_cvtph_ps(_mm_set_epi32(dm[3], dm[2], dm[1], dm[0])), ds);
+        __m256i v = _mm256_loadu_si256((const __m256i *)(x.q + 32 * b));
+        offsets = _mm256_add_ps(offsets, scaled);
+        _mm256_storeu_ps(by, scaled);
+        for (int r = 0; r < 4; r++) sum[r] = _mm256_fmadd_ps(_mm256_set1_ps(by[2 * r]), products(nibbles(at + r * row + 4), v), sum[r]);
+    }
+    __m256 sums = _mm256_hadd_ps(_mm256_hadd_ps(sum[0], sum[1]), _mm256_hadd_ps(sum[2], sum[3]));
+    __m128 odd = _mm_shuffle_ps(_mm256_castps256_ps128(offsets), _mm256_extractf128_ps(offsets, 1), 0xdd);
+    _mm_storeu_ps(out, _mm_add_ps(odd, _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1))));
+}
+#endif
+
+/* `count` rows of a matrix from r on, at most four, with one row of activations. */
+static inline void dots(const Matrix *m, int r, int count, const float *x, Rounded q, float *out) {
+#ifdef WIDE
+    if (m->kind == Q4_1 && count == 4) { four_q4_1(row_of(m, r), row_of(m, 1) - m->data, q, m->cols, out); return; }
+#endif
+    for (int j = 0; j < count; j++) out[j] = dot(m, row_of(m, r + j), x, q);
 }
 
 /* A row of a matrix as floats: the embedding of a token. Also what prefill widens whole matrices with. */
@@ -218,6 +270,7 @@ static void widen_row(const Matrix *m, int r, float *out) {
     int n = m->cols;
     if (m->kind == F32) { memcpy(out, w, 4 * (size_t)n); return; }
     if (m->kind == F16) { for (int i = 0; i < n; i++) out[i] = half_at(w + 2 * i); return; }
+    if (m->kind == BF16) { for (int i = 0; i < n; i++) out[i] = upper_half_at(w + 2 * i); return; }
     for (int b = 0; b < n / 32; b++, w += block_bytes[m->kind], out += 32) {
         float d = half_at(w);
         if (m->kind == Q8_0) { for (int j = 0; j < 32; j++) out[j] = d * (int8_t)w[2 + j]; continue; }

@@ -39,7 +39,7 @@ static inline void transpose8(__m256 r[8]) {             /* 8 × 8 numbers of 32
 /* Columns c to c + 8 of a row, c a multiple of 8. */
 INLINED __m256 eight(int kind, const uint8_t *row, int c) {
     if (kind == F32) return _mm256_loadu_ps((const float *)row + c);
-    if (kind == F16) return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(row + 2 * c)));
+    if (kind == F16 || kind == BF16) return eight_halves(kind, row + 2 * c);
     const uint8_t *w = row + (size_t)(c / 32) * block_bytes[kind];
     int at = c % 32;
     __m256 d = _mm256_set1_ps(half_at(w));
@@ -85,7 +85,7 @@ static void lay(const Matrix *m, int first, int round, float *panel) {
             if (round && kind >= Q8_0) lay_rounded(kind, row, m->cols, (uint8_t *)panel + 4 * h, notes + h); \
             else lay_floats(kind, row, m->cols, panel + h); \
             break;
-        switch (m->kind) { LAY(F32) LAY(F16) LAY(Q8_0) LAY(Q4_0) LAY(Q4_1) }
+        switch (m->kind) { LAY(F32) LAY(F16) LAY(BF16) LAY(Q8_0) LAY(Q4_0) LAY(Q4_1) }
     }
 }
 

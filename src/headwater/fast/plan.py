@@ -7,6 +7,7 @@ at a tap. Pointers go to the model's own tensors wherever their form allows it.
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ from headwater.core.embed import TokenEmbedding
 from headwater.core.feedforward import ACTIVATIONS, FeedForwardLayer, GatedFeedForwardLayer
 from headwater.core.heads import LanguageScores
 from headwater.core.kernels import FusedKernel, Kernel
-from headwater.core.norms import Adding
 from headwater.core.positions import LearnedTable, Position, Sines, Turn
 from headwater.core.rope import DynamicScaling
 from headwater.core.stack import BlockLayer
@@ -25,7 +25,7 @@ from headwater.fast.packed import PackedLinear, PackedTable
 from headwater.fast.structures import BRANCHES, CODES, LINEARS, Layer, Matrix, Norm, Whole
 
 ACTS = [ACTIVATIONS[name] for name in ("silu", "gelu", "gelu_tanh", "relu", "quick_gelu")]  # as step.c numbers them
-STORED = {torch.float32: "F32", torch.float16: "F16"}
+STORED = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 ROLES = {"self_attn": "attn", "cross_attn": "cross", "ffn": "ffn"}  # ours, step.c's
 
 
@@ -114,29 +114,35 @@ class Plan:
     def _norm(self, norm: Any) -> Norm:
         if type(norm) is nn.Identity:
             return Norm()
-        known(isinstance(norm, Adding))
-        told = None if norm.bias is None else self.pointer(norm.bias)
-        return Norm(int(norm.centred), float(norm.eps), self.pointer(norm.gain()), told)
+        known(hasattr(norm, "takes_branch"))
+        layer = isinstance(norm, nn.LayerNorm)
+        told = self.pointer(norm.bias) if layer and norm.bias is not None else None
+        return Norm(int(layer), float(norm.eps), self.pointer(norm.weight if layer else norm.gain()), told)
 
     def _matrix(self, linear: Any) -> Matrix:
         known(type(linear) in (nn.Linear, PackedLinear) and linear.in_features % 32 == 0)
         bias = None if linear.bias is None else self.pointer(linear.bias)
         if isinstance(linear, PackedLinear):
-            return Matrix(CODES[linear.kind.name], linear.rows, linear.columns, self.pointer(linear.blocks), bias)
+            return Matrix(CODES[linear.kind.name], linear.rows, linear.columns, self.lies(linear.blocks), bias)
         return self._plain(linear.weight, bias)
 
     def _table(self, table: Any) -> Matrix:
         known(type(table) in (nn.Embedding, PackedTable))
         if isinstance(table, PackedTable):
-            return Matrix(CODES[table.kind.name], table.rows, table.columns, self.pointer(table.blocks), None)
+            return Matrix(CODES[table.kind.name], table.rows, table.columns, self.lies(table.blocks), None)
         return self._plain(table.weight, None)
 
     def _plain(self, weight: Tensor, bias: int | None) -> Matrix:
         known(weight.dtype in STORED)
-        return Matrix(CODES[STORED[weight.dtype]], *weight.shape, self.pointer(weight, weight.dtype), bias)
+        return Matrix(CODES[STORED[weight.dtype]], *weight.shape, self.lies(weight), bias)
 
-    def pointer(self, tensor: Tensor, dtype: torch.dtype = torch.float32) -> int:
-        known(tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.dtype in (dtype, torch.uint8))
+    def pointer(self, tensor: Tensor) -> int:
+        """Vectors are read as floats: where they are stored in fewer bits, a copy."""
+        known(tensor.dtype in STORED)
+        return self.lies(tensor.float())
+
+    def lies(self, tensor: Tensor) -> int:
+        known(tensor.device.type == "cpu" and tensor.is_contiguous())
         self.kept.append(tensor)
         return tensor.data_ptr()
 
@@ -153,9 +159,9 @@ class Plan:
             return None
         count = int(min(count, self.longest))
         nothing = torch.zeros(1, count, self.stack.spec.d_model)
-        return position.add(nothing, torch.arange(count)[None])[0].contiguous()
+        return position.add(nothing, torch.arange(count)[None])[0].float().contiguous()
 
     def angles(self, count: int) -> tuple[Tensor, Tensor] | None:
         """[count, n] cos and sin of what q and k are turned by at each place."""
-        angles = self.position.angles(torch.arange(count)[None], torch.float32)
+        angles = deepcopy(self.position).float().angles(torch.arange(count)[None], torch.float32)
         return None if angles is None else (angles[0].contiguous(), angles[1].contiguous())

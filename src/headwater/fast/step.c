@@ -134,12 +134,12 @@ static void share(const Step *t, const Matrix *m, const float *x, float *y, int 
             panel_product(m, p, panel, x, rounded(t, 0, 0), t->n, t->most, y, wide, add);
         return;
     }
-    for (int r = s.from; r < s.to; r++) {                /* a row of weights meets all activations while it is near */
-        const uint8_t *w = row_of(m, r);
-        float bias = m->bias ? m->bias[r] : 0;
+    for (int r = s.from; r < s.to; r += 4) {             /* rows of weights meet all activations while they are near */
+        int count = s.to - r < 4 ? s.to - r : 4;
         for (int i = 0; i < t->n; i++) {
-            float v = dot(m, w, x + (size_t)i * t->most, rounded(t, i, 0)) + bias, *to = y + (size_t)i * wide + r;
-            *to = add ? *to + v : v;
+            float v[4], *to = y + (size_t)i * wide + r;
+            dots(m, r, count, x + (size_t)i * t->most, rounded(t, i, 0), v);
+            for (int j = 0; j < count; j++) to[j] = v[j] + (m->bias ? m->bias[r + j] : 0) + (add ? to[j] : 0);
         }
     }
 }

@@ -5,7 +5,14 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_float, c_int32, c_void_p
 
-CODES = {"F32": 0, "F16": 1, "Q8_0": 2, "Q4_0": 3, "Q4_1": 4}  # how a matrix is stored, as formats.h numbers it
+CODES = {
+    "F32": 0,
+    "F16": 1,
+    "BF16": 2,
+    "Q8_0": 3,
+    "Q4_0": 4,
+    "Q4_1": 5,
+}  # how a matrix is stored, as formats.h numbers it
 PANEL, TILE = 16, 5  # rows of weights that panels.h lays side by side; rows of activations that meet them together
 FEW = 8  # rows that each thread of step.c prepares for itself
 

@@ -67,7 +67,8 @@ def listen(model: Any, slots: Slots, sources: Sequence[Sequence[int]]) -> None:
     listener = Listener.of(model)
     with at_rest(model):
         if listener is not None and listener.takes(sources):
-            slots.hear(model.bridge(Rows(ids, kept, states=listener.read(sources))))
+            states = listener.read(sources).to(next(model.parameters()).dtype)
+            slots.hear(model.bridge(Rows(ids, kept, states=states)))
         else:
             slots.hear(model.encode(ids, keep=kept))
 

@@ -97,7 +97,7 @@ class Stepper(runner.Runner):
                 assert slots.told is not None
                 slots.sources[slot] = block.cross_attn.keys(slots.told.states)
             k, v = slots.sources[slot]
-            slots.sources[slot] = k.contiguous(), v.contiguous()
+            slots.sources[slot] = k.float().contiguous(), v.float().contiguous()
         slots.told = None
         return [slots.sources[slot] for slot in self.ears]
 
