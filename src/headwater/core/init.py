@@ -61,7 +61,7 @@ class Zero(Filling):
         t.zero_()
 
 
-NORMS = nn.LayerNorm | nn.RMSNorm | OffsetRMSNormLayer
+NORMS = nn.LayerNorm | nn.RMSNorm
 Rules = tuple[tuple[str, Any], ...]
 
 PAPER: Rules = (("*.tokens.weight", Width()), ("*.table.weight", Normal(0.02)), ("*", Xavier()))

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headwater.core.kinds import Attending
-from headwater.core.masks import Sight
+from headwater.core.masks import Sight, Window
 from headwater.core.taps import Tap
 from headwater.errors import BadSetting, Unavailable, nearest
 from headwater.machine.attention import attend, attends, fits
 from headwater.machine.dropout import dropout
+from headwater.machine.xformers import xformers_attention
 from headwater.parts import part
 
 
@@ -142,34 +143,18 @@ class FusedKernel(Kernel):
 
     def in_blocks(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight, size: int) -> Tensor:
         """A plain window needs no blocks and no masks: machine/attention.c goes along its band."""
-        one = sight.q_places[:, :1]
+        one, window = sight.q_places[:, :1], (sight.rule.reach[0] or 0) + 1
+        hidden = sight.rule != Window(window) or sight.keep is not None or sight.k_docs is not None
         scored = sight.position.bias(one, one) is not None or sight.position.score(q[:, :, :1], one, one) is not None
-        if sight.window is None or scored or not fits(q, k, v):
+        if hidden or scored or not fits(q, k, v):
             return super().in_blocks(q, k, v, sight, size)
-        return attend(q, k, v, None, True, self.scale, self.dropout if self.training else 0.0, sight.window)
+        return attend(q, k, v, None, True, self.scale, self.dropout if self.training else 0.0, window)
 
 
 class XFormersKernel(Kernel):
     def run(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        """xFormers wants [B, S, H, D] and a bias of full shape, and gives NaN for a row that sees nothing.
-
-        Such a row is made to see everything, and its answer is then put to zero.
-        """
-        from xformers.ops import memory_efficient_attention
-
-        mask = triangle(q, k) if causal else mask
-        groups = q.shape[1] // k.shape[1]
-        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        bias, blind = None, None
-        if mask is not None:
-            hidden = torch.zeros_like(mask, dtype=q.dtype)
-            bias = hidden.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else mask
-            blind = (bias == -torch.inf).all(-1, keepdim=True)
-            bias = bias.masked_fill(blind, 0).to(q.dtype).expand(*q.shape[:3], k.shape[2])
-        out = memory_efficient_attention(
-            *(t.transpose(1, 2) for t in (q, k, v)), bias, p=self.dropout if self.training else 0.0, scale=self.scale
-        ).transpose(1, 2)
-        return out if blind is None else out.masked_fill(blind, 0)
+        mask, dropout = triangle(q, k) if causal else mask, self.dropout if self.training else 0.0
+        return xformers_attention(q, k, v, mask, dropout, self.scale)
 
 
 def triangle(q: Tensor, k: Tensor) -> Tensor:

@@ -129,12 +129,6 @@ class Sight:
         size = max(64, -(-(back + ahead + 1) // 2))
         return size if self.k_places.shape[1] > 3 * size else None
 
-    @property
-    def window(self) -> int | None:
-        """Of a plain window over the call's own tokens its size: a band below the diagonal, and nothing else hidden."""
-        plain = self.aligned and self.keep is None and self.k_docs is None
-        return self.rule.size if plain and isinstance(self.rule, Window) else None
-
     def allowed(self) -> Tensor | None:
         """[B|1, 1, Q|1, S], True = may attend; None where nothing is hidden."""
         allowed = self.rule.allows(self.q_places[:, :, None], self.k_places[:, None, :])

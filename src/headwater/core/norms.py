@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from headwater.core.kinds import Norm
-from headwater.machine.dropout import add_dropout
-from headwater.machine.norm import normed, norms
+from headwater.machine.norm import norm_of_sum
 from headwater.parts import must, part
 
 
@@ -42,13 +37,8 @@ class RMSNorm(Norm):
 
 
 @part
-class OffsetRMSNorm(Norm):
+class OffsetRMSNorm(RMSNorm):
     """RMSNorm whose weight is stored as its distance from one (Gemma)."""
-
-    eps: float = 1e-6
-
-    def __post_init__(self) -> None:
-        must(self.eps > 0, self, "eps must be above 0", self.eps, "1e-6 is usual")
 
     def build(self, d_model: int) -> nn.Module:
         return OffsetRMSNormLayer(d_model, self.eps)
@@ -62,53 +52,26 @@ class NoNorm(Norm):
         return nn.Identity()
 
 
-class Adding(nn.Module):
-    """A norm that takes in what a branch adds: norm(x + dropout(y)), one pass over memory where it learns on a CPU."""
-
-    centred = False
-    eps: Any
-    weight: nn.Parameter
-    bias: Any
+class LayerNormLayer(nn.LayerNorm):
+    takes_branch = True  # called as norm(x, y, p) it gives norm(x + dropout(y))
 
     def forward(self, x: Tensor, y: Tensor | None = None, p: float = 0.0) -> Tensor:
-        weight = self.gain()
-        if norms(x, weight, y):
-            return normed(x, weight, self.bias, self.eps, self.centred, y, p)
-        return self.formula(x if y is None else add_dropout(x, y, p) if p else x + y)
+        return norm_of_sum(x, y, p, self.weight, self.bias, self.eps, centred=True)
+
+
+class RMSNormLayer(nn.RMSNorm):
+    takes_branch = True
+
+    def forward(self, x: Tensor, y: Tensor | None = None, p: float = 0.0) -> Tensor:
+        return norm_of_sum(x, y, p, self.gain(), None, self.eps or 0.0, centred=False)
 
     def gain(self) -> Tensor:
         return self.weight
 
-    def formula(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
 
-
-class LayerNormLayer(Adding, nn.LayerNorm):
-    centred = True
-
-    def formula(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
-
-
-class RMSNormLayer(Adding, nn.RMSNorm):
-    bias = None
-
-    def formula(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
-
-
-class OffsetRMSNormLayer(Adding):
-    bias = None
-
-    def __init__(self, d_model: int, eps: float) -> None:
-        super().__init__()
-        self.eps, self.weight = eps, nn.Parameter(torch.empty(d_model))
-
+class OffsetRMSNormLayer(RMSNormLayer):
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
 
     def gain(self) -> Tensor:
         return 1 + self.weight
-
-    def formula(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], self.gain(), self.eps)

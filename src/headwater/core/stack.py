@@ -21,7 +21,7 @@ from headwater.core.dropout import Dropout
 from headwater.core.embed import Rows
 from headwater.core.kinds import Embedding, Layer, Layers, Norm
 from headwater.core.masks import Everyone, Sight
-from headwater.core.norms import Adding, NoNorm
+from headwater.core.norms import NoNorm
 from headwater.core.positions import Position
 from headwater.parts import must, part
 
@@ -139,7 +139,7 @@ class BlockLayer(nn.Module):
 
     def joined(self, norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """norm(x + dropout(y)), in one pass where the norm knows how."""
-        if isinstance(norm, Adding):
+        if hasattr(norm, "takes_branch"):
             return norm(x, y, self.dropout.p if self.training else 0.0)
         return norm(self.dropout.added(x, y))
 

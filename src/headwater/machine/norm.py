@@ -13,11 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
-from headwater.machine.dropout import Drop
+from headwater.machine.dropout import Drop, add_dropout
 from headwater.machine.library import function, serves
 
 BLOCKS = 8  # as in norm.c
+
+
+def norm_of_sum(
+    x: Tensor, y: Tensor | None, p: float, weight: Tensor, bias: Tensor | None, eps: float, centred: bool
+) -> Tensor:
+    """LayerNorm (centred) or RMSNorm of x + dropout(y, p), over the last dimension; without y, of x."""
+    if norms(x, weight, y):
+        return _Norm.apply(x, y, weight, bias, eps, centred, Drop.drawn(p))
+    x = x if y is None else add_dropout(x, y, p) if p else x + y
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps) if centred else F.rms_norm(x, x.shape[-1:], weight, eps)
 
 
 def norms(x: Tensor, weight: Tensor, y: Tensor | None = None) -> bool:
@@ -29,13 +40,6 @@ def norms(x: Tensor, weight: Tensor, y: Tensor | None = None) -> bool:
         and (y is None or (x.shape == y.shape and serves(y)))
         and serves(x, weight)
     )
-
-
-def normed(
-    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred: bool, y: Tensor | None = None, p: float = 0.0
-) -> Tensor:
-    """LayerNorm (centred) or RMSNorm of x + dropout(y, p), over the last dimension."""
-    return _Norm.apply(x, y, weight, bias, eps, centred, Drop.drawn(p))
 
 
 class _Norm(torch.autograd.Function):
