@@ -35,14 +35,8 @@ DATA = HERE.parent.parent / "shared" / "data"
 TEXT = DATA / "wikitext2_valid_test" / "test.txt.gz"
 PAIRS = [DATA / "multi30k" / f"test_2016_flickr.{language}.gz" for language in ("en", "de")]
 WINDOW, FEW = 512, 8
-BARS = {"int8": 0.01, "int4": 0.05, "int4, table int8": 0.05}
-# What is packed how, in this order; head.out is the table, too.
-WAYS = {
-    "float32": {},
-    "int8": {"*": "int8"},
-    "int4, table int8": {"head.out": "int8", "*": "int4"},
-    "int4": {"*": "int4"},
-}
+BARS = {"int8": 0.01, "int4": 0.05}
+WAYS = ("float32", "int8", "int4")
 
 
 def widen(model: nn.Module) -> None:
@@ -60,8 +54,8 @@ def widen(model: nn.Module) -> None:
 
 
 def packed(model: nn.Module, bits: str) -> None:
-    for pattern, kind in WAYS[bits].items():
-        pack(model, kind, (pattern,))
+    if bits != "float32":
+        pack(model, bits)
 
 
 def opened(path: Path):

@@ -34,11 +34,13 @@ RECIPES: dict[str, dict[str, Any]] = {
     # One sentence for a longer text (Debian's descriptions): a quarter of an hour; most is said in its first words.
     "synopsis": {
         "d_model": 192, "heads": 4, "layers": 2, "d_ff": 768, "dropout": 0.1, "vocab": 8000, "longest": 48, "cut": True,
-        "smoothing": 0.1, "average": 0.99, "max_time": "15m", "eval_rows": 300, "metric": "rougeL"},
+        "position": "rotary", "batch_tokens": 3000, "smoothing": 0.1, "average": 0.995, "max_time": "15m",
+        "eval_rows": 300, "metric": "rougeL"},
     # What to type, from what is wanted (nl2bash).
     "commands": {
-        "d_model": 256, "heads": 4, "layers": 2, "d_ff": 1024, "dropout": 0.2, "vocab": 4000,
-        "smoothing": 0.1, "average": 0.99, "max_time": "15m", "eval_rows": 300, "metric": "chrf"},
+        "d_model": 192, "heads": 4, "layers": 3, "d_ff": 768, "dropout": 0.15, "vocab": 3000, "position": "rotary",
+        "batch_tokens": 2048, "smoothing": 0.1, "average": 0.995, "max_time": "15m",
+        "eval_rows": 300, "metric": "chrf"},
     # A few thousand labelled sentences, or sentences with tagged words, and no model to start from.
     "sentences": {
         "d_model": 128, "heads": 4, "layers": 1, "d_ff": 256, "dropout": 0.4, "vocab": 4000, "lr": 1e-3,
