@@ -85,7 +85,7 @@ def one(name: str, limit: list[str], data: Path) -> dict:
         shutil.copy(Path(work) / "run" / "config.yaml", RESULTS / f"{name}.yaml")
     shown = " ".join(words).replace(work + "/data/", "").replace(work + "/", "").replace(str(data), "DATA")
     return {"task": ENTRIES[name].what, "command": f"headwater {shown}", "measure": task.measure, "scores": scores,
-            "simple": task.simple, "seconds": round(took, 1), "limit": " ".join(limit), "threads": threads()}  # fmt: skip
+            "simple": task.simple, "seconds": round(took, 1), "limit": limit, "threads": threads()}  # fmt: skip
 
 
 def train_command(name: str, task: Task, limit: list[str], out: Path) -> list[str]:
