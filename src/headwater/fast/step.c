@@ -19,7 +19,7 @@ static int omp_get_num_threads(void) { return 1; }
 
 enum { RMS, LAYER };                                     /* norms */
 enum { SILU, GELU, GELU_TANH, RELU, QUICK_GELU };        /* activations */
-enum { FEW = 8 };                                        /* rows; beyond them panels are the better way. structures.py knows it, too */
+enum { FEW = 4 };                                        /* rows; beyond them panels are the better way. structures.py knows it, too */
 
 typedef struct { int32_t kind; float eps; const float *weight, *bias; } Norm;      /* without weight: left out */
 typedef struct {                                         /* a branch: x -> post_norm(x + layer(norm(x))) */

@@ -14,7 +14,7 @@ CODES = {
     "Q4_1": 5,
 }  # how a matrix is stored, as formats.h numbers it
 PANEL, TILE = 16, 5  # rows of weights that panels.h lays side by side; rows of activations that meet them together
-FEW = 8  # rows that each thread of step.c prepares for itself
+FEW = 4  # rows that each thread of step.c prepares for itself
 
 
 class Matrix(ctypes.Structure):
