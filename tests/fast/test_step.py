@@ -121,10 +121,12 @@ def test_step_equals_the_modules(name: str):
 @pytest.mark.parametrize("bits", ["int8", "int4"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2"])
 def test_packed_weights_differ_only_by_rounded_activations(name: str, bits: str, monkeypatch):
-    """Against modules whose activations are rounded to 8 bits in blocks of 32 as well, next to nothing is left."""
+    """Against modules whose activations are rounded to 8 bits in blocks of 32 as well, next to nothing is left, until a
+    number falls on the edge between two roundings: its token then stays different for all that come after it.
+    """
     model = built(KNOWN[name])
     assert pack(model, bits)
-    fast, plain = said(model, True, first=6), said(model, False, first=6)  # few enough to be rounded alike
+    fast, plain = said(model, True, first=4), said(model, False, first=4)  # few enough to be rounded alike
 
     def rounded(self, x):
         blocks = x.unflatten(-1, (-1, 32))
@@ -133,8 +135,9 @@ def test_packed_weights_differ_only_by_rounded_activations(name: str, bits: str,
         return torch.nn.functional.linear(x, self.weight, self.bias)
 
     monkeypatch.setattr(PackedLinear, "forward", rounded)
-    alike = said(model, False, first=6)
-    assert (fast - alike).abs().mean() < 0.3 * (fast - plain).abs().mean()
+    alike = said(model, False, first=4)
+    assert ((fast - alike).abs().mean(-1) < 1e-5).sum() >= 4 and ((fast - plain).abs().mean(-1) > 1e-3).all()
+    assert (fast - alike).abs().mean() < 0.5 * (fast - plain).abs().mean()
     assert (fast - plain).abs().mean() < 0.1  # logits are about 4
 
 

@@ -23,6 +23,7 @@ from headwater.core.stack import BlockLayer
 from headwater.errors import BadSetting, TooLong, nearest
 from headwater.inspection.counts import Node, groups, skeleton, total, tree
 from headwater.inspection.formulas import letters
+from headwater.machine.build import missing
 
 WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2}
 USUAL_LENGTH = 1024
@@ -100,8 +101,9 @@ def memory(model: Transformer, batch: int, length: int, width: int) -> dict[str,
 def kept(model: Transformer) -> int:
     """Numbers that training keeps for one token, in each stack it passes.
 
-    A linear layer and a norm keep their input; q, k and v share one. Fused attention keeps q, k, v and its result,
-    which is what `out` keeps. An activation keeps its input, a product both factors, a dropout its mask. Attention
+    A linear layer keeps its input; q, k and v share one. A norm keeps its result, which the layer after it keeps anyway
+    (where nothing is compiled, its input too). Fused attention keeps q, k, v and its result, which is what `out` keeps.
+    An activation keeps its input, a product both factors, a dropout its mask (none, where it is compiled). Attention
     that is not fused (some back ends do not fuse dropout) keeps heads · length numbers a layer more.
     """
     return sum(_kept_here(module) for part in _run(model) for module in part.modules())
@@ -125,7 +127,7 @@ def _kept_here(module: nn.Module) -> int:
         case nn.Linear():
             return module.in_features
         case nn.LayerNorm() | nn.RMSNorm():
-            return module.normalized_shape[0]
+            return module.normalized_shape[0] if missing() else 0
     return 0
 
 
