@@ -111,3 +111,5 @@ def test_what_it_does_not_serve_is_left_to_the_formula():
     assert norms(torch.ones(2, 16), weight)
     assert not norms(torch.ones(2, 12), torch.ones(12)) and not norms(torch.ones(0, 16), weight)
     assert not norms(torch.ones(2, 16).double(), weight.double())
+    with torch.no_grad():
+        assert not norms(torch.ones(2, 16), weight)

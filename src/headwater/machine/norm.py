@@ -1,4 +1,4 @@
-"""Normalisation: norm(x + dropout(y)) in one pass over memory, and a way back that needs only its result.
+"""Normalisation for training: norm(x + dropout(y)) in one pass over memory, and a way back that needs only its result.
 
 What a norm gives is kept anyway, by the layer that reads it. Its unit form u is got back from there, (out - bias) /
 weight, so neither x, nor y, nor their sum has to be kept; only where that would lose digits is u written down.
@@ -32,9 +32,10 @@ def norm_of_sum(
 
 
 def norms(x: Tensor, weight: Tensor, y: Tensor | None = None) -> bool:
-    """Rows of eight, sixteen … numbers."""
+    """Rows of eight, sixteen … numbers, and something to learn: what only reads does as torch does, to the last bit."""
     return (
-        x.shape[-1] % 8 == 0
+        torch.is_grad_enabled()
+        and x.shape[-1] % 8 == 0
         and x.numel() > 0
         and (y is None or (x.shape == y.shape and serves(y)))
         and serves(x, weight)

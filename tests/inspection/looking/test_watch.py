@@ -61,8 +61,8 @@ def test_a_block_gives_the_stream_and_a_tap_its_value(writer):
     reading = read(writer, TEXT)
     with torch.no_grad(), headwater.watch(writer.model, "decoder.layers.2", "decoder.layers.2.**.weights") as seen:
         states, _ = reading.states()
-    stream = seen["decoder.layers.2"]
-    assert torch.equal(writer.model.decoder.final_norm(stream), states)
+        stream = seen["decoder.layers.2"]
+        assert torch.equal(writer.model.decoder.final_norm(stream), states)
     assert seen["decoder.layers.2.self_attn.kernel.weights"].shape[1] == 4
     assert "(1, 12, 32)" in repr(seen)
 
