@@ -5,7 +5,8 @@
     python benchmarks/tasks.py nl2bash --steps 3000 so many steps, where others use the machine, too
     python benchmarks/tasks.py --table              the table again, from the results there are
 
-Needs the data beside the repository (../shared/data, or --data FOLDER). No choice was made by looking at a test set.
+Needs the data beside the repository (../shared/data, or --data FOLDER). Settings are chosen by the validation rows;
+where a test score was known before a recipe changed (commands, synopsis), docs/en/train.md says so.
 Results: benchmarks/results/tasks/NAME.json, and all of them as a table in benchmarks/results/tasks.md.
 """
 
