@@ -76,3 +76,10 @@ def test_agreement_counts_what_is_the_same(bench):
     assert "| ours | 2 of 4 | 3 |" in told and "| truth | 4 of 4 | 4 |" in told
     report = {"facts": {"ours": {"translations": [[1], [2]]}, "truth": {"translations": [[1], [3]]}}}
     assert "| ours | 1 of 2 |" in bench("translate").agreement(report, "truth")
+
+
+def test_shares_of_a_step_are_all_of_it(bench):
+    found, took = bench("shares").shares("tiny", "residual", steps=2)
+    assert sum(found.values()) == pytest.approx(1.0)
+    assert found["matrix products"] > 0.05 and found["attention"] > 0 and found["softmax and loss"] > 0
+    assert 0 < took["at the peak"] < took["a step"]

@@ -333,3 +333,13 @@ def test_help_begins_with_what_must_be_given(capsys, monkeypatch):
         with suppress(SystemExit):
             cli.main([*words, "--help"])
         assert capsys.readouterr().out.split("\n")[0] == first
+
+
+def test_measured_on_a_file_with_other_columns(runs, files, say, tmp_path):
+    """The message of what is missing is a command that works."""
+    rows = (files / "labels.tsv").read_text().splitlines()[1:9]
+    other = tmp_path / "other.tsv"
+    other.write_text("what\twhich\n" + "\n".join(rows) + "\n")
+    code, _, err = say("eval", runs / "labels", other)
+    assert code != 0 and err.rstrip().endswith("--columns text=what,label=which")
+    assert say("eval", runs / "labels", other, *err.split()[-2:])[0] == 0

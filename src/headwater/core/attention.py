@@ -18,6 +18,7 @@ from headwater.core.masks import Everyone, Rule, Sight
 from headwater.core.norms import NoNorm
 from headwater.core.positions import NoPosition
 from headwater.errors import BadInput
+from headwater.machine.linear import Linear
 from headwater.parts import must, part
 
 
@@ -104,10 +105,10 @@ class AttentionLayer(nn.Module):
         self.spec, self.heads, self.kv_heads = spec, spec.heads, spec.kv_heads or spec.heads
         self.head_dim = spec.head_dim or d_model // spec.heads
         self.v_head_dim = spec.v_head_dim or self.head_dim
-        self.q = nn.Linear(d_model, self.heads * self.head_dim, "q" in spec.bias)
-        self.k = nn.Linear(d_model, self.kv_heads * self.head_dim, "k" in spec.bias)
-        self.v = nn.Linear(d_model, self.kv_heads * self.v_head_dim, "v" in spec.bias)
-        self.out = nn.Linear(self.heads * self.v_head_dim, d_model, "o" in spec.bias)
+        self.q = Linear(d_model, self.heads * self.head_dim, "q" in spec.bias)
+        self.k = Linear(d_model, self.kv_heads * self.head_dim, "k" in spec.bias)
+        self.v = Linear(d_model, self.kv_heads * self.v_head_dim, "v" in spec.bias)
+        self.out = Linear(self.heads * self.v_head_dim, d_model, "o" in spec.bias)
         self.q_norm, self.k_norm = spec.qk_norm.build(self.head_dim), spec.qk_norm.build(self.head_dim)
         scale = spec.scale if spec.scale is not None else self.head_dim**-0.5
         self.kernel = spec.kernel.build(scale, spec.dropout)

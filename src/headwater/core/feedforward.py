@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from headwater.core.dropout import Dropout
 from headwater.core.kinds import Layer
 from headwater.errors import BadSetting, nearest
+from headwater.machine.linear import Linear, activated
 from headwater.parts import must, part
 
 
@@ -81,20 +82,20 @@ def _check(ffn: FeedForward | GatedFeedForward) -> None:
 class FeedForwardLayer(nn.Module):
     def __init__(self, spec: FeedForward, d_model: int) -> None:
         super().__init__()
-        self.up = nn.Linear(d_model, spec.d_ff, spec.bias)
-        self.down = nn.Linear(spec.d_ff, d_model, spec.bias)
+        self.up = Linear(d_model, spec.d_ff, spec.bias)
+        self.down = Linear(spec.d_ff, d_model, spec.bias)
         self.act, self.dropout = activation(spec.activation), Dropout(spec.dropout)
 
     def forward(self, x: Tensor, *_: object) -> Tensor:
-        return self.down(self.dropout(self.act(self.up(x))))
+        return self.down(activated(self.up, self.act, self.dropout.p if self.training else 0.0, x))
 
 
 class GatedFeedForwardLayer(nn.Module):
     def __init__(self, spec: GatedFeedForward, d_model: int) -> None:
         super().__init__()
-        self.gate = nn.Linear(d_model, spec.d_ff, spec.bias)
-        self.up = nn.Linear(d_model, spec.d_ff, spec.bias)
-        self.down = nn.Linear(spec.d_ff, d_model, spec.bias)
+        self.gate = Linear(d_model, spec.d_ff, spec.bias)
+        self.up = Linear(d_model, spec.d_ff, spec.bias)
+        self.down = Linear(spec.d_ff, d_model, spec.bias)
         self.act, self.dropout = activation(spec.activation), Dropout(spec.dropout)
 
     def forward(self, x: Tensor, *_: object) -> Tensor:

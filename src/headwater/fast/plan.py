@@ -23,6 +23,7 @@ from headwater.core.rope import DynamicScaling
 from headwater.core.stack import BlockLayer
 from headwater.fast.packed import PackedLinear, PackedTable
 from headwater.fast.structures import BRANCHES, CODES, LINEARS, Layer, Matrix, Norm, Whole
+from headwater.machine.linear import Linear
 
 ACTS = [ACTIVATIONS[name] for name in ("silu", "gelu", "gelu_tanh", "relu", "quick_gelu")]  # as step.c numbers them
 STORED = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -120,7 +121,7 @@ class Plan:
         return Norm(int(layer), float(norm.eps), self.pointer(norm.weight if layer else norm.gain()), told)
 
     def _matrix(self, linear: Any) -> Matrix:
-        known(type(linear) in (nn.Linear, PackedLinear) and linear.in_features % 32 == 0)
+        known(type(linear) in (nn.Linear, Linear, PackedLinear) and linear.in_features % 32 == 0)
         bias = None if linear.bias is None else self.pointer(linear.bias)
         if isinstance(linear, PackedLinear):
             return Matrix(CODES[linear.kind.name], linear.rows, linear.columns, self.lies(linear.blocks), bias)

@@ -19,9 +19,14 @@ def compiled() -> ctypes.CDLL | None:
 
 
 def serves(*tensors: Tensor) -> bool:
-    """float32 on this processor, outside of a graph that torch compiles. If not, torch does the work."""
-    if torch.compiler.is_compiling() or not all(
-        type(t) in (Tensor, torch.nn.Parameter) and t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors
+    """float32 on this processor, and nobody compiles or counts what torch does. If not, torch does the work."""
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or not all(
+            type(t) in (Tensor, torch.nn.Parameter) and t.dtype == torch.float32 and t.device.type == "cpu"
+            for t in tensors
+        )
     ):
         return False
     return compiled() is not None

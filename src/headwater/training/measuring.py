@@ -26,10 +26,13 @@ class Measured(NamedTuple):
     notes: Sequence[str]  # what was left out
 
 
-def measured(folder: str | Path, files: Sequence[str], rows: int = 10**9, beam: int = 4) -> Measured:
-    """The scores on all rows of the files, and some samples. With a beam above 1, texts are found by beam search."""
+def measured(folder: str | Path, files: Sequence[str], rows: int = 10**9, beam: int = 4, columns: str = "") -> Measured:
+    """The scores on all rows of the files, and some samples. With a beam above 1, texts are found by beam search.
+
+    columns: source=en,target=de and the like, where the files name them otherwise than those of training did.
+    """
     trained = load_run(folder)
-    material = material_of(trained, files)
+    material = material_of(trained, files, columns)
     exam = Exam(material, rows=rows, samples=5)
     with torch.no_grad():
         if trained.task != "text-to-text" or beam <= 1:
@@ -42,13 +45,15 @@ def measured(folder: str | Path, files: Sequence[str], rows: int = 10**9, beam: 
         return Measured(scores, tuple(exam.shown(chosen, outputs, wanted)), material.notes)
 
 
-def material_of(trained: Trained, files: Sequence[str]) -> Material:
+def material_of(trained: Trained, files: Sequence[str], columns: str = "") -> Material:
     """The files as material with the model's own tokenizer and labels."""
     own = Run.open(trained.folder).settings() if (trained.folder / "config.yaml").is_file() else Settings()
     keep = {
         name: getattr(own, name)
         for name in ("columns", "source", "target", "invalid", "longest", "cut", "context", "seed")
     }
+    if columns:
+        keep |= {"columns": columns, "source": "", "target": ""}
     settings = read({**keep, "paths": list(files), "task": trained.task, "batch_tokens": 8192,
                      "objective": trained.about.get("objective") or "auto"})  # fmt: skip
     found = seen(settings)

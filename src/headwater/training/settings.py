@@ -61,7 +61,7 @@ class Data:
         "任务:text-to-text、classification、tagging、answers、language-model",
     )
     columns: dict[str, str] = leaf(
-        {}, "which column plays which role: source=en target=de", "哪一列是什么:source=en target=de"
+        {}, "which column plays which role: source=en,target=de", "哪一列是什么:source=en,target=de"
     )
     source: str = leaf("", "the column or suffix to read from", "源语言列")
     target: str = leaf("", "the column or suffix to write", "目标语言列")

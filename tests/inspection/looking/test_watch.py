@@ -86,6 +86,7 @@ def test_generation_can_be_watched(writer):
 
 def test_any_other_module_can_be_watched():
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True))
+    nn.init.constant_(model[0].weight, -1.0)  # below 0, so that the ReLU changes it
     with headwater.watch(model, "0") as seen:
         out = model(torch.ones(2, 3))
     assert bool((seen["0"] != out).any()), "a copy: what runs later in place must not change it"

@@ -169,7 +169,8 @@ def _fit(roles: dict[str, str], wanted: str, names: list[str]) -> tuple[dict[str
     if missing := [role for role in needs if role not in roles] or ([] if task else ["text"]):
         raise BadSetting(
             f"{task or 'any task'} needs columns {', '.join(needs or missing)}; nothing says which of "
-            f"{', '.join(names[:10])} is {missing[0]}; name them, for example --columns {missing[0]}={names[0]}"
+            f"{', '.join(names[:10])} is {missing[0]}; name them, for example --columns "
+            + ",".join(f"{role}={name}" for role, name in zip(needs or missing, names, strict=False))
         )
     keep = (*needs, "second") if task == "classification" else needs
     return {role: roles[role] for role in keep if role in roles}, task
