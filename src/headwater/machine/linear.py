@@ -47,11 +47,11 @@ def multiplies(x: Tensor, weight: Tensor) -> bool:
     """Enough rows, whole panels, and something to learn: what only reads does as torch does, to the last bit."""
     return (
         torch.is_grad_enabled()
+        and serves(x, weight)  # before sizes are asked: a graph for any length must not depend on them
         and x.shape[-1] == weight.shape[1]
         and x.numel() >= FEW * x.shape[-1]
         and not (weight.shape[0] % 16 or weight.shape[1] % 16)
         and not torch.is_autocast_enabled("cpu")
-        and serves(x, weight)
     )
 
 
