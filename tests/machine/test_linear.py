@@ -11,10 +11,18 @@ from headwater.machine import build
 from headwater.machine import linear as module
 from headwater.machine.dropout import Drop, kept
 from headwater.machine.library import compiled
-from headwater.machine.linear import FEW, Linear, activated, multiplies
+from headwater.machine.linear import Linear, activated, multiplies
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason=f"nothing is compiled here: {build.missing()}")
+MANY = module.FEW
 ACTS = {"none": None, "relu": F.relu, "gelu": F.gelu}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_ones_too():
+    module.FEW = 0
+    yield
+    module.FEW = MANY
 
 
 def near(one, other, times=1.0):
@@ -32,7 +40,7 @@ def smooth(x, w, b, act):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    rows=st.integers(FEW, 250),
+    rows=st.integers(1, 250),
     inner=st.sampled_from([16, 48, 512, 528, 1040]),
     outer=st.sampled_from([16, 64, 80, 208]),
     act=st.sampled_from(sorted(ACTS)),
@@ -71,7 +79,7 @@ def test_gelu_is_the_exact_one_everywhere():
     ours = activated(layer, F.gelu, 0.0, finite)
     near(ours, F.gelu(finite.double()))
     assert (ours - F.gelu(finite, approximate="tanh")).abs().max() > 1e-4
-    x = torch.full((FEW, 16), float("nan"))
+    x = torch.full((48, 16), float("nan"))
     assert activated(layer, F.gelu, 0.0, x).isnan().all() and activated(layer, F.relu, 0.0, x).isnan().all()
 
 
@@ -109,7 +117,6 @@ def test_who_listens_to_a_layer_hears_what_it_gives():
 @pytest.mark.parametrize(
     "why, x, width",
     [
-        ("few rows", torch.randn(FEW - 1, 32), 32),
         ("no whole panels", torch.randn(64, 40), 32),
         ("half precision", torch.randn(64, 32, dtype=torch.bfloat16), 32),
         ("nothing to learn", None, 32),
@@ -126,6 +133,12 @@ def test_torch_does_the_rest(why, x, width):
         layer = layer.to(x.dtype)
         assert not multiplies(x, layer.weight)
         assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+
+
+def test_little_work_is_left_to_torch(monkeypatch):
+    monkeypatch.setattr(module, "FEW", MANY)
+    layer = Linear(256, 1024)
+    assert multiplies(torch.randn(128, 256), layer.weight) and not multiplies(torch.randn(127, 256), layer.weight)
 
 
 def test_half_precision_asked_for_by_autocast_is_given():

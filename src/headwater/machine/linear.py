@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from headwater.machine.dropout import Drop, dropout
 from headwater.machine.library import function, serves
 
-FEW = 48  # rows below which laying W out would not pay
+FEW = 2**25  # multiplications below which laying W out, and calling C, would not pay
 DEEP, BLOCKS = 512, 8  # as in linear.c
 NONE, RELU, GELU = range(3)
 ACTS: dict[Callable[[Tensor], Tensor], int] = {F.relu: RELU, F.gelu: GELU}
@@ -44,12 +44,12 @@ def activated(up: nn.Module, act: Callable[[Tensor], Tensor], p: float, x: Tenso
 
 
 def multiplies(x: Tensor, weight: Tensor) -> bool:
-    """Enough rows, whole panels, and something to learn: what only reads does as torch does, to the last bit."""
+    """Enough work, whole panels, and something to learn: what only reads does as torch does, to the last bit."""
     return (
         torch.is_grad_enabled()
         and serves(x, weight)  # before sizes are asked: a graph for any length must not depend on them
         and x.shape[-1] == weight.shape[1]
-        and x.numel() >= FEW * x.shape[-1]
+        and x.numel() * weight.shape[0] >= FEW
         and not (weight.shape[0] % 16 or weight.shape[1] % 16)
         and not torch.is_autocast_enabled("cpu")
     )
