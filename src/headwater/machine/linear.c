@@ -6,7 +6,7 @@
 #include "vector.h"
 
 #define DEEP 512                                                       /* rows of W in a panel */
-#define TALL 96                                                        /* rows of X that pass a panel */
+#define TALL 96                                                        /* rows of X that pass a panel, at most */
 #define HIGH 6                                                         /* rows of X at a time */
 #define WIDE 64                                                        /* columns of W laid out at a time */
 #define ROWS(X) X(0) X(1) X(2) X(3) X(4) X(5)
@@ -64,6 +64,7 @@ static inline v8 slope(int act, v8 z) {
 void linear(const float *x, const float *w, int turned, const float *bias, int64_t m, int64_t n, int64_t k, int act, Drop drop,
             float *y, float *h, float *space) {
     int64_t parts = (k + DEEP - 1) / DEEP, deep = (k / 16 + parts - 1) / parts * 16;
+    int64_t tiles = (m + HIGH - 1) / HIGH, shares = (m + 4 * TALL - 1) / (4 * TALL) * 4;  /* a multiple of four: even for 2 and 4 threads */
     #pragma omp parallel
     for (int64_t p = 0; p < k; p += deep) {
         int64_t d = k - p < deep ? k - p : deep;
@@ -74,10 +75,10 @@ void linear(const float *x, const float *w, int turned, const float *bias, int64
             else panels(w + p * n + j, n, d, wide, space + j * d);
         }
         #pragma omp for schedule(static)
-        for (int64_t block = 0; block < m; block += TALL)
+        for (int64_t share = 0; share < shares; share++)
             for (int64_t j = 0; j < n; j += 16)
-                for (int64_t i = block, end = block + TALL < m ? block + TALL : m; i < end; i += HIGH) {
-                    int64_t rows = end - i < HIGH ? end - i : HIGH, at = i * n + j;
+                for (int64_t i = tiles * share / shares * HIGH; i < tiles * (share + 1) / shares * HIGH && i < m; i += HIGH) {
+                    int64_t rows = m - i < HIGH ? m - i : HIGH, at = i * n + j;
                     const float *start = p ? y + at : bias ? bias + j : NOTHING;
                     six(rows, x + i * k + p, k, space + j * d, d, start, p ? n : 0, y + at, n);
                     if (!act || p + d < k) continue;
