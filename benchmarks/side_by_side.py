@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
@@ -100,11 +100,17 @@ def environment(threads: int) -> dict[str, str]:
     return {**calm, **os.environ, **pinned}
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    """The median and the quartiles."""
-    values = sorted(values)
-    quarter = len(values) // 4
-    return {"median": statistics.median(values), "low": values[quarter], "high": values[-1 - quarter]}
+def spread(values: list[float]) -> dict[str, Any]:
+    """The median and the quartiles; and all of them, in their order."""
+    rising, quarter = sorted(values), len(values) // 4
+    return {
+        "median": statistics.median(rising), "low": rising[quarter], "high": rising[-1 - quarter], "rounds": values
+    }  # fmt: skip
+
+
+def ratio(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """The median of the rounds' own ratios: what slows a whole round down slows both, and is in neither."""
+    return statistics.median(a / b for a, b in zip(one["rounds"], other["rounds"], strict=False))
 
 
 # --------------------------------------------------------------------------------------------------- a quiet machine
@@ -190,7 +196,7 @@ def table(report: dict, first: str) -> str:
     lines.append("|---" * (1 + 2 * len(names)) + "|")
     for who, found in figures.items():
         cells = [f"{found[n]['median']:.4g} [{found[n]['low']:.4g}..{found[n]['high']:.4g}]" for n in names]
-        ratios = [f"{figures[first][n]['median'] / found[n]['median']:.2f}" for n in names]
+        ratios = [f"{ratio(figures[first][n], found[n]):.2f}" for n in names]
         lines.append(f"| {who} | " + " | ".join(cells + ratios) + " |")
     return "\n".join(lines + ending(report))
 

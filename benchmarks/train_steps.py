@@ -15,7 +15,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from side_by_side import Contender, compare, ending, peers_python, write
+from side_by_side import Contender, compare, ending, peers_python, ratio, write
 
 sys.path.insert(0, str(Path(__file__).parent / "contenders"))
 from train_work import PLACES, WORKS, Work
@@ -56,7 +56,8 @@ def summary(report: dict, work: Work, places: str) -> dict[str, float]:
     peak = report["figures"].get(PEAK, {}).get("GFLOP/s", {}).get("median", float("nan"))
     report["peak GFLOP/s"] = peak
     report["share of peak"] = {name: work.flop / 1e6 / ms / peak for name, ms in time.items()}
-    report["times as fast"] = {name: ms / time[OURS] for name, ms in time.items()} if OURS in time else {}
+    own = report["figures"].get(OURS, {}).get("ms a step")
+    report["times as fast"] = {name: ratio(report["figures"][name]["ms a step"], own) for name in time} if own else {}
     equal = ranked(report, places)
     report["fastest equal peer"] = min(equal, key=lambda name: time.get(name, float("inf")), default="")
     return report["times as fast"]
@@ -69,18 +70,19 @@ def text(report: dict, title: str, places: str) -> str:
     """Markdown. In brackets beside the ratio: the same by processor time, which other work disturbs less."""
     lines = [f"### {title}\n", "| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
     equal = {OURS, *ranked(report, places)}
-    own = report["figures"].get(OURS, {}).get("processor ms", {}).get("median", float("nan"))
+    none = float("nan")
+    own = report["figures"].get(OURS, {}).get("processor ms")
     for name, found in report["figures"].items():
         if name == PEAK:
             continue
-        ms, worked, facts = found["ms a step"], found["processor ms"]["median"], report["facts"][name]
+        ms, worked, facts = found["ms a step"], found["processor ms"], report["facts"][name]
         cells = [
             name,
             f"{ms['median']:.1f} [{ms['low']:.1f}..{ms['high']:.1f}]",
-            f"{worked:.1f}",
+            f"{worked['median']:.1f}",
             f"{found['tokens/s']['median']:,.0f}",
             f"{report['share of peak'][name]:.0%}",
-            f"{report['times as fast'].get(name, float('nan')):.2f} ({worked / own:.2f})",
+            f"{report['times as fast'].get(name, none):.2f} ({ratio(worked, own) if own else none:.2f})",
             f"{facts['parameters']:,}",
             (", ".join(facts["drops"]) or "nowhere") + ("" if name in equal else " (not the same)"),
         ]
