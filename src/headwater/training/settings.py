@@ -141,7 +141,10 @@ class Loop:
     device: str = leaf("auto", "cpu, cuda, mps …", "设备", free=True)
     compile: bool = leaf(False, "compile the stacks with torch.compile", "使用 torch.compile", free=True)
     recompute: bool = leaf(
-        False, "less memory for more time: activations again on the way back", "梯度检查点", free=True
+        False,
+        "less memory for more time: activations again on the way back, freed memory back to the system at once",
+        "用时间换内存:反向时重新计算激活(梯度检查点),释放的内存立即还给系统",
+        free=True,
     )
     shard: bool = leaf(False, "each process holds a part of the model (FSDP2)", "把模型分片到各进程", free=True)
     spike: float = leaf(0.0, "leave out a gradient so many times the usual (0: none)", "跳过突增的梯度", free=True)
