@@ -17,7 +17,7 @@ def held():
 
 if sys.argv[1] == "yes":
     assert give_back()
-torch.empty(2**23).fill_(1)  # 32 MB: freed, it teaches the C library to keep such blocks
+torch.empty(2**22).fill_(1)  # 16 MB: freed, it teaches the C library to keep such blocks
 blocks = [torch.ones(2**19) for _ in range(100)]  # 2 MB each
 full = held()
 del blocks[::2]
