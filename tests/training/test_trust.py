@@ -229,6 +229,14 @@ def test_a_file_cut_short_or_removed_while_training_changes_nothing(pairs, tmp_p
         resume(tmp_path / "other", max_steps=6)
 
 
+def test_a_file_of_another_layout_is_first_of_all_another_file(pairs, tmp_path):
+    """Not the columns it lacks now: what has happened is that the data changed."""
+    train(pairs, out=tmp_path / "run", columns={"source": "1", "target": "2"}, **TINY)
+    pairs.write_text("one\ntwo\n")
+    with pytest.raises(BadSetting, match=r"data must be .* it has changed \(.*\.tsv\); bring it back"):
+        resume(tmp_path / "run", max_steps=6)
+
+
 def test_two_files_of_one_name_are_both_watched(pairs, tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,17 @@ def fingerprints(found: Look) -> dict[str, str]:
     for path in dict.fromkeys(path for part in found.recipe.parts for path in part.paths):
         said[path.name if path.name not in said else f"{path.name} ({len(said)})"] = _digest(path)
     return said
+
+
+def check_unchanged(settings: Settings, known: Mapping[str, str], where: str) -> None:
+    """Before a resumed run reads its files: one that no longer fits their layout is first of all another file."""
+    paths = [Path(path) for path in (*settings.paths, *settings.valid)]
+    names = [path.name for path in paths]
+    for path in paths:
+        alone = names.count(path.name) == 1 and path.name in known and path.is_file()
+        if alone and _digest(path) != known[path.name]:
+            raise BadSetting(f"data must be what it was when {where} was saved, it has changed ({path.name}); "
+                             "bring it back, or begin a new run")  # fmt: skip
 
 
 def gathered(settings: Settings, found: Look, tokenizer: Tokenizer | None = None) -> Material:

@@ -26,7 +26,7 @@ from headwater.training.exam import Exam
 from headwater.training.journals import Metrics, Order, Samples
 from headwater.training.launch import restarted
 from headwater.training.loop import Outcome, Trainer
-from headwater.training.material import Material, gathered, seen, taught
+from headwater.training.material import Material, check_unchanged, gathered, seen, taught
 from headwater.training.objectives import objective_of
 from headwater.training.plots import Plots
 from headwater.training.run import Run, free_name, refuse_taken
@@ -117,6 +117,8 @@ def resume(folder: str | Path, *, listeners: Iterable[Listener] = (), say: Say =
     together = team(settings.device)
     with nullcontext() if together.rank else run.held():
         saved = Checkpoints(run.checkpoints, run.id).newest()
+        if saved:
+            check_unchanged(settings, saved.state().get("data", {}), saved.path.name)
         lesson = prepare(settings, load_tokenizer(run.model), together=together, known=spec_of(saved))
         if together.rank:
             return follow(lesson, saved)
