@@ -138,7 +138,7 @@ def test_whoever_is_killed_whenever_all_end_and_the_run_goes_on_to_the_same_end(
     draw, deaths = random.Random(seed), 0
     settings = {"shard": seed % 2 == 1}
     for _ in range(3):
-        found = crew(2, tmp_path / "c", die=[draw.randrange(2), draw.uniform(0.0, 3.0)], settings=settings)
+        found = crew(2, tmp_path / "c", die=[draw.randrange(2), draw.uniform(0.0, 0.8)], settings=settings)
         assert set(found["codes"]) <= {0, -signal.SIGKILL, Unavailable.exit_code} and found["seconds"] < 60, found
         deaths += -signal.SIGKILL in found["codes"]
     first, second = crew.together(2, tmp_path / "c", settings=settings)
