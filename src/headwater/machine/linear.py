@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from headwater.machine.dropout import Drop, dropout
-from headwater.machine.library import function, serves
+from headwater.machine.library import at, function, serves
 
 FEW = 2**25  # multiplications below which laying W out, and calling C, would not pay
 DEEP, BLOCKS = 512, 8  # as in linear.c
@@ -87,19 +87,15 @@ def _product(
     y, space = x.new_empty(m, n), x.new_empty(n * min(k, DEEP))
     hidden = torch.empty_like(y) if act == GELU else y
     drop = drop or Drop.drawn(0.0)
-    _run("linear")(_at(x), _at(w), int(turned), _at(bias), m, n, k, act, drop, *map(_at, (y, hidden, space)))
+    _run("linear")(at(x), at(w), int(turned), at(bias), m, n, k, act, drop, *map(at, (y, hidden, space)))
     return y, hidden
 
 
 def _act_back(y: Tensor, above: Tensor, act: int, drop: Drop) -> tuple[Tensor, Tensor]:
     m, n = y.shape
     dz, sums, d_bias = torch.empty_like(y), y.new_zeros(BLOCKS, n), y.new_zeros(n)
-    _run("act_back")(_at(y), _at(above), m, n, act, drop, *map(_at, (dz, sums, d_bias)))
+    _run("act_back")(at(y), at(above), m, n, act, drop, *map(at, (dz, sums, d_bias)))
     return dz, d_bias
-
-
-def _at(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
 
 
 @lru_cache

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from headwater.machine.dropout import Drop, add_dropout
-from headwater.machine.library import function, serves
+from headwater.machine.library import at, function, serves
 
 BLOCKS = 8  # as in norm.c
 
@@ -56,18 +56,18 @@ class _Norm(torch.autograd.Function):
     ) -> Tensor:
         x, y, width = x.contiguous(), None if y is None else y.contiguous(), x.shape[-1]
         out, by = torch.empty_like(x), x.new_empty(x.numel() // width)
-        unit = None if _run("comes_back")(_at(weight), _at(bias), width) else torch.empty_like(x)
+        unit = None if _run("comes_back")(at(weight), at(bias), width) else torch.empty_like(x)
         ctx.told = (len(by), width, int(centred), drop)
         ctx.adds, ctx.drops = y is not None, bool(drop.threshold)
         _run("norm")(
-            *map(_at, (x, y)),
+            *map(at, (x, y)),
             drop,
-            *map(_at, (weight, bias)),
+            *map(at, (weight, bias)),
             len(by),
             width,
             eps,
             int(centred),
-            *map(_at, (out, unit, by)),
+            *map(at, (out, unit, by)),
         )
         ctx.save_for_backward(out, unit, weight, bias, by)
         return out
@@ -82,13 +82,9 @@ class _Norm(torch.autograd.Function):
         d_weight, d_bias = torch.zeros_like(weight), None if bias is None else torch.zeros_like(bias)
         sums = out.new_zeros(BLOCKS, 2, out.shape[-1])
         _run("norm_back")(
-            *map(_at, (above, out, unit, weight, bias, by)), *ctx.told, *map(_at, (dx, dy, sums, d_weight, d_bias))
+            *map(at, (above, out, unit, weight, bias, by)), *ctx.told, *map(at, (dx, dy, sums, d_weight, d_bias))
         )
         return dx, (dx if dy is None else dy) if ctx.adds else None, d_weight, d_bias, None, None, None
-
-
-def _at(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
 
 
 @lru_cache
