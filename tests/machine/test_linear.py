@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
+from torch.nn.utils import prune
 
 from headwater.core import FeedForward
 from headwater.machine import build
@@ -112,6 +113,19 @@ def test_who_listens_to_a_layer_hears_what_it_gives():
     near(ffn(x), quiet)
     near(heard[0], F.linear(x, ffn.up.weight, ffn.up.bias))
     assert (heard[0] < 0).any()  # before the ReLU
+
+
+def test_a_weight_made_anew_before_each_use_is_the_one_used():
+    """torch's pruning works out the weight in a hook; passing by it would train on an old one."""
+    ffn, x, calls = FeedForward(64).build(32), torch.randn(60, 32), []
+    prune.random_unstructured(ffn.up, "weight", amount=0.5)
+    with torch.no_grad():
+        ffn.up.weight_orig.mul_(3)
+    near(ffn(x), ffn.down(F.relu(F.linear(x, ffn.up.weight_orig * ffn.up.weight_mask, ffn.up.bias))))
+    other = FeedForward(64).build(32)
+    other.up.register_full_backward_hook(lambda *_: calls.append(1))
+    other(x.requires_grad_()).sum().backward()
+    assert calls
 
 
 @pytest.mark.parametrize(

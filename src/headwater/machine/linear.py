@@ -37,10 +37,15 @@ class Linear(nn.Linear):
 
 def activated(up: nn.Module, act: Callable[[Tensor], Tensor], p: float, x: Tensor) -> Tensor:
     """dropout(act(up(x)), p), in one pass where the activation is known here and nobody listens to `up` itself."""
-    if act in ACTS and type(up) is Linear and not up._forward_hooks and multiplies(x, up.weight):
+    if act in ACTS and type(up) is Linear and not _listened_to(up) and multiplies(x, up.weight):
         return _Linear.apply(x, up.weight, up.bias, ACTS[act], Drop.drawn(p))
     hidden = act(up(x))
     return dropout(hidden, p) if p else hidden
+
+
+def _listened_to(module: nn.Module) -> bool:
+    """Hooks of any kind: some hear, others make the weight anew before it is used (pruning, spectral norms)."""
+    return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
 
 
 def multiplies(x: Tensor, weight: Tensor) -> bool:
