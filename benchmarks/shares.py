@@ -26,7 +26,16 @@ from train_work import PLACES, WORKS, Asked, batches
 from headwater.inspection.steps import trainer_step
 
 KINDS = {
-    "matrix products": ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "_Linear", "_LinearBackward"),
+    "matrix products": (
+        "aten::mm",
+        "aten::addmm",
+        "aten::addmm_",
+        "aten::bmm",
+        "_Linear",
+        "_LinearBackward",
+        "_FeedForward",
+        "_FeedForwardBackward",
+    ),
     "attention": ("_Attend", "_AttendBackward"),
     "norms": ("_Norm", "_NormBackward"),
     "dropout and residual sums": ("_DropAdd", "_DropAddBackward", "aten::add", "aten::add_"),

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from headwater.core.dropout import Dropout
 from headwater.core.kinds import Layer
 from headwater.errors import BadSetting, nearest
-from headwater.machine.linear import Linear, activated
+from headwater.machine.feedforward import feed_forward
+from headwater.machine.linear import Linear
 from headwater.parts import must, part
 
 
@@ -87,7 +88,7 @@ class FeedForwardLayer(nn.Module):
         self.act, self.dropout = activation(spec.activation), Dropout(spec.dropout)
 
     def forward(self, x: Tensor, *_: object) -> Tensor:
-        return self.down(activated(self.up, self.act, self.dropout.p if self.training else 0.0, x))
+        return feed_forward(self.up, self.act, self.dropout.p if self.training else 0.0, self.down, x)
 
 
 class GatedFeedForwardLayer(nn.Module):

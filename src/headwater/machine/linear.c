@@ -3,14 +3,9 @@
    W is laid out in panels of 16 columns (vector.h), at most DEEP of its rows at a time, so that a panel stays in the
    first cache while TALL rows of X, in the second, pass it six at a time: six by sixteen sums live in registers. */
 
-#include "vector.h"
+#include "six.h"
 
 #define DEEP 512                                                       /* rows of W in a panel */
-#define TALL 96                                                        /* rows of X that pass a panel, at most */
-#define HIGH 6                                                         /* rows of X at a time */
-#define WIDE 64                                                        /* columns of W laid out at a time */
-#define ROWS(X) X(0) X(1) X(2) X(3) X(4) X(5)
-#define AT(i) (last < i ? last : i)                                    /* of fewer than six rows the last is repeated */
 
 /* C [rows, 16] = start + A [rows, k] · B [k, 16]; start is C itself, a bias (with no stride), or NOTHING. */
 static inline void six(int64_t rows, const float *a, int64_t by_a, const float *b, int64_t k, const float *start, int64_t by_start,
@@ -20,14 +15,20 @@ static inline void six(int64_t rows, const float *a, int64_t by_a, const float *
         v8 s##i = *(const v8 *)from##i, t##i = *(const v8 *)(from##i + 8); __builtin_prefetch(c + AT(i) * by_c + 15, 1);
     #define ADD(i) x = all8(a##i[p]); s##i += x * left; t##i += x * right;
     #define END(i) *(v8 *)(c + AT(i) * by_c) = s##i; *(v8 *)(c + AT(i) * by_c + 8) = t##i;
-    ROWS(BEGIN)
+    SIX(BEGIN)
     _Pragma("GCC unroll 4")
     for (int64_t p = 0; p < k; p++, b += 16) {
         v8 left = *(const v8 *)b, right = *(const v8 *)(b + 8), x;
         HELD(left); HELD(right);
-        ROWS(ADD)
+        SIX(ADD)
     }
-    ROWS(END)
+    SIX(END)
+}
+
+/* Columns from .. to of six rows are asked for: they are on their way into the second cache while others are worked on. */
+static inline void ahead(const float *x, int64_t by_row, int64_t rows, int64_t from, int64_t to) {
+    for (int64_t c = from / 16 * 16; c < to; c += 16)
+        for (int64_t r = 0; r < HIGH && r < rows; r++) __builtin_prefetch(x + r * by_row + c, 0, 2);
 }
 
 /* ---------------------------------------------------------------------------------------- activations, and their slopes */
@@ -58,16 +59,36 @@ static inline v8 slope(int act, v8 z) {
     return share + z * density;
 }
 
-/* w is [N, K] where it is turned (Y = X · Wᵀ) and else [K, N]. With an activation, H = dropout(act(Y)) besides: a ReLU's
-   may stand in the memory of Y. space [N · min(K, DEEP)] is scratch. Every row is worked out alone: its result does not
-   depend on the others, nor on the number of threads. */
-void linear(const float *x, const float *w, int turned, const float *bias, int64_t m, int64_t n, int64_t k, int act, Drop drop,
-            float *y, float *h, float *space) {
+/* What comes next to a tile of Y, at `at`, while it is in the first cache: H = dropout(act(Y)), */
+static inline void forth(int64_t rows, int64_t n, int64_t at, int act, const Drop *drop, const float *y, float *h) {
+    for (int64_t r = 0; r < 2 * rows; r++) {
+        int64_t here = at + r / 2 * n + r % 2 * 8;
+        v8 done = acted(act, *(const v8 *)(y + here));
+        *(v8 *)(h + here) = drop->threshold ? done * kept(drop, here) : done;
+    }
+}
+
+/* or the way back through that: Y · kept · act'(z), and its sums over the rows. */
+static inline void back(int64_t rows, int64_t n, int64_t at, int act, const Drop *drop, const float *z, float *y, v8 *sums) {
+    for (int64_t r = 0; r < 2 * rows; r++) {
+        int64_t here = at + r / 2 * n + r % 2 * 8;
+        v8 done = *(const v8 *)(y + here) * slope(act, *(const v8 *)(z + here));
+        if (drop->threshold) done *= act == RELU ? all8(drop->scale) : kept(drop, here);
+        *(v8 *)(y + here) = done;
+        sums[r % 2] += done;
+    }
+}
+
+/* Forward there is no z, and H may stand in the memory of Y if it is a ReLU's. Back, sums [shares_of(M), N] are those over rows.
+   Every row is worked out alone: its result does not depend on the others, nor on the number of threads. */
+static void mapped(const float *x, const float *w, int turned, const float *bias, int64_t m, int64_t n, int64_t k, int act, Drop drop,
+                   const float *z, float *y, float *h, float *sums, float *space) {
     int64_t parts = (k + DEEP - 1) / DEEP, deep = (k / 16 + parts - 1) / parts * 16;
-    int64_t tiles = (m + HIGH - 1) / HIGH, shares = (m + 4 * TALL - 1) / (4 * TALL) * 4;  /* a multiple of four: even for 2 and 4 threads */
+    int64_t tiles = (m + HIGH - 1) / HIGH, shares = shares_of(m);
     #pragma omp parallel
     for (int64_t p = 0; p < k; p += deep) {
         int64_t d = k - p < deep ? k - p : deep;
+        int next = p + d == k ? act : NONE;
         #pragma omp for schedule(static)
         for (int64_t j = 0; j < n; j += WIDE) {
             int64_t wide = n - j < WIDE ? n - j : WIDE;
@@ -75,36 +96,34 @@ void linear(const float *x, const float *w, int turned, const float *bias, int64
             else panels(w + p * n + j, n, d, wide, space + j * d);
         }
         #pragma omp for schedule(static)
-        for (int64_t share = 0; share < shares; share++)
-            for (int64_t j = 0; j < n; j += 16)
-                for (int64_t i = tiles * share / shares * HIGH; i < tiles * (share + 1) / shares * HIGH && i < m; i += HIGH) {
-                    int64_t rows = m - i < HIGH ? m - i : HIGH, at = i * n + j;
+        for (int64_t share = 0; share < shares; share++) {
+            int64_t first = tiles * share / shares * HIGH, end = tiles * (share + 1) / shares * HIGH;
+            for (int64_t j = 0; j < n; j += 16) {
+                int64_t from = j * d / n, to = n <= k ? (j + 16) * d / n : 0;  /* a wide Y keeps a row of X long enough */
+                v8 total[2] = {all8(0), all8(0)};
+                for (int64_t i = first; i < end && i < m; i += HIGH) {
+                    int64_t rows = m - i < HIGH ? m - i : HIGH, at = i * n + j, later = i - first + end;
                     const float *start = p ? y + at : bias ? bias + j : NOTHING;
+                    for (int64_t r = 0; z && next && r < rows; r++) __builtin_prefetch(z + at + r * n + 15);
+                    ahead(x + later * k + p, k, m - later, from, to);
                     six(rows, x + i * k + p, k, space + j * d, d, start, p ? n : 0, y + at, n);
-                    if (!act || p + d < k) continue;
-                    for (int64_t r = 0; r < 2 * rows; r++) {
-                        int64_t here = at + r / 2 * n + r % 2 * 8;
-                        v8 a = acted(act, *(const v8 *)(y + here));
-                        *(v8 *)(h + here) = drop.threshold ? a * kept(&drop, here) : a;
-                    }
+                    if (next && z) back(rows, n, at, act, &drop, z, y, total);
+                    else if (next) forth(rows, n, at, act, &drop, y, h);
                 }
+                if (next && z) memcpy(sums + share * n + j, total, sizeof total);
+            }
+        }
     }
 }
 
-/* The way back through dropout(act(.)): dz = above · kept · act'(z), and d_bias = Σ dz over the rows. sums [BLOCKS, N] and
-   d_bias are zeros. */
-#define BLOCKS 8                                                       /* of rows: their sums do not depend on the number of threads */
-void act_back(const float *z, const float *above, int64_t m, int64_t n, int act, Drop drop, float *dz, float *sums, float *d_bias) {
-    #pragma omp parallel for schedule(static)
-    for (int64_t block = 0; block < BLOCKS; block++)
-        for (int64_t i = m * block / BLOCKS; i < m * (block + 1) / BLOCKS; i++)
-            for (int64_t j = 0; j < n; j += 8) {
-                int64_t here = i * n + j;
-                v8 d = *(const v8 *)(above + here) * slope(act, *(const v8 *)(z + here));
-                if (drop.threshold) d *= act == RELU ? all8(drop.scale) : kept(&drop, here);
-                *(v8 *)(dz + here) = d;
-                *(v8 *)(sums + block * n + j) += d;
-            }
-    for (int64_t block = 0; block < BLOCKS; block++)
-        for (int64_t j = 0; j < n; j += 8) *(v8 *)(d_bias + j) += *(v8 *)(sums + block * n + j);
+/* w is [N, K] where it is turned (Y = X · Wᵀ) and else [K, N]. space [N · min(K, DEEP)] is scratch. */
+void linear(const float *x, const float *w, int turned, const float *bias, int64_t m, int64_t n, int64_t k, int act, Drop drop,
+            float *y, float *h, float *space) {
+    mapped(x, w, turned, bias, m, n, k, act, drop, 0, y, h, 0, space);
+}
+
+/* The way back from a feed-forward's second map to before its activation: dz = (above · W) · kept · act'(z). */
+void linear_back(const float *above, const float *w, int64_t m, int64_t n, int64_t k, int act, Drop drop, const float *z, float *dz,
+                 float *sums, float *space) {
+    mapped(above, w, 0, 0, m, n, k, act, drop, z, dz, 0, sums, space);
 }

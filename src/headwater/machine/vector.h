@@ -66,9 +66,13 @@ static inline float most8(v8 x) {
    panel p holds, for each of its rows, the numbers 16 p .. 16 p + 15 of that row. */
 static inline int64_t up16(int64_t n) { return (n + 15) / 16 * 16; }
 
+#define AHEAD 8                                                        /* rows that are asked for before they are read */
 static void panels(const float *x, int64_t by_row, int64_t rows, int64_t columns, float *out) {
-    for (int64_t j = 0; j < columns; j += 16)
-        for (int64_t i = 0; i < rows; i++, out += 16) memcpy(out, x + i * by_row + j, 16 * sizeof(float));
+    for (int64_t i = 0; i < rows; i++, x += by_row, out += 16)
+        for (int64_t j = 0; j < columns; j += 16) {
+            __builtin_prefetch(x + AHEAD * by_row + j);
+            memcpy(out + j * rows, x + j, 16 * sizeof(float));
+        }
 }
 /* The same of the transpose: x [columns, rows] -> [rows, columns], padded with zeros to whole panels; rows is a
    multiple of 8. Eight by eight numbers are turned in registers: pairs, then quarters, then halves change places. */
