@@ -13,6 +13,7 @@ from headwater.core.kinds import Embedding, Norm, Placing
 from headwater.core.norms import NoNorm
 from headwater.core.positions import NoPosition
 from headwater.errors import BadInput
+from headwater.machine.table import Table
 from headwater.parts import must, part
 
 
@@ -87,7 +88,7 @@ class TokenEmbedding(nn.Module):
     def __init__(self, spec: Tokens, d_model: int) -> None:
         super().__init__()
         width = spec.width or d_model
-        self.scale, self.tokens = spec.scale, nn.Embedding(spec.vocab, width)
+        self.scale, self.tokens = spec.scale, Table(spec.vocab, width)
         self.kinds = nn.Embedding(spec.kinds, width) if spec.kinds else None
         self.position, self.norm = spec.position.build(width), spec.norm.build(width)
         self.dropout = Dropout(spec.dropout)

@@ -24,6 +24,7 @@ from headwater.core.stack import BlockLayer
 from headwater.fast.packed import PackedLinear, PackedTable
 from headwater.fast.structures import BRANCHES, CODES, LINEARS, Layer, Matrix, Norm, Whole
 from headwater.machine.linear import Linear
+from headwater.machine.table import Table
 
 ACTS = [ACTIVATIONS[name] for name in ("silu", "gelu", "gelu_tanh", "relu", "quick_gelu")]  # as step.c numbers them
 STORED = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -128,7 +129,7 @@ class Plan:
         return self._plain(linear.weight, bias)
 
     def _table(self, table: Any) -> Matrix:
-        known(type(table) in (nn.Embedding, PackedTable))
+        known(type(table) in (nn.Embedding, Table, PackedTable))
         if isinstance(table, PackedTable):
             return Matrix(CODES[table.kind.name], table.rows, table.columns, self.lies(table.blocks), None)
         return self._plain(table.weight, None)

@@ -1,10 +1,37 @@
-"""What becomes of freed memory: kept, for speed, or at once back to the system, for runs that must be small."""
+"""Memory: large blocks in large pages, and what is freed back to the system at once in runs that must be small."""
 
 from __future__ import annotations
 
 import ctypes
 
-TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4  # of mallopt, in glibc's malloc.h
+import numpy as np
+import torch
+from torch import Tensor
+
+MMAP_THRESHOLD = -3  # of mallopt, in glibc's malloc.h
+HUGE_PAGES, PAGE = 14, 2**21  # of madvise, in Linux' mman.h
+LARGE = 2**25  # bytes from which on the C library maps every block anew
+
+
+def empty(*shape: int) -> Tensor:
+    """torch.empty, and a large block in large pages.
+
+    The system fills a page with zeros when it is first touched. In small ones a gradient or the scores of a large
+    vocabulary, which come and go at every step, would cost more for that than for the numbers in them.
+    """
+    return _in_large_pages(torch.empty(shape))
+
+
+def zeros(*shape: int) -> Tensor:
+    """torch.zeros, and a large block in large pages that are not filled a second time: fresh ones are zeros already."""
+    return _in_large_pages(torch.from_numpy(np.zeros(shape, np.float32)))
+
+
+def _in_large_pages(made: Tensor) -> Tensor:
+    if made.nbytes >= LARGE:
+        first, end = -(-made.data_ptr() // PAGE) * PAGE, made.data_ptr() + made.nbytes
+        _call("madvise", ctypes.c_void_p(first), ctypes.c_size_t(end - first), HUGE_PAGES)
+    return made
 
 
 def give_back(size: int = 2**20) -> bool:
@@ -13,20 +40,12 @@ def give_back(size: int = 2**20) -> bool:
     Tensors of many sizes come and go in a step; what lies free between those that stay is else a good part of the
     memory of a run. The price is fresh pages every time. Whether it could be done: only glibc has this switch.
     """
-    return _set(MMAP_THRESHOLD, size)
+    return bool(_call("mallopt", MMAP_THRESHOLD, size))
 
 
-def keep() -> bool:
-    """From now on every freed block stays with the process, for the next one of its size.
-
-    A vocabulary's gradient and scores, larger than what the C library keeps by itself, come and go at every step:
-    mapped anew, each of their pages is filled with zeros by the system at its first touch.
-    """
-    return _set(MMAP_MAX, 0) and _set(TRIM_THRESHOLD, 2**31 - 1)
-
-
-def _set(switch: int, value: int) -> bool:
+def _call(name: str, *args: object) -> int:
+    """A function of the C library; 0 where it has none of that name."""
     try:
-        return bool(ctypes.CDLL(None).mallopt(switch, value))
+        return int(getattr(ctypes.CDLL(None), name)(*args))
     except (OSError, TypeError, AttributeError):
-        return False
+        return 0

@@ -20,7 +20,7 @@ from torch import Tensor
 from headwater.data.batches import Batch, share
 from headwater.data.chance import bits
 from headwater.errors import BadSetting, CheckFailed
-from headwater.machine import memory
+from headwater.machine.memory import give_back
 from headwater.training.averaging import Average
 from headwater.training.culprit import bad_gradient, culprit
 from headwater.training.events import Evaluated, Event, Listener, Noted, Stepped, Stopped
@@ -79,9 +79,7 @@ class Trainer:
     def _prepare(self) -> None:
         if self.settings.recompute:
             self.model.recompute()
-            memory.give_back()
-        else:
-            memory.keep()
+            give_back()
         if self.settings.compile and self.settings.shard and self.team.world > 1:
             raise BadSetting("compile and shard can not be had together: a layer's weights come and go; give one")
         if self.settings.compile:

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from headwater.data.objectives.lesson import IGNORE
+from headwater.machine import memory
 from headwater.machine.library import serves
 from headwater.machine.loss import slope_of_loss
 
@@ -61,9 +62,7 @@ class _Chunked(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=states.device)
         ctx.needed = [learning and need for need in ctx.needs_input_grad[:3]]
         shapes = (states, weight, bias)
-        grads = [
-            torch.zeros_like(t) if need and t is not None else None for need, t in zip(ctx.needed, shapes, strict=True)
-        ]
+        grads = [_zeros(t) if need and t is not None else None for need, t in zip(ctx.needed, shapes, strict=True)]
         chunk = _InPlace(len(where), len(table)) if serves(states, table) else _spelled_out
         for here, labels in zip(where.split(CHUNK), asked.split(CHUNK), strict=True):
             x = states[here].to(kind)
@@ -82,6 +81,10 @@ class _Chunked(torch.autograd.Function):
             raise RuntimeError("the loss over a vocabulary can be gone back through once; work it out again")
         grads, ctx.grads = ctx.grads, None
         return (*(None if grad is None else grad.mul_(upstream) for grad in grads), None, None, None, None)
+
+
+def _zeros(t: Tensor) -> Tensor:
+    return memory.zeros(*t.shape) if serves(t) else torch.zeros_like(t)
 
 
 def _working_dtype(states: Tensor) -> torch.dtype:
@@ -106,7 +109,7 @@ class _InPlace:
     """The same in C, in the memory of one chunk of scores, which all chunks share: fresh memory costs page faults."""
 
     def __init__(self, rows: int, vocab: int) -> None:
-        self.memory = torch.empty(min(rows, CHUNK), vocab)
+        self.memory = memory.empty(min(rows, CHUNK), vocab)
 
     def __call__(
         self, x: Tensor, table: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float
