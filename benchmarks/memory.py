@@ -1,4 +1,4 @@
-"""Peak memory of training the 2017 base model (work b): ours, ours with recomputation, and transformers' Marian.
+"""Peak memory of training the 2017 base model (work b): ours in four ways, and transformers' Marian.
 
     python benchmarks/memory.py [--work b] [--rounds 3]
 
@@ -19,6 +19,12 @@ THEIRS = "transformers Marian"
 RUNS = {
     "headwater": (Path(sys.executable), "memory_headwater.py", ()),
     "headwater, recomputing": (Path(sys.executable), "memory_headwater.py", ("--recompute",)),
+    "headwater, adamw8": (Path(sys.executable), "memory_headwater.py", ("--method", "adamw8")),
+    "headwater, adamw8, recomputing": (
+        Path(sys.executable),
+        "memory_headwater.py",
+        ("--method", "adamw8", "--recompute"),
+    ),
     THEIRS: (peers_python(), "memory_transformers.py", ("--kind", "marian")),
 }
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
+import mmap
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,19 +20,20 @@ def empty(*shape: int) -> Tensor:
     The system fills a page with zeros when it is first touched. In small ones a gradient or the scores of a large
     vocabulary, which come and go at every step, would cost more for that than for the numbers in them.
     """
-    return _in_large_pages(torch.empty(shape))
-
-
-def zeros(*shape: int) -> Tensor:
-    """torch.zeros, and a large block in large pages that are not filled a second time: fresh ones are zeros already."""
-    return _in_large_pages(torch.from_numpy(np.zeros(shape, np.float32)))
-
-
-def _in_large_pages(made: Tensor) -> Tensor:
+    made = torch.empty(shape)
     if made.nbytes >= LARGE:
         first, end = -(-made.data_ptr() // PAGE) * PAGE, made.data_ptr() + made.nbytes
         _call("madvise", ctypes.c_void_p(first), ctypes.c_size_t(end - first), HUGE_PAGES)
     return made
+
+
+def zeros(*shape: int) -> Tensor:
+    """torch.zeros, but what is never written takes no memory: to the system, zeros are no pages yet."""
+    size = 4 * math.prod(shape)
+    if not size or not hasattr(mmap, "MAP_PRIVATE"):
+        return torch.zeros(shape)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared ones would be filled when read
+    return torch.frombuffer(pages, dtype=torch.float32).view(shape)
 
 
 def give_back(size: int = 2**20) -> bool:

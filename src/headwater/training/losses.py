@@ -84,7 +84,7 @@ class _Chunked(torch.autograd.Function):
 
 
 def _zeros(t: Tensor) -> Tensor:
-    return memory.zeros(*t.shape) if serves(t) else torch.zeros_like(t)
+    return memory.empty(*t.shape).zero_() if serves(t) else torch.zeros_like(t)
 
 
 def _working_dtype(states: Tensor) -> torch.dtype:

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from headwater.errors import BadFile, BadSetting, nearest
+from headwater.machine.moments import no_moments
+from headwater.training.adamw8 import AdamW8
 from headwater.training.muon import Muon
 from headwater.training.settings import Settings
 
-METHODS, MOMENTS = ("auto", "adamw", "muon"), ("exp_avg", "exp_avg_sq")
+METHODS, MOMENTS = ("auto", "adamw", "adamw8", "muon"), ("exp_avg", "exp_avg_sq")
 
 
 def decays(model: nn.Module) -> set[str]:
@@ -35,6 +37,8 @@ def optimiser_for(model: nn.Module, lr: float, s: Settings) -> AdamW:
         raise BadSetting(f"no method is called {s.method!r}; {nearest(s.method, METHODS)}")
     if s.method == "muon" and s.shard:
         raise BadSetting("muon works on whole matrices, and shard cuts them; use method=adamw, or leave shard out")
+    if s.method == "adamw8" and s.shard:
+        raise BadSetting("adamw8 works on whole tensors, and shard cuts them; use method=adamw, or leave shard out")
     chosen, muon = decays(model), s.method == "muon"
     learned = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     matrices, rest = ([p for name, p in learned if (name in chosen) is wanted] for wanted in (True, False))
@@ -44,6 +48,8 @@ def optimiser_for(model: nn.Module, lr: float, s: Settings) -> AdamW:
     ]
     groups = [group for group in groups if group["params"]]
     common: dict[str, Any] = {"lr": lr, "betas": (s.beta1, s.beta2), "eps": s.eps, "fused": True}
+    if s.method == "adamw8":
+        return begun(AdamW8(groups, **common))
     return begun(Muon(groups, momentum=s.momentum, **common) if muon else AdamW(groups, **common))
 
 
@@ -54,7 +60,8 @@ def begun(optimiser: AdamW) -> AdamW:
     for group in optimiser.param_groups:
         moments = MOMENTS[:1] if group["orthogonal"] else MOMENTS
         for p in group["params"]:
-            optimiser.state[p] = {"step": torch.zeros(()), **{name: torch.zeros_like(p) for name in moments}}
+            zeros = no_moments(p) if isinstance(optimiser, AdamW8) else {name: torch.zeros_like(p) for name in moments}
+            optimiser.state[p] = {"step": torch.zeros(()), **zeros}
     return optimiser
 
 
@@ -82,15 +89,16 @@ def load_state(optimiser: AdamW, model: nn.Module, tensors: Mapping[str, Tensor]
     for path, parameter in known.items():
         if f"step:{path}" not in tensors:
             continue
-        state = {"step": tensors[f"step:{path}"].clone()}
-        for moment in (m for m in MOMENTS if f"{m}:{path}" in tensors):  # Muon keeps one of them
-            value = tensors[f"{moment}:{path}"]
-            if value.shape != parameter.shape:
-                raise BadFile(f"optimizer state of {path} must be {tuple(parameter.shape)}, got {tuple(value.shape)}")
-            state[moment] = torch.empty_like(parameter).copy_(value)
-        for name in state:
+        for name, room in optimiser.state[parameter].items():  # as begun: which there are depends on the method
+            value = tensors.get(f"{name}:{path}")
+            if value is None or (value.dtype == torch.uint8) != (room.dtype == torch.uint8):
+                raise BadFile(
+                    f"optimizer state of {path} must be of this method; resume with the one the run began with"
+                )
+            if value.shape != room.shape:
+                raise BadFile(f"optimizer state of {path} must be {tuple(room.shape)}, got {tuple(value.shape)}")
+            room.copy_(value)
             left.pop(f"{name}:{path}")
-        optimiser.state[parameter] = state
     if left:
         raise BadFile(
             f"optimizer state must belong to this model, {next(iter(left))} does not; use the run's own checkpoint"

@@ -114,7 +114,11 @@ class Model:
 
 @section
 class Optimiser:
-    method: str = leaf("auto", "adamw, or muon for the matrices and adamw for the rest", "优化方法:adamw 或 muon")
+    method: str = leaf(
+        "auto",
+        "adamw; adamw8, in a quarter of its memory; or muon for the matrices and adamw for the rest",
+        "优化方法:adamw、省内存的 adamw8,或 muon",
+    )
     lr: float = leaf(0.0, "peak learning rate; the factor of noam (0: chosen)", "学习率峰值")
     schedule: str = leaf("cosine", "noam, inverse-root, cosine, linear or constant", "学习率曲线")
     warmup: int = leaf(-1, "steps of rising learning rate (-1: chosen)", "预热步数", low=-1)

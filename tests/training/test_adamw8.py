@@ -1,0 +1,159 @@
+"""AdamW with moments of eight bits: codes that are right on average, steps that are AdamW's, a state that goes on."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim import AdamW
+
+from headwater.errors import BadFile, BadSetting
+from headwater.machine import moments
+from headwater.machine.library import compiled
+from headwater.machine.moments import BLOCK, Step, adamw8, codes, no_moments, numbers
+from headwater.training.optimiser import load_state, optimiser_for, state_of
+from headwater.training.settings import read
+
+
+def a_step(number, lr=1e-3):
+    by = [1 / (1 - beta**number) for beta in (0.9, 0.98)]
+    return Step(lr, 0.01, 0.9, 0.98, 1e-9, *by, number * 7919 % 2**32, number * 104_729 % 2**32)
+
+
+def spread(n, seed=0):
+    """Numbers of many sizes, some zeros among them."""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, generator=draw) * 10 ** (4 * torch.rand(n, generator=draw) - 4)
+    x[::17] = 0
+    return x
+
+
+@hypothesis_settings(max_examples=40, deadline=None)
+@given(n=st.integers(1, 1000), seed=st.integers(0, 99))
+def test_a_code_is_within_an_eighth_and_its_sign_stays(n, seed):
+    m = spread(n, seed)
+    v = m * m
+    back_m, back_v = numbers(*codes(m, v, a_step(seed + 1)))
+    largest = torch.nn.functional.pad(m.abs(), (0, -n % BLOCK)).view(-1, BLOCK).amax(1).repeat_interleave(BLOCK)[:n]
+    seen = m.abs() > largest * 2.0**-15
+    assert ((back_m - m).abs() <= m.abs() / 8 + 1e-30)[seen].all()
+    assert ((back_v - v).abs() <= v / 8 + 1e-38)[seen].all()
+    assert torch.equal(back_m[seen].sign(), m[seen].sign())
+    assert ((back_v > 0) == (v > 0)).all()  # a v that became nothing would make a step without bounds
+
+
+def test_on_average_a_code_is_exact():
+    m = spread(2000)
+    total, times = torch.zeros(2, 2000), 3000
+    for i in range(times):
+        total += torch.stack(
+            numbers(*codes(m, m * m, Step(first=i * 2_654_435_761 % 2**32, second=i * 40_503 % 2**32)))
+        )
+    large = m.abs() > 1e-3
+    for mean, exact in zip(total / times, (m, m * m), strict=True):
+        assert (mean / exact - 1)[large].abs().max() < 0.01 and (mean / exact - 1)[large].mean().abs() < 5e-4
+
+
+def test_rounding_down_always_would_be_seen(monkeypatch):
+    """The planted fault: without chance a code is too small on average, and slow changes are lost."""
+    monkeypatch.setattr(moments, "_chance", lambda count, step: torch.zeros(count, dtype=torch.long))
+    m = spread(2000)
+    large = m.abs() > 1e-3
+    assert (numbers(*codes(m, m * m, a_step(1)))[0] / m - 1)[large].mean() < -0.02
+
+
+@pytest.mark.skipif(compiled() is None, reason="nothing is compiled here")
+@pytest.mark.parametrize("n", [1, 255, 256, 1000])
+def test_the_c_is_the_formula(n, monkeypatch):
+    def run(steps):
+        w = spread(n, 1)
+        state = no_moments(w)
+        for i in range(1, steps + 1):
+            adamw8(w, spread(n, i), *state.values(), a_step(i))
+        return w, numbers(*state.values())
+
+    ours = run(5)
+    monkeypatch.setattr(moments, "serves", lambda *tensors: False)
+    theirs = run(5)
+    torch.testing.assert_close(ours[0], theirs[0], atol=1e-5, rtol=1e-5)
+    for one, other in zip(ours[1], theirs[1], strict=True):  # a sum on the edge of a code may fall to either side
+        assert ((one - other).abs() <= other.abs() / 4).all() and (one != other).float().mean() < 0.01
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.inner = nn.Embedding(11, 8), nn.Linear(8, 24)
+        self.norm, self.out = nn.LayerNorm(24), nn.Linear(24, 11)
+
+    def forward(self, ids):
+        return self.out(self.norm(self.inner(self.table(ids)).tanh()))
+
+
+def small():
+    torch.manual_seed(0)
+    return Small()
+
+
+def settings(**more):
+    return read({"method": "adamw8", "weight_decay": 0.1, **more})
+
+
+def learn(model, optimiser, steps, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        ids = torch.randint(11, (40,), generator=draw)
+        loss = nn.functional.cross_entropy(model(ids), (ids * 3 + 1) % 11)
+        loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+    return loss.item()
+
+
+def test_a_first_step_is_that_of_adamw_and_later_ones_stay_near():
+    one, two = small(), small()
+    ours, theirs = optimiser_for(one, 0.01, settings()), optimiser_for(two, 0.01, settings(method="adamw"))
+    assert isinstance(theirs, AdamW) and ours.state[one.inner.weight]["exp_avg"].dtype == torch.uint8
+    learn(one, ours, 1), learn(two, theirs, 1)
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)  # the first is worked out before anything is rounded
+    for number in range(30):
+        last = learn(one, ours, 1, number), learn(two, theirs, 1, number)
+    assert abs(last[0] - last[1]) < 0.05 * last[1]
+
+
+def test_it_learns():
+    model = small()
+    assert learn(model, optimiser_for(model, 0.02, settings()), 200) < 0.1
+
+
+def test_its_state_goes_on_as_if_never_stopped():
+    one, two = small(), small()
+    first = optimiser_for(one, 0.01, settings())
+    learn(one, first, 3)
+    kept = {name: t.clone() for name, t in state_of(first, one).items()}
+    two.load_state_dict(one.state_dict())
+    second = optimiser_for(two, 0.01, settings())
+    load_state(second, two, kept)
+    learn(one, first, 3, seed=3), learn(two, second, 3, seed=3)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
+def test_its_state_is_a_quarter():
+    model = nn.Linear(512, 512)
+    sizes = {
+        method: sum(t.nbytes for t in state_of(optimiser_for(model, 0.01, settings(method=method)), model).values())
+        for method in ("adamw", "adamw8")
+    }
+    assert sizes["adamw8"] < 0.26 * sizes["adamw"]
+
+
+def test_what_cannot_be_is_said():
+    with pytest.raises(BadSetting, match="adamw8 works on whole tensors, and shard cuts them"):
+        optimiser_for(small(), 0.01, settings(shard=True))
+    model = small()
+    codes_of = state_of(optimiser_for(model, 0.01, settings()), model)
+    for method in ("adamw", "muon"):
+        with pytest.raises(BadFile, match="must be of this method; resume with the one the run began with"):
+            load_state(optimiser_for(model, 0.01, settings(method=method)), model, codes_of)
