@@ -13,7 +13,7 @@ from headwater.machine import linear as module
 from headwater.machine.dropout import Drop, kept
 from headwater.machine.feedforward import feed_forward
 from headwater.machine.library import compiled
-from headwater.machine.linear import Linear, multiplies, weights_back
+from headwater.machine.linear import Linear, maps, multiplies, weights_back
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason=f"nothing is compiled here: {build.missing()}")
 MANY = module.FEW
@@ -89,6 +89,43 @@ def test_a_feed_forward_and_its_slopes_are_the_formula(rows, width, inner, act, 
     theirs = F.linear(ACTS[act](F.linear(wide[0], *first)) * mask, *second)
     near(ours, theirs, 4.0)
     equal_slopes(ours, mine, theirs, wide)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.integers(1, 250),
+    width=st.sampled_from([16, 528]),
+    outer=st.lists(st.sampled_from([16, 64, 80]), min_size=2, max_size=3),
+)
+def test_maps_of_one_x_are_each_the_formula_and_their_slopes_add_up(rows, width, outer):
+    torch.manual_seed(rows)
+    layers = [Linear(width, n, bias) for n, bias in zip(outer, (True, False, True), strict=False)]
+    x = torch.randn(rows, width, requires_grad=True)
+    mine = (x, *(p for layer in layers for p in layer.parameters()))
+    ours = torch.cat(list(maps(x, *layers)), -1)
+    wide, theirs = widened(*mine), []
+    left = iter(wide[1:])
+    for layer in layers:
+        theirs.append(F.linear(wide[0], next(left), next(left) if layer.bias is not None else None))
+    near(ours, torch.cat(theirs, -1), 4.0)
+    equal_slopes(ours, mine, torch.cat(theirs, -1), wide)
+
+
+def test_a_slope_that_is_not_added_would_be_seen(monkeypatch):
+    """The planted fault: of two maps only the last says something of x."""
+    one, two, x = Linear(32, 32), Linear(32, 48), torch.randn(64, 32, requires_grad=True)
+    right = torch.autograd.grad(sum(y.sum() for y in maps(x, one, two)), x)[0]
+    alone = module.product
+    monkeypatch.setattr(module, "product", lambda *given, onto=None: alone(*given))
+    wrong = torch.autograd.grad(sum(y.sum() for y in maps(x, one, two)), x)[0]
+    near(right, one.weight.sum(0).expand(64, 32) + two.weight.sum(0), 8.0)
+    assert not torch.allclose(right, wrong)
+
+
+def test_of_several_maps_one_that_is_listened_to_is_heard():
+    one, two, x, heard = Linear(32, 32), Linear(32, 48), torch.randn(64, 32), []
+    two.register_forward_hook(lambda _, __, out: heard.append(out))
+    near(maps(x, one, two)[1], heard[0])
 
 
 @settings(max_examples=60, deadline=None)

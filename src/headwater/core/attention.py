@@ -18,7 +18,7 @@ from headwater.core.masks import Everyone, Rule, Sight
 from headwater.core.norms import NoNorm
 from headwater.core.positions import NoPosition
 from headwater.errors import BadInput
-from headwater.machine.linear import Linear
+from headwater.machine.linear import Linear, maps
 from headwater.parts import must, part
 
 
@@ -115,16 +115,15 @@ class AttentionLayer(nn.Module):
 
     def forward(self, x: Tensor, call: Call, step: int) -> Tensor:
         lane = call.lanes[self.lane]
-        q, k, v = self.queries(x), *self.keys(x)
+        q, k, v = maps(x, self.q, self.k, self.v)
+        q, k, v = self.q_norm(split(q, self.heads)), self.k_norm(split(k, self.kv_heads)), split(v, self.kv_heads)
         q, k = lane.sight.position.turn(q, k, lane.angles)
         k, v = call.cache.extend(self.lane, self.slot(step), k, v)
         return self.joined(self.kernel(q, k, v, lane.sight, lane.mask))
 
-    def queries(self, x: Tensor) -> Tensor:
-        return self.q_norm(split(self.q(x), self.heads))
-
     def keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.k_norm(split(self.k(x), self.kv_heads)), split(self.v(x), self.kv_heads)
+        k, v = maps(x, self.k, self.v)
+        return self.k_norm(split(k, self.kv_heads)), split(v, self.kv_heads)
 
     def joined(self, mixed: Tensor) -> Tensor:
         """[B, H, Q, V] -> [B, Q, H·V] -> [B, Q, D]"""
@@ -140,7 +139,7 @@ class CrossAttentionLayer(AttentionLayer):
         if memory is None or lane is None:
             raise BadInput("cross_attn: it reads a source, got none; call model(ids, source=...)")
         k, v = call.cache.cross(self.slot(step), lambda: self.keys(memory))
-        return self.joined(self.kernel(self.queries(x), k, v, lane.sight, lane.mask))
+        return self.joined(self.kernel(self.q_norm(split(self.q(x), self.heads)), k, v, lane.sight, lane.mask))
 
 
 def split(x: Tensor, heads: int) -> Tensor:

@@ -7,7 +7,7 @@ product that comes down from the second map: what lies between them is written o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,8 @@ from headwater.machine.dropout import Drop, dropout
 from headwater.machine.linear import (
     GELU,
     RELU,
-    Linear,
-    listened_to,
     multiplies,
+    plain,
     product,
     product_back,
     rows_of,
@@ -32,14 +31,10 @@ ACTS: dict[Callable[[Tensor], Tensor], int] = {F.relu: RELU, F.gelu: GELU}
 
 def feed_forward(up: nn.Module, act: Callable[[Tensor], Tensor], p: float, down: nn.Module, x: Tensor) -> Tensor:
     """down(dropout(act(up(x)), p)), in one go where the activation is known here and nobody listens to the maps."""
-    if act in ACTS and _plain(up) and _plain(down) and multiplies(x, up.weight) and multiplies(x, down.weight.t()):
+    if act in ACTS and plain(up) and plain(down) and multiplies(x, up.weight) and multiplies(x, down.weight.t()):
         return _FeedForward.apply(x, up.weight, up.bias, down.weight, down.bias, ACTS[act], Drop.drawn(p))
     hidden = act(up(x))
     return down(dropout(hidden, p) if p else hidden)
-
-
-def _plain(layer: nn.Module) -> TypeGuard[Linear]:
-    return type(layer) is Linear and not listened_to(layer)
 
 
 class _FeedForward(torch.autograd.Function):

@@ -79,10 +79,10 @@ static inline void back(int64_t rows, int64_t n, int64_t at, int act, const Drop
     }
 }
 
-/* Forward there is no z, and H may stand in the memory of Y if it is a ReLU's. Back, sums [shares_of(M), N] are those over rows.
+/* With `more` Y is added to. Forward there is no z, and H may stand in the memory of Y if it is a ReLU's. Back, sums [shares_of(M), N] are those over rows.
    Every row is worked out alone: its result does not depend on the others, nor on the number of threads. */
-static void mapped(const float *x, const float *w, int turned, const float *bias, int64_t m, int64_t n, int64_t k, int act, Drop drop,
-                   const float *z, float *y, float *h, float *sums, float *space) {
+static void mapped(const float *x, const float *w, int turned, const float *bias, int more, int64_t m, int64_t n, int64_t k, int act,
+                   Drop drop, const float *z, float *y, float *h, float *sums, float *space) {
     int64_t parts = (k + DEEP - 1) / DEEP, deep = (k / 16 + parts - 1) / parts * 16;
     int64_t tiles = (m + HIGH - 1) / HIGH, shares = shares_of(m);
     #pragma omp parallel
@@ -103,10 +103,10 @@ static void mapped(const float *x, const float *w, int turned, const float *bias
                 v8 total[2] = {all8(0), all8(0)};
                 for (int64_t i = first; i < end && i < m; i += HIGH) {
                     int64_t rows = m - i < HIGH ? m - i : HIGH, at = i * n + j, later = i - first + end;
-                    const float *start = p ? y + at : bias ? bias + j : NOTHING;
+                    const float *start = p || more ? y + at : bias ? bias + j : NOTHING;
                     for (int64_t r = 0; z && next && r < rows; r++) __builtin_prefetch(z + at + r * n + 15);
                     ahead(x + later * k + p, k, m - later, from, to);
-                    six(rows, x + i * k + p, k, space + j * d, d, start, p ? n : 0, y + at, n);
+                    six(rows, x + i * k + p, k, space + j * d, d, start, p || more ? n : 0, y + at, n);
                     if (next && z) back(rows, n, at, act, &drop, z, y, total);
                     else if (next) forth(rows, n, at, act, &drop, y, h);
                 }
@@ -117,13 +117,13 @@ static void mapped(const float *x, const float *w, int turned, const float *bias
 }
 
 /* w is [N, K] where it is turned (Y = X · Wᵀ) and else [K, N]. space [N · min(K, DEEP)] is scratch. */
-void linear(const float *x, const float *w, int turned, const float *bias, int64_t m, int64_t n, int64_t k, int act, Drop drop,
+void linear(const float *x, const float *w, int turned, const float *bias, int more, int64_t m, int64_t n, int64_t k, int act, Drop drop,
             float *y, float *h, float *space) {
-    mapped(x, w, turned, bias, m, n, k, act, drop, 0, y, h, 0, space);
+    mapped(x, w, turned, bias, more, m, n, k, act, drop, 0, y, h, 0, space);
 }
 
 /* The way back from a feed-forward's second map to before its activation: dz = (above · W) · kept · act'(z). */
 void linear_back(const float *above, const float *w, int64_t m, int64_t n, int64_t k, int act, Drop drop, const float *z, float *dz,
                  float *sums, float *space) {
-    mapped(above, w, 0, 0, m, n, k, act, drop, z, dz, 0, sums, space);
+    mapped(above, w, 0, 0, 0, m, n, k, act, drop, z, dz, 0, sums, space);
 }

@@ -7,8 +7,9 @@ first cache are faster, and what comes next costs no pass over memory.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -29,13 +30,21 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         if multiplies(x, self.weight):
-            return _Linear.apply(x, self.weight, self.bias)
+            return _Maps.apply(x, self.weight, self.bias)[0]
         return F.linear(x, self.weight, self.bias)
 
 
-def listened_to(module: nn.Module) -> bool:
-    """Hooks of any kind: some hear, others make the weight anew before it is used (pruning, spectral norms)."""
-    return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
+def maps(x: Tensor, *layers: nn.Module) -> Sequence[Tensor]:
+    """Every layer of the same x. On the way back what they say of x is added up while it is worked out."""
+    if all(plain(layer) and multiplies(x, layer.weight) for layer in layers):
+        return _Maps.apply(x, *(tensor for layer in layers for tensor in (layer.weight, layer.bias)))
+    return [layer(x) for layer in layers]
+
+
+def plain(layer: nn.Module) -> TypeGuard[Linear]:
+    """A linear map without hooks of any kind: some hear, others make the weight anew before it is used (pruning)."""
+    hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
+    return type(layer) is Linear and not any(hooks)
 
 
 def multiplies(x: Tensor, weight: Tensor) -> bool:
@@ -50,21 +59,26 @@ def multiplies(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-class _Linear(torch.autograd.Function):
+class _Maps(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        flat = rows_of(x)
-        ctx.save_for_backward(flat, weight)
-        return product(flat, weight, True, bias)[0].view(*x.shape[:-1], -1)
+    def forward(ctx: Any, x: Tensor, *layers: Any) -> tuple[Tensor, ...]:
+        """layers: weight, bias (or None), weight, bias …"""
+        flat, weights = rows_of(x), layers[::2]
+        ctx.save_for_backward(flat, *weights)
+        made = (product(flat, w, True, b)[0] for w, b in zip(weights, layers[1::2], strict=True))
+        return tuple(y.view(*x.shape[:-1], -1) for y in made)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
-        (x, weight), shape = ctx.saved_tensors, (*above.shape[:-1], -1)
-        of_x, of_weight, of_bias = ctx.needs_input_grad
-        above = rows_of(above)
-        d_x = product(above, weight, False)[0].view(shape) if of_x else None
-        return d_x, weights_back(above, x) if of_weight else None, above.sum(0) if of_bias else None
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
+        of_x, *of_layers = ctx.needs_input_grad
+        shape, d_x, d_layers = (*slopes[0].shape[:-1], -1), None, []
+        for above, w, of_w, of_b in zip(map(rows_of, slopes), weights, of_layers[::2], of_layers[1::2], strict=True):
+            if of_x:
+                d_x = product(above, w, False, onto=d_x)[0]
+            d_layers += [weights_back(above, x) if of_w else None, above.sum(0) if of_b else None]
+        return None if d_x is None else d_x.view(shape), *d_layers
 
 
 def rows_of(x: Tensor) -> Tensor:
@@ -73,14 +87,24 @@ def rows_of(x: Tensor) -> Tensor:
 
 
 def product(
-    x: Tensor, w: Tensor, turned: bool, bias: Tensor | None = None, act: int = NONE, drop: Drop = ALL
+    x: Tensor,
+    w: Tensor,
+    turned: bool,
+    bias: Tensor | None = None,
+    act: int = NONE,
+    drop: Drop = ALL,
+    onto: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """y [M, N] = x · Wᵀ + bias where W is turned, else x · W; and dropout(act(y)), of a ReLU in the same memory."""
+    """y [M, N] = x · Wᵀ + bias where W is turned, else x · W; and dropout(act(y)), of a ReLU in the same memory.
+
+    onto [M, N]: what y is added to, in its memory.
+    """
     w, (m, k) = w.contiguous(), x.shape
     n = w.numel() // k
-    y, space = x.new_empty(m, n), x.new_empty(n * min(k, DEEP))
+    y, space = x.new_empty(m, n) if onto is None else onto, x.new_empty(n * min(k, DEEP))
     hidden = torch.empty_like(y) if act == GELU else y
-    _run("linear")(at(x), at(w), int(turned), at(bias), m, n, k, act, drop, *map(at, (y, hidden, space)))
+    more = int(onto is not None)
+    _run("linear")(at(x), at(w), int(turned), at(bias), more, m, n, k, act, drop, *map(at, (y, hidden, space)))
     return y, hidden
 
 
@@ -104,7 +128,7 @@ def product_back(above: Tensor, w: Tensor, act: int, drop: Drop, z: Tensor) -> t
 def _run(name: str) -> Any:
     pointer, whole, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     if name == "linear":
-        return function(name, None, pointer, pointer, flag, pointer, *[whole] * 3, flag, Drop, *[pointer] * 3)
+        return function(name, None, pointer, pointer, flag, pointer, flag, *[whole] * 3, flag, Drop, *[pointer] * 3)
     if name == "weights_back":
         return function(name, None, pointer, pointer, *[whole] * 3, flag, pointer, pointer)
     return function(name, None, pointer, pointer, *[whole] * 3, flag, Drop, *[pointer] * 4)
