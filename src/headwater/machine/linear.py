@@ -112,7 +112,7 @@ def weights_back(above: Tensor, x: Tensor) -> Tensor:
     """dW [N, K] = aboveᵀ · x, summed over the M rows of above [M, N] and x [M, K]."""
     (m, n), k = above.shape, x.shape[1]
     d_weight, space = x.new_empty(n, k), x.new_empty(k * SUMMED)
-    _run("weights_back")(at(above), at(x), m, n, k, 0, at(d_weight), at(space))
+    _run("weights_back")(at(above), at(x), m, n, k, at(d_weight), at(space))
     return d_weight
 
 
@@ -130,5 +130,5 @@ def _run(name: str) -> Any:
     if name == "linear":
         return function(name, None, pointer, pointer, flag, pointer, flag, *[whole] * 3, flag, Drop, *[pointer] * 3)
     if name == "weights_back":
-        return function(name, None, pointer, pointer, *[whole] * 3, flag, pointer, pointer)
+        return function(name, None, pointer, pointer, *[whole] * 3, pointer, pointer)
     return function(name, None, pointer, pointer, *[whole] * 3, flag, Drop, *[pointer] * 4)

@@ -38,8 +38,8 @@ static void slivers(const float *x, int64_t by_row, int64_t rows, int64_t column
     }
 }
 
-/* dW is written, or with `more` added to. space [K · DEEP] is scratch. The sums do not depend on the number of threads. */
-void weights_back(const float *dy, const float *x, int64_t m, int64_t n, int64_t k, int more, float *dw, float *space) {
+/* space [K · DEEP] is scratch. The sums do not depend on the number of threads. */
+void weights_back(const float *dy, const float *x, int64_t m, int64_t n, int64_t k, float *dw, float *space) {
     int64_t parts = (m + DEEP - 1) / DEEP, deep = (m + parts - 1) / parts;
     int64_t tiles = (n + HIGH - 1) / HIGH, shares = shares_of(n);
     #pragma omp parallel
@@ -55,7 +55,7 @@ void weights_back(const float *dy, const float *x, int64_t m, int64_t n, int64_t
             slivers(dy + p * n + first, n, d, end - first, n - first, mine);
             for (int64_t j = 0; j < k; j += 16)
                 for (int64_t i = first; i < end; i += HIGH)
-                    outer(end - i < HIGH ? end - i : HIGH, mine + (i - first) / HIGH * SLIVER(d), space + j * d, d, more || p,
+                    outer(end - i < HIGH ? end - i : HIGH, mine + (i - first) / HIGH * SLIVER(d), space + j * d, d, p > 0,
                           dw + i * k + j, k);
         }
     }
