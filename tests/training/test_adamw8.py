@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from tests.training.toy import learn, small
 from torch import nn
 from torch.optim import AdamW
 
@@ -57,7 +58,7 @@ def test_on_average_a_code_is_exact():
 
 def test_rounding_down_always_would_be_seen(monkeypatch):
     """The planted fault: without chance a code is too small on average, and slow changes are lost."""
-    monkeypatch.setattr(moments, "_chance", lambda count, step: torch.zeros(count, dtype=torch.long))
+    monkeypatch.setattr(moments, "hashed", lambda count, *words: torch.zeros(count, dtype=torch.long))
     m = spread(2000)
     large = m.abs() > 1e-3
     assert (numbers(*codes(m, m * m, a_step(1)))[0] / m - 1)[large].mean() < -0.02
@@ -81,34 +82,8 @@ def test_the_c_is_the_formula(n, monkeypatch):
         assert ((one - other).abs() <= other.abs() / 4).all() and (one != other).float().mean() < 0.01
 
 
-class Small(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table, self.inner = nn.Embedding(11, 8), nn.Linear(8, 24)
-        self.norm, self.out = nn.LayerNorm(24), nn.Linear(24, 11)
-
-    def forward(self, ids):
-        return self.out(self.norm(self.inner(self.table(ids)).tanh()))
-
-
-def small():
-    torch.manual_seed(0)
-    return Small()
-
-
 def settings(**more):
     return read({"method": "adamw8", "weight_decay": 0.1, **more})
-
-
-def learn(model, optimiser, steps, seed=0):
-    draw = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
-        ids = torch.randint(11, (40,), generator=draw)
-        loss = nn.functional.cross_entropy(model(ids), (ids * 3 + 1) % 11)
-        loss.backward()
-        optimiser.step()
-        optimiser.zero_grad()
-    return loss.item()
 
 
 def test_a_first_step_is_that_of_adamw_and_later_ones_stay_near():

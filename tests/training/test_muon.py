@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.training.toy import learn, small
 from torch import nn
 
 from headwater.errors import BadSetting
@@ -32,34 +33,8 @@ def test_zero_stays_zero():
     assert torch.equal(orthogonal(torch.zeros(4, 8)), torch.zeros(4, 8))
 
 
-class Small(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table, self.inner = nn.Embedding(11, 8), nn.Linear(8, 24)
-        self.norm, self.out = nn.LayerNorm(24), nn.Linear(24, 11)
-
-    def forward(self, ids):
-        return self.out(self.norm(self.inner(self.table(ids)).tanh()))
-
-
-def small():
-    torch.manual_seed(0)
-    return Small()
-
-
 def settings(**more):
     return read({"method": "muon", "weight_decay": 0.1, **more})
-
-
-def learn(model, optimiser, steps, seed=0):
-    draw = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
-        ids = torch.randint(11, (40,), generator=draw)
-        loss = nn.functional.cross_entropy(model(ids), (ids * 3 + 1) % 11)
-        loss.backward()
-        optimiser.step()
-        optimiser.zero_grad()
-    return loss.item()
 
 
 def test_a_first_step_is_the_formula():

@@ -34,10 +34,15 @@ class Drop(ctypes.Structure):
 
 def kept(count: int, drop: Drop) -> Tensor:
     """[count] the hash spelled out: 0 where a number is dropped, 1 / (1 - p) where it is kept."""
-    x = (torch.arange(count) + drop.first) % WORD
-    x = (x ^ (x >> 16)) * 0x7FEB352D % WORD ^ drop.second
+    return (hashed(count, drop.first, drop.second) >= drop.threshold) * torch.tensor(drop.scale, dtype=torch.float32)
+
+
+def hashed(count: int, first: int, second: int) -> Tensor:
+    """[count] a word for every index: mixed() of vector.h spelled out."""
+    x = (torch.arange(count) + first) % WORD
+    x = (x ^ (x >> 16)) * 0x7FEB352D % WORD ^ second
     x = (x ^ (x >> 15)) * 0x846CA68B % WORD
-    return ((x ^ (x >> 16)) >= drop.threshold) * torch.tensor(drop.scale, dtype=torch.float32)
+    return x ^ (x >> 16)
 
 
 def dropout(x: Tensor, p: float) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headwater.machine.dropout import WORD
+from headwater.machine.dropout import hashed
 from headwater.machine.library import at, function, serves
 
 BLOCK, LOW = 256, 20  # as in moments.c
@@ -58,7 +58,7 @@ def numbers(m: Tensor, v: Tensor, bases: Tensor) -> tuple[Tensor, Tensor]:
 def codes(m: Tensor, v: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
     """The inverse of numbers, rounded up or down by chance: on average a number stays what it is."""
     n = m.numel()
-    noise = _chance(n, step).to(m.device)
+    noise = hashed(n, step.first, step.second).to(m.device)
     size, code = (x.contiguous().view(torch.int32).long() & 0x7FFFFFFF for x in (m, v))
     most = [F.pad(x, (0, -n % BLOCK)).view(-1, BLOCK).amax(1) for x in (size, code)]
     bases = torch.stack([(most[0] >> LOW) - 126, (most[1] >> LOW) - 254], 1)
@@ -67,13 +67,6 @@ def codes(m: Tensor, v: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
     code = ((code + (noise & 0xFFFFF)) >> LOW).sub(of_v)
     code = torch.where(code < 1, (v > 0).long(), code)
     return (size | (m < 0).long() << 7).to(torch.uint8), code.to(torch.uint8), bases.to(torch.int16)
-
-
-def _chance(count: int, step: Step) -> Tensor:
-    x = (torch.arange(count) + step.first) % WORD
-    x = (x ^ (x >> 16)) * 0x7FEB352D % WORD ^ step.second
-    x = (x ^ (x >> 15)) * 0x846CA68B % WORD
-    return x ^ (x >> 16)
 
 
 @lru_cache(maxsize=1)
