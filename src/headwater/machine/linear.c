@@ -79,8 +79,8 @@ static inline void back(int64_t rows, int64_t n, int64_t at, int act, const Drop
     }
 }
 
-/* With `more` Y is added to. Forward there is no z, and H may stand in the memory of Y if it is a ReLU's. Back, sums [shares_of(M), N] are those over rows.
-   Every row is worked out alone: its result does not depend on the others, nor on the number of threads. */
+/* With `more` Y is added to. Forward there is no z, and H may stand in the memory of Y if it is a ReLU's. Back,
+   sums [shares_of(M), N] are those over rows. Every row is worked out alone: its result does not depend on the others, nor on the number of threads. */
 static void mapped(const float *x, const float *w, int turned, const float *bias, int more, int64_t m, int64_t n, int64_t k, int act,
                    Drop drop, const float *z, float *y, float *h, float *sums, float *space) {
     int64_t parts = (k + DEEP - 1) / DEEP, deep = (k / 16 + parts - 1) / parts * 16;

@@ -27,9 +27,8 @@ class AdamW8(AdamW):
                 state.update(step=torch.zeros(()), **no_moments(p))
             state["step"] += 1
             done, (beta1, beta2) = int(state["step"]), group["betas"]
-            key = (
-                done * 0x9E3779B97F4A7C15 + number * 0xD1B54A32D192ED03
-            ) % WORD**2  # no two steps, no two tensors alike
+            # no two steps and no two tensors are rounded alike
+            key = (done * 0x9E3779B97F4A7C15 + number * 0xD1B54A32D192ED03) % WORD**2
             by = [1 / (1 - beta**done) for beta in (beta1, beta2)]
             told = Step(group["lr"], group["weight_decay"], beta1, beta2, group["eps"], *by, key % WORD, key // WORD)
             adamw8(p, p.grad, state["exp_avg"], state["exp_avg_sq"], state["bases"], told)
