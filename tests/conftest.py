@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -56,3 +56,25 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("needs ../shared/data beside the repository; it is not there")
     return folder
+
+
+THREADS = (2, 3, 4, 8)
+
+
+@pytest.fixture
+def same_bits() -> Iterator[Callable]:
+    """Asserts that run() gives the same bits with 1, 2, 3, 4 and 8 threads; afterwards there are as many as before."""
+    import torch
+
+    def check(run: Callable[[], torch.Tensor]) -> None:
+        torch.set_num_threads(1)
+        want = run()
+        assert want.isfinite().all()
+        for count in THREADS:
+            torch.set_num_threads(count)
+            differ = int((run() != want).sum())
+            assert differ == 0, f"{count} threads: {differ} of {want.numel()} numbers differ from those of 1 thread"
+
+    before = torch.get_num_threads()
+    yield check
+    torch.set_num_threads(before)

@@ -12,6 +12,9 @@
 #if defined(__AVX2__) && defined(__F16C__) && defined(__FMA__)
 #include <immintrin.h>
 #define WIDE 1
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#define VNNI 1                                           /* one instruction multiplies bytes and adds four of them up */
+#endif
 #endif
 
 enum { F32, F16, BF16, Q8_0, Q4_0, Q4_1 };               /* how a matrix is stored; structures.py has the same numbers */
@@ -49,26 +52,27 @@ static inline const uint8_t *row_of(const Matrix *m, int r) { return m->data + (
    of a row lie `apart` bytes from each other: 4, or further where the rows that meet a panel (panels.h) lie between. */
 typedef struct { int8_t *q; float *ds; int apart; } Rounded;         /* ds: d and s of each block, side by side */
 
-static void round_row(const float *x, int n, float top, Rounded out) {
+/* A block with a NaN or an infinity in it has a NaN for its scale: what is no number stays none in every product. */
+static void round_row(const float *x, int n, Rounded out) {
     for (int b = 0; b < n / 32; b++, x += 32) {
-        float most = 0;
-        int8_t q[32];
+        float most = 0, zero = 0;
+        int8_t q[32] = {0};
         int sum = 0;
-        for (int j = 0; j < 32; j++) { float a = fabsf(x[j]); most = a > most ? a : most; }
-        float d = most / top, inverse = most > 0 ? top / most : 0;
-        for (int j = 0; j < 32; j++) { int v = (int)rintf(x[j] * inverse); q[j] = (int8_t)v; sum += v; }
+        for (int j = 0; j < 32; j++) { float a = fabsf(x[j]); most = a > most ? a : most; zero += x[j] * 0; }
+        float d = most / 127 + zero, inverse = most > 0 ? 127 / most : 0;
+        if (zero == 0) for (int j = 0; j < 32; j++) { int v = (int)rintf(x[j] * inverse); q[j] = (int8_t)v; sum += v; }
         for (int p = 0; p < 8; p++) memcpy(out.q + out.apart * (8 * b + p), q + 4 * p, 4);
         out.ds[2 * b] = d;
         out.ds[2 * b + 1] = d * sum;
     }
 }
 
-/* eˣ to seven digits, in a form that compilers turn into vectors: 2ⁿ eʳ with n whole and |r| ≤ ln 2 / 2. */
+/* eˣ to seven digits, in a form that compilers turn into vectors: 2ⁿ eʳ with n whole and |r| ≤ ln 2 / 2. NaN stays NaN. */
 static inline float quick_exp(float x) {
     x = x < -87 ? -87 : x > 88 ? 88 : x;
     float n = rintf(x * 1.44269504f), r = x - n * 0.693359375f + n * 2.12194440e-4f;
     float p = 1 + r * (1 + r * (0.5f + r * (0.166666667f + r * (0.0416664853f + r * (0.00833345205f + r * 0.00139302848f)))));
-    int32_t bits = ((int32_t)n + 127) << 23;
+    int32_t bits = ((n == n ? (int32_t)n : 0) + 127) << 23;
     float power;
     memcpy(&power, &bits, 4);
     return p * power;

@@ -1,13 +1,19 @@
 /* Products of many rows: y [n][rows] (+)= x [n][cols] Wᵀ + b.
 
    Sixteen rows of W at a time are laid out as a panel that a near cache holds, the sixteen side by side; then TILE rows
-   of x meet the panel, all their sums in registers. Quantised weights stay 8 bits wide and x is rounded as well: two
-   instructions then multiply and add 32 numbers in place of eight floats. The first wants one side without a sign: W is
-   moved up, which its offset takes back. It adds two products in 16 bits: beside weights of 8 bits x has 7, so that they
-   fit; beside weights of 4 bits x has 8, and all 32 of a block fit. Rounded rows lie by tiles, [cols / 4][TILE][4], in
-   the order in which they are read. */
+   of x meet the panel, all their sums in registers. Quantised weights stay 8 bits wide and x is rounded to 8 bits as
+   well: a few instructions then multiply and add 32 numbers in place of eight floats. They want one side without a sign.
+   With VNNI that is W, moved up by 128, which its offset takes back; sums have 32 bits. Without it, two products are
+   added in 16 bits: beside weights of 8 bits they fit if the signs of W are given to x, |W| · (x with the sign of W);
+   beside weights of 4 bits all 32 products of a block fit. All sums are exact, so every way gives the same numbers.
+   Rounded rows lie by tiles, [cols / 4][TILE][4], in the order in which they are read. */
 
 enum { PANEL = 16, TILE = 5 };                           /* TILE · PANEL sums are 10 of the 16 wide registers */
+#ifdef VNNI
+enum { RAISED = 128 };                                   /* what is added to weights of 8 bits, so that they have no sign */
+#else
+enum { RAISED = 0 };
+#endif
 
 /* Where row i of rounded activations begins, from column `from` on. */
 static inline Rounded rounded_at(int8_t *q, float *ds, int cols, int i, int from) {
@@ -60,16 +66,16 @@ INLINED void lay_floats(int kind, const uint8_t *const row[8], int cols, float *
     }
 }
 
-/* Rounded: [cols / 4][PANEL][4] bytes without a sign, then for each block of 32 columns, PANEL each: scales, offsets. */
+/* Rounded: [cols / 4][PANEL][4] bytes, then for each block of 32 columns, PANEL each: scales, offsets. */
 INLINED void lay_rounded(int kind, const uint8_t *const row[8], int cols, uint8_t *out, float *notes) {
     for (int b = 0; b < cols / 32; b++, notes += 2 * PANEL) {
         __m256 r[8];
         for (int i = 0; i < 8; i++) {
             const uint8_t *w = row[i] + (size_t)b * block_bytes[kind], *q = w + (kind == Q4_1 ? 4 : 2);
-            __m256i v = kind == Q8_0 ? _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)q), _mm256_set1_epi8(-128)) : nibbles(q);
+            __m256i v = kind == Q8_0 ? _mm256_add_epi8(_mm256_loadu_si256((const __m256i *)q), _mm256_set1_epi8((char)RAISED)) : nibbles(q);
             r[i] = _mm256_castsi256_ps(v);
             notes[i] = half_at(w);
-            notes[PANEL + i] = kind == Q4_1 ? half_at(w + 2) : (kind == Q8_0 ? -128 : -8) * notes[i];
+            notes[PANEL + i] = kind == Q4_1 ? half_at(w + 2) : (kind == Q8_0 ? -RAISED : -8) * notes[i];
         }
         transpose8(r);
         for (int i = 0; i < 8; i++, out += 4 * PANEL) _mm256_storeu_si256((__m256i *)out, _mm256_castps_si256(r[i]));
@@ -104,25 +110,39 @@ INLINED void tile_floats(int R, const float *w, int cols, const float *x, size_t
     for (int r = 0; r < R; r++) memcpy(sums + r * PANEL, acc[r], sizeof acc[r]);
 }
 
-/* sum0 += four · w0, sum1 += four · w1, for four columns of one row of x and sixteen rows of W: sums of 32 bits, or of 16.
-   Written out, because all registers are in use here and compilers, left to order this themselves, put the sums into memory. */
-INLINED void meet(const int8_t *four, __m256i w0, __m256i w1, __m256i ones, __m256i *sum0, __m256i *sum1) {
-    __m256i a, b;
-    __asm__("vpbroadcastd %4, %2\n\tvpmaddubsw %2, %5, %3\n\tvpmaddwd %7, %3, %3\n\tvpaddd %3, %0, %0\n\t"
-            "vpmaddubsw %2, %6, %2\n\tvpmaddwd %7, %2, %2\n\tvpaddd %2, %1, %1"
-            : "+x"(*sum0), "+x"(*sum1), "=&x"(a), "=&x"(b) : "m"(*(const int32_t *)four), "x"(w0), "x"(w1), "x"(ones));
+/* sum0 += four · w0, sum1 += four · w1, for four columns of one row of x and sixteen rows of W. small: weights of 4 bits,
+   whose sums have 16 bits where there is no VNNI. */
+#ifdef VNNI
+INLINED void meet(const int8_t *four, __m256i w0, __m256i w1, int small, __m256i *sum0, __m256i *sum1) {
+    int32_t bytes;
+    (void)small;
+    memcpy(&bytes, four, 4);
+    __m256i x = _mm256_set1_epi32(bytes);
+    *sum0 = _mm256_dpbusd_epi32(*sum0, w0, x);
+    *sum1 = _mm256_dpbusd_epi32(*sum1, w1, x);
 }
-INLINED void meet_small(const int8_t *four, __m256i w0, __m256i w1, __m256i *sum0, __m256i *sum1) {
-    __m256i a, b;
-    __asm__("vpbroadcastd %4, %2\n\tvpmaddubsw %2, %5, %3\n\tvpaddw %3, %0, %0\n\t"
-            "vpmaddubsw %2, %6, %2\n\tvpaddw %2, %1, %1"
-            : "+x"(*sum0), "+x"(*sum1), "=&x"(a), "=&x"(b) : "m"(*(const int32_t *)four), "x"(w0), "x"(w1));
+INLINED __m256i whole(__m256i sum, int small) { (void)small; return sum; }
+#else
+/* Written out, because all registers are in use here and compilers, left to order this themselves, put the sums into memory. */
+INLINED void meet(const int8_t *four, __m256i w0, __m256i w1, int small, __m256i *sum0, __m256i *sum1) {
+    __m256i a, b, c;
+    if (small) {
+        __asm__("vpbroadcastd %4, %2\n\tvpmaddubsw %2, %5, %3\n\tvpaddw %3, %0, %0\n\t"
+                "vpmaddubsw %2, %6, %2\n\tvpaddw %2, %1, %1"
+                : "+x"(*sum0), "+x"(*sum1), "=&x"(a), "=&x"(b) : "m"(*(const int32_t *)four), "x"(w0), "x"(w1));
+    } else {
+        const __m256i ones = _mm256_set1_epi16(1);
+        __asm__("vpbroadcastd %5, %2\n\tvpsignb %6, %2, %3\n\tvpabsb %6, %4\n\tvpmaddubsw %3, %4, %3\n\tvpmaddwd %8, %3, %3\n\tvpaddd %3, %0, %0\n\t"
+                "vpsignb %7, %2, %3\n\tvpabsb %7, %4\n\tvpmaddubsw %3, %4, %3\n\tvpmaddwd %8, %3, %3\n\tvpaddd %3, %1, %1"
+                : "+x"(*sum0), "+x"(*sum1), "=&x"(a), "=&x"(b), "=&x"(c) : "m"(*(const int32_t *)four), "x"(w0), "x"(w1), "m"(ones));
+    }
 }
+INLINED __m256i whole(__m256i sum, int small) { return small ? _mm256_madd_epi16(sum, _mm256_set1_epi16(1)) : sum; }
+#endif
 
 INLINED void tile_rounded(int R, int small, const float *panel, int cols, Rounded x, size_t stride, float *sums) {
     const uint8_t *w = (const uint8_t *)panel;
     const float *notes = panel + PANEL / 4 * (size_t)cols;
-    const __m256i ones = _mm256_set1_epi16(1);
     __m256 sum[TILE][2];
     for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
     for (int b = 0; b < cols / 32; b++, notes += 2 * PANEL) {
@@ -131,19 +151,14 @@ INLINED void tile_rounded(int R, int small, const float *panel, int cols, Rounde
 #pragma GCC unroll 8
         for (int p = 0; p < 8; p++, w += 4 * PANEL) {
             __m256i w0 = _mm256_loadu_si256((const __m256i *)w), w1 = _mm256_loadu_si256((const __m256i *)w + 1);
-            for (int r = 0; r < R; r++) {
-                const int8_t *four = x.q + 4 * (TILE * (8 * b + p) + r);
-                if (small) meet_small(four, w0, w1, &acc[r][0], &acc[r][1]);
-                else meet(four, w0, w1, ones, &acc[r][0], &acc[r][1]);
-            }
+            for (int r = 0; r < R; r++) meet(x.q + 4 * (TILE * (8 * b + p) + r), w0, w1, small, &acc[r][0], &acc[r][1]);
         }
         for (int r = 0; r < R; r++) {
             const float *ds = x.ds + r * stride / 16 + 2 * b;
             __m256 d = _mm256_set1_ps(ds[0]), s = _mm256_set1_ps(ds[1]);
             for (int v = 0; v < 2; v++) {
-                __m256i whole = small ? _mm256_madd_epi16(acc[r][v], ones) : acc[r][v];
                 sum[r][v] = _mm256_fmadd_ps(s, _mm256_loadu_ps(notes + PANEL + 8 * v), sum[r][v]);
-                sum[r][v] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(whole), _mm256_mul_ps(d, _mm256_loadu_ps(notes + 8 * v)), sum[r][v]);
+                sum[r][v] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(whole(acc[r][v], small)), _mm256_mul_ps(d, _mm256_loadu_ps(notes + 8 * v)), sum[r][v]);
             }
         }
     }

@@ -81,7 +81,7 @@ static void act(int kind, float *h, const float *up, int from, int to) {
         case GELU_TANH:                                  /* (1 + tanh a) / 2 = 1 / (1 + e⁻²ᵃ) */
             for (int i = from; i < to; i++) h[i] = h[i] / (1 + quick_exp(-1.59576912f * (h[i] + 0.044715f * h[i] * h[i] * h[i])));
             break;
-        case RELU: for (int i = from; i < to; i++) h[i] = h[i] > 0 ? h[i] : 0; break;
+        case RELU: for (int i = from; i < to; i++) h[i] = h[i] < 0 ? 0 : h[i]; break;   /* NaN stays NaN */
         default: for (int i = from; i < to; i++) h[i] = h[i] / (1 + quick_exp(-1.702f * h[i]));
     }
     if (up) for (int i = from; i < to; i++) h[i] *= up[i];
@@ -110,12 +110,9 @@ static Rounded rounded(const Step *t, int i, int from) {
 
 /* Columns from .. to of row i rounded, as those who read them need it: `count` matrices from `readers` on. */
 static void round_some(const Step *t, int i, const float *x, int from, int to, const Matrix *readers, int count) {
-    int quantised = 0, top = 127;
-    for (const Matrix *m = readers; m < readers + count; m++) {
-        quantised |= m->data && m->kind >= Q8_0;
-        if (m->data && m->kind == Q8_0 && t->n > FEW) top = 63;
-    }
-    if (quantised) round_row(x + from, to - from, top, rounded(t, i, from));
+    int quantised = 0;
+    for (const Matrix *m = readers; m < readers + count; m++) quantised |= m->data && m->kind >= Q8_0;
+    if (quantised) round_row(x + from, to - from, rounded(t, i, from));
 }
 
 /* A thread's share of a matrix's rows: whole blocks of 32, and the last thread has what is left. */
@@ -222,6 +219,7 @@ static void feed_forward(const Step *t, const Layer *l) {
     if (gated) share(t, &l->gate, y_of(t), t->s.hidden, 2 * F, 0);
     share(t, &l->up, y_of(t), t->s.hidden + (gated ? F : 0), 2 * F, 0);
     Share mine = share_of(F);                            /* what a thread has made, it goes on with */
+    READY(t)                                             /* the rounded y is overwritten below: every thread must have read it */
     for (int i = 0; i < t->n; i++) {
         float *h = t->s.hidden + (size_t)i * 2 * F, *mixed = t->s.mixed + (size_t)i * t->most;
         act(t->m->act, h, gated ? h + F : NULL, mine.from, mine.to);
