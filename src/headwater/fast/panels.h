@@ -178,11 +178,11 @@ INLINED void tile_rounded(int R, int small, const float *panel, int cols, Rounde
     }
 TILES(1) TILES(2) TILES(3) TILES(4) TILES(5)
 typedef void Rounding(const float *, int, Rounded, size_t, float *);
-static void (*const floats[])(const float *, int, const float *, size_t, float *) = {floats_1, floats_2, floats_3, floats_4, floats_5};
-static Rounding *const bytes[] = {bytes_1, bytes_2, bytes_3, bytes_4, bytes_5}, *const halves[] = {halves_1, halves_2, halves_3, halves_4, halves_5};
+static void (*const floats[TILE])(const float *, int, const float *, size_t, float *) = {floats_1, floats_2, floats_3, floats_4, floats_5};
+static Rounding *const bytes[2][TILE] = {{bytes_1, bytes_2, bytes_3, bytes_4, bytes_5}, {halves_1, halves_2, halves_3, halves_4, halves_5}};
 
 static void tile(int R, const Matrix *m, const float *panel, const float *x, Rounded q, size_t stride, float *sums) {
-    if (q.q && m->kind >= Q8_0) (m->kind == Q8_0 ? bytes : halves)[R - 1](panel, m->cols, q, stride, sums);
+    if (q.q && m->kind >= Q8_0) bytes[m->kind != Q8_0][R - 1](panel, m->cols, q, stride, sums);
     else floats[R - 1](panel, m->cols, x, stride, sums);
 }
 #else

@@ -113,7 +113,7 @@ def _seal(path: Path) -> None:
 
 @lru_cache(maxsize=1)
 def _cache() -> Path:
-    """The user's own folder, which no one else may write to: a library is code. Else one that lives as long as we do."""
+    """The user's own folder, which no one else may write to: a library is code. Else one for this process alone."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = base / "headwater"
     try:
