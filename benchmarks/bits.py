@@ -3,8 +3,9 @@
     python benchmarks/bits.py [--text FILE] [--tokens 8192] [--run RUN] [--pairs FILE.en FILE.de] [--sentences 300]
 
 Perplexity: the beginning of wikitext-2's test part where ../shared/data has it. The modules round weights only; the
-compiled step rounds what meets packed weights, too: up to 4 tokens, as it writes, to 8 bits; more of them, as it reads
-prompts, to 8 beside weights of 4 bits and to 7 beside weights of 8.
+compiled step also rounds to 8 bits what meets packed weights. It is measured as it writes (few tokens at a time) and as
+it reads prompts (a whole window). llama.cpp, which rounds activations too, reads the same files in the same run (make
+bench installs it): our rounding may cost no more than its own.
 BLEU: a run of text to text (headwater train), on the first lines of a pair of files, beam 4. Bars: int8 within 1 % of
 float32, int4 within 5 %. SmolLM2's own file has 4 bits and a table of 8, so packing it likewise repeats what is in the
 file and shows the rounding of activations alone; the translator's weights are float32.
@@ -14,17 +15,24 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import json
 import math
+import statistics
+import subprocess
+import sys
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from side_by_side import HERE, write
+from side_by_side import BENCH_PYTHON, HERE, environment, write
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import headwater
 from headwater.data.metrics.translation import bleu
+from headwater.families.gguf import save_gguf
+from headwater.families.known import locate
 from headwater.fast.packed import Packed, PackedTable, pack, put
 from headwater.generation.reading import read_all
 from headwater.generation.slots import Slots
@@ -37,6 +45,8 @@ PAIRS = [DATA / "multi30k" / f"test_2016_flickr.{language}.gz" for language in (
 WINDOW, FEW = 512, 4
 BARS = {"int8": 0.01, "int4": 0.05}
 WAYS = ("float32", "int8", "int4")
+WRITES, READS = "step, as it writes", "step, as it reads prompts"
+SURE = 2.0  # standard errors: a smaller difference between two ways of rounding is chance
 
 
 def widen(model: nn.Module) -> None:
@@ -68,14 +78,13 @@ def opened(path: Path):
 
 
 @torch.inference_mode()
-def by_modules(model: nn.Module, windows: Tensor) -> float:
-    """The perplexity of windows [N, WINDOW] that know nothing of one another."""
-    losses = [F.cross_entropy(model(window[None])[0, :-1], window[1:]).item() for window in windows]
-    return math.exp(sum(losses) / len(losses))
+def by_modules(model: nn.Module, windows: Tensor) -> list[float]:
+    """The loss of each of the windows [N, WINDOW], which know nothing of one another."""
+    return [F.cross_entropy(model(window[None])[0, :-1], window[1:]).item() for window in windows]
 
 
 @torch.inference_mode()
-def by_steps(model: nn.Module, windows: Tensor, together: int) -> float:
+def by_steps(model: nn.Module, windows: Tensor, together: int) -> list[float]:
     """The same through the compiled step, so many tokens at a time."""
     losses = []
     for window in windows:
@@ -84,7 +93,11 @@ def by_steps(model: nn.Module, windows: Tensor, together: int) -> float:
         scores = torch.cat([read_all(model, slots, part, len(part)) for part in parts])
         assert slots.stepper[1] is not None, "the compiled step does not know this model"
         losses.append(F.cross_entropy(scores, window[1:]).item())
-    return math.exp(sum(losses) / len(losses))
+    return losses
+
+
+def perplexity(losses: list[float]) -> float:
+    return math.exp(statistics.fmean(losses))
 
 
 def held(model: nn.Module) -> float:
@@ -102,9 +115,9 @@ def perplexities(text: str, tokens: int) -> dict[str, dict[str, float]]:
         windows = ids[: len(ids) // WINDOW * WINDOW].view(-1, WINDOW)
         found[bits] = {
             "MB": held(loaded.model),
-            "modules": by_modules(loaded.model, windows),
-            "step, as it writes": by_steps(loaded.model, windows, FEW),
-            "step, as it reads prompts": by_steps(loaded.model, windows, WINDOW),
+            "modules": perplexity(by_modules(loaded.model, windows)),
+            WRITES: perplexity(by_steps(loaded.model, windows, FEW)),
+            READS: perplexity(by_steps(loaded.model, windows, WINDOW)),
         }
     return found
 
@@ -117,6 +130,64 @@ def told_perplexities(found: dict[str, dict[str, float]], tokens: int, name: str
         cells = [f"{one[way]:.2f} ({one[way] / first - 1:+.2%})" for way in ways]
         lines.append(f"| {bits} | {one['MB']:.0f} | " + " | ".join(cells) + f" | {bar(bits)} |")
     return "\n".join([*lines, f"\n{tokens} tokens of {name}, in windows of {WINDOW}; beside float32 by modules."])
+
+
+# ------------------------------------------------------------------------------------------------- beside llama.cpp
+
+
+Losses = dict[str, list[float]]  # way: of each window
+
+
+def by_llama_cpp(file: Path, windows: Tensor, together: int, threads: int) -> list[float]:
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as given:
+        json.dump(windows.tolist(), given)
+        given.flush()
+        script = str(HERE / "contenders" / "bits_llama_cpp.py")
+        command = [str(BENCH_PYTHON), script, str(file), given.name, str(together)]
+        run = subprocess.run(command, env=environment(threads), capture_output=True, text=True, check=True)
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def beside_llama_cpp(text: str, tokens: int, threads: int) -> dict[str, dict[str, Losses]]:
+    """For each file the losses of its exact weights, and what activations of fewer bits make of them."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        plain = headwater.load("smollm2")
+        widen(plain.model)
+        eight = save_gguf(plain, Path(folder) / "q8_0.gguf", "Q8_0")
+        for name, file in (("Q4_1", locate("smollm2")), ("Q8_0", eight)):
+            loaded = headwater.load(str(file))
+            ids = torch.tensor(loaded.tokenizer.encode(text))[:tokens]
+            windows = ids[: len(ids) // WINDOW * WINDOW].view(-1, WINDOW)
+            ways = {WRITES: 1, READS: WINDOW}
+            ours = {way: by_steps(loaded.model, windows, together) for way, together in ways.items()}
+            theirs = {way: by_llama_cpp(file, windows, together, threads) for way, together in ways.items()}
+            widen(loaded.model)
+            exact = by_modules(loaded.model, windows)
+            found[name] = {"exact": dict.fromkeys(ways, exact), "headwater": ours, "llama.cpp": theirs}
+    return found
+
+
+def told_beside(found: dict[str, dict[str, Losses]]) -> str:
+    lines = ["\n| file | perplexity of its weights | way | headwater | llama.cpp |", "|---|---|---|---|---|"]
+    for name, one in found.items():
+        for way in (WRITES, READS):
+            exact, *rounded = (perplexity(one[who][way]) for who in ("exact", "headwater", "llama.cpp"))
+            cells = [f"{value:.3f} ({value / exact - 1:+.2%})" for value in rounded]
+            lines.append(f"| {name} | {exact:.3f} | {way.removeprefix('step, ')} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def costs_more(found: dict[str, dict[str, Losses]]) -> list[str]:
+    """Where rounding costs us more than it costs llama.cpp, window by window, beyond chance."""
+    more = []
+    for name, one in found.items():
+        for way in (WRITES, READS):
+            apart = [a - b for a, b in zip(one["headwater"][way], one["llama.cpp"][way], strict=True)]
+            error = statistics.stdev(apart) / len(apart) ** 0.5 if len(apart) > 1 else math.inf
+            if (mean := statistics.fmean(apart)) > SURE * error:
+                more.append(f"{name}, {way}: {mean:.2%} ± {error:.2%}")
+    return more
 
 
 def bar(bits: str) -> str:
@@ -166,15 +237,25 @@ def main() -> None:
     parser.add_argument("--run", type=Path, help="a run of text to text: BLEU too")
     parser.add_argument("--pairs", type=Path, nargs=2, default=PAIRS, metavar="FILE")
     parser.add_argument("--sentences", type=int, default=300)
+    parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     with opened(args.text) as file:
-        found = perplexities(file.read(8 * args.tokens), args.tokens)
+        text = file.read(8 * args.tokens)
+    found = perplexities(text, args.tokens)
     told, report = told_perplexities(found, args.tokens, args.text.name), {"perplexity": found}
+    more: list[str] = []
+    if BENCH_PYTHON.exists():
+        report["beside llama.cpp"] = beside_llama_cpp(text, args.tokens, args.threads)
+        told += "\n" + told_beside(report["beside llama.cpp"])
+        more = costs_more(report["beside llama.cpp"])
     if args.run:
         sides = [opened(path).read().splitlines()[: args.sentences] for path in args.pairs]
         report["bleu"] = translations(args.run, *sides)
         told += "\n" + told_translations(report["bleu"], len(sides[0]), args.pairs[0].name)
     write({"tokens": args.tokens, **report}, told, "bits")
+    if more:
+        sys.exit("rounding costs more than in llama.cpp: " + "; ".join(more))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import json
 import tempfile
 from pathlib import Path
 
+from correctness import EXACT, end_if_wrong, judge
 from side_by_side import BENCH_PYTHON, Contender, compare, table, write
 
 from headwater.families.known import locate
@@ -97,8 +98,10 @@ def main() -> None:
         ]
         left = [c for c in contenders if not any(word and word in c.name for word in args.without.split(","))]
         found = compare(left, args.rounds, args.threads)
-    said = agreement(found, TRUTH)
+    judged = judge(found, TRUTH, {name: EXACT for name in found["facts"] if "float32" in name})
+    said = agreement(found, TRUTH) + "\n" + judged
     write(found, table(found, FIRST) + "\n" + said, "decode")
+    end_if_wrong(found, FIRST)
 
 
 if __name__ == "__main__":

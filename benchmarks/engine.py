@@ -4,22 +4,27 @@
 
 A decoder of the size of SmolLM2-135M with weights that have learnt nothing (speed does not depend on what they know),
 in float32 and packed. One stream and many in turn, medians. Bars: eight give at least 3 times the tokens per second of
-one; the place of a cancelled request is taken within one step.
+one; the place of a cancelled request is taken within one step. Before anything is timed, the log-probabilities of all
+streams together are compared with those of the modules, each stream alone: where they are wrong there is no ratio.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 
 import torch
+from correctness import EXACT, ROUNDED, distance
 from side_by_side import Watch, spread, verdict, write
 
 from headwater.core import decoder
 from headwater.fast.packed import pack
 from headwater.generation.choosers import Temperature, TopK
 from headwater.generation.engine import Engine
+from headwater.generation.reading import read
 from headwater.generation.requests import Request
+from headwater.generation.slots import Slots
 
 SIZES = {"d_model": 576, "heads": 9, "kv_heads": 3, "layers": 30, "d_ff": 1536, "gated": True, "activation": "silu"}
 SHAPE = {"placement": "pre", "norm": "rms", "position": "rotary", "bias": False, "dropout": 0.0}
@@ -57,17 +62,42 @@ def steps_until_free(model: torch.nn.Module, streams: int, prompt: int) -> int:
     raise AssertionError("the place of a cancelled request stays taken")
 
 
+def logprobs(model: torch.nn.Module, prompts: list[tuple[int, ...]], compiled: bool) -> list[float]:
+    """Of a hundred tokens of the vocabulary after each prompt: all prompts together, then one more token each."""
+    slots = Slots(model, range(len(prompts)))
+    if not compiled:
+        slots.stepper = (model, None)
+    scores = [read(model, slots, prompts), read(model, slots, [one[:1] for one in prompts])]
+    return torch.cat(scores).log_softmax(-1)[:, :100].flatten().tolist()
+
+
+def apart(model: torch.nn.Module, streams: int, prompt: int) -> float:
+    """How far the streams together are from the modules, which read each alone."""
+    prompts = [request(number, prompt, 1).prompt for number in range(streams)]
+    alone = [logprobs(model, [one], compiled=False) for one in prompts]
+    reference = [value for half in (slice(0, 100), slice(100, 200)) for row in alone for value in row[half]]
+    return distance(logprobs(model, prompts, compiled=True), reference)
+
+
 def measured(weights: str, args: argparse.Namespace) -> dict:
     model = decoder(VOCAB, **SIZES, **SHAPE).build(seed=0).eval()
     if weights != "float32":
         pack(model, weights)
+    wrong, allowed = apart(model, args.streams, args.prompt), EXACT if weights == "float32" else ROUNDED
+    if wrong > allowed:
+        sys.exit(f"{weights}: no ratio, {args.streams} streams are wrong: {wrong:.2g} away, {allowed:g} is allowed")
     one, many = [], []
     for _ in range(args.rounds + 1):
         one.append(rate(model, 1, args.tokens, args.prompt))
         many.append(rate(model, args.streams, args.tokens, args.prompt))
     found = {"1": spread(one[1:]), str(args.streams): spread(many[1:])}  # the first round warms up
     ratio = found[str(args.streams)]["median"] / found["1"]["median"]
-    return {**found, "ratio": ratio, "steps until free": steps_until_free(model, args.streams, args.prompt)}
+    return {
+        **found,
+        "ratio": ratio,
+        "distance": wrong,
+        "steps until free": steps_until_free(model, args.streams, args.prompt),
+    }
 
 
 def main() -> None:
@@ -80,11 +110,22 @@ def main() -> None:
     watch, many = Watch([]), str(args.streams)
     found = {weights: measured(weights, args) for weights in args.weights}
     others = watch.others()
-    names = ["weights", "1 stream, tokens/s", f"{many} streams, tokens/s", f"ratio (bar {BAR:g})", "steps until free"]
+    names = [
+        "weights",
+        "1 stream, tokens/s",
+        f"{many} streams, tokens/s",
+        f"ratio (bar {BAR:g})",
+        "distance",
+        "steps until free",
+    ]
     lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     for weights, one in found.items():
         cells = [f"{one[n]['median']:.1f} [{one[n]['low']:.1f}..{one[n]['high']:.1f}]" for n in ("1", many)]
-        lines.append(f"| {weights} | " + " | ".join(cells) + f" | {one['ratio']:.2f} | {one['steps until free']} |")
+        lines.append(
+            f"| {weights} | "
+            + " | ".join(cells)
+            + f" | {one['ratio']:.2f} | {one['distance']:.2g} | {one['steps until free']} |"
+        )
     lines.append(f"\n{args.rounds} rounds in turn, {args.threads} threads; machine {verdict(others)}.")
     write({"figures": found, "others": others, "threads": args.threads}, "\n".join(lines), "engine")
 

@@ -3,15 +3,18 @@
     python benchmarks/first_token.py [--rounds 5] [--threads 2] [--without transformers]
 
 Each is a fresh process: import, load SmolLM2-135M, read a prompt of 32 tokens, say the next. Ours is the command
-`headwater generate`. Importing torch alone stands beside them: whoever builds on it starts no sooner.
+`headwater generate`. Importing torch alone stands beside them: whoever builds on it starts no sooner. Who says another
+token than transformers does gets no ratio.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from pathlib import Path
 
+from correctness import end_if_wrong
 from decode import widened
 from side_by_side import BENCH_PYTHON, Contender, compare, finish
 
@@ -21,13 +24,18 @@ PROMPT = (
     "The history of the river begins at its headwater, high in the hills, where the snow melts late in spring and "
     "the first water finds its way between stones"
 )
-FIRST = "headwater Q4_1"
+FIRST, TRUTH, ALONE = "headwater Q4_1", "transformers float32", "import torch alone"
 
 
 def fresh(name: str, script: str, *words: str, python: Path | None = None) -> Contender:
     contender = Contender(name, "load_fresh.py", (f"first_token_{script}.py", *words))
     contender.python = python or contender.python
     return contender
+
+
+def word(said: str) -> str:
+    """The first token as text: of our JSON, or what stands after an id."""
+    return json.loads(said)["text"].strip() if said.startswith("{") else said.partition(" ")[2].strip()
 
 
 def main() -> None:
@@ -41,11 +49,15 @@ def main() -> None:
         contenders = [
             fresh(FIRST, "headwater", file, PROMPT),
             fresh("llama.cpp Q4_1", "llama_cpp", file, PROMPT, python=BENCH_PYTHON),
-            fresh("transformers float32", "transformers", str(widened(Path(folder))), PROMPT),
-            fresh("import torch alone", "torch"),
+            fresh(TRUTH, "transformers", str(widened(Path(folder))), PROMPT),
+            fresh(ALONE, "torch"),
         ]
         left = [c for c in contenders if not any(word and word in c.name for word in args.without.split(","))]
-        finish(compare(left, args.rounds, args.threads), FIRST, "first_token")
+        found = compare(left, args.rounds, args.threads)
+    words = {name: word(facts["said"]) for name, facts in found["facts"].items() if name != ALONE}
+    found["wrong"] = {name: f"it says {said!r}" for name, said in words.items() if said != words.get(TRUTH, said)}
+    finish(found, FIRST, "first_token")
+    end_if_wrong(found, FIRST)
 
 
 if __name__ == "__main__":

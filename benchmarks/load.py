@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from correctness import end_if_wrong
 from side_by_side import Contender, compare, finish
 
 from headwater.errors import Unavailable
@@ -60,7 +61,12 @@ def main() -> None:
                 for who in ("headwater", "transformers")
             ]
             print(f"\n{name}\n")
-            finish(compare(contenders, args.rounds, args.threads), "headwater", f"load_{name}")
+            found = compare(contenders, args.rounds, args.threads)
+            ours, theirs = (float(found["facts"][who]["said"]) for who in ("headwater", "transformers"))
+            if abs(ours - theirs) > 0.02 * abs(theirs):
+                found["wrong"] = {"headwater": f"its largest logit is {ours}, that of transformers {theirs}"}
+            finish(found, "headwater", f"load_{name}")
+            end_if_wrong(found, "headwater")
 
 
 if __name__ == "__main__":

@@ -189,14 +189,17 @@ def report(contenders: list[Contender], rounds: int, threads: int, seconds: floa
 
 
 def table(report: dict, first: str) -> str:
-    """Markdown: medians with quartiles, and the ratio of the first contender to each."""
-    figures = report["figures"]
+    """Markdown: medians with quartiles, and the ratio of the first contender to each whose answers are right."""
+    figures, wrong = report["figures"], report.get("wrong", {})
     names = list(next(iter(figures.values())))
     lines = ["| | " + " | ".join(names) + " | " + " | ".join(f"{first} ÷ it: {n}" for n in names) + " |"]
     lines.append("|---" * (1 + 2 * len(names)) + "|")
     for who, found in figures.items():
         cells = [f"{found[n]['median']:.4g} [{found[n]['low']:.4g}..{found[n]['high']:.4g}]" for n in names]
-        ratios = [f"{ratio(figures[first][n], found[n]):.2f}" for n in names]
+        if first in wrong or who in wrong:
+            ratios = ["none"] * len(names)
+        else:
+            ratios = [f"{ratio(figures[first][n], found[n]):.2f}" for n in names]
         lines.append(f"| {who} | " + " | ".join(cells + ratios) + " |")
     return "\n".join(lines + ending(report))
 
@@ -204,7 +207,8 @@ def table(report: dict, first: str) -> str:
 def ending(report: dict) -> list[str]:
     """What stands below every table."""
     said = f"\n{report['rounds']} interleaved rounds, {report['threads']} threads; machine {report['trust']}."
-    return [said, *(f"{name}: not measured, {why}" for name, why in report["missing"].items())]
+    missing = [f"{name}: not measured, {why}" for name, why in report["missing"].items()]
+    return [said, *missing, *(f"{name}: no ratio, {why}" for name, why in report.get("wrong", {}).items())]
 
 
 def finish(report: dict, first: str, name: str) -> None:

@@ -7,15 +7,22 @@
 Peers drop in different places, so a comparison names the places, and only contenders that drop there, and nowhere
 else, are ranked: `residual` is what Marian and BART do by default, `attention` what GPT-2 does, `everywhere` what
 torch.nn.Transformer does. The peak of matrix multiplication is measured in the same rounds.
+
+Who does not learn what is asked gets no ratio: the losses of our first two steps must be those of the same steps
+without the C kernels, and every contender's first loss must be near that of a model that knows nothing yet.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
+import subprocess
 import sys
 from pathlib import Path
 
-from side_by_side import Contender, compare, ending, peers_python, ratio, write
+from correctness import end_if_wrong
+from side_by_side import Contender, compare, ending, environment, peers_python, ratio, write
 
 sys.path.insert(0, str(Path(__file__).parent / "contenders"))
 from train_work import PLACES, WORKS, Work
@@ -44,6 +51,29 @@ def contenders(work: str, places: str, compiled: bool) -> list[Contender]:
     return found
 
 
+def plain_losses(work: str, places: str, threads: int) -> list[float]:
+    """The losses of our first two steps with the C kernels turned off."""
+    script = Path(__file__).parent / "contenders" / "train_headwater.py"
+    run = subprocess.run(
+        [sys.executable, str(script), work, "--places", places], env={**environment(threads), "HEADWATER_FAST": "0"},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return json.loads(run.stdout.splitlines()[0])["losses"]
+
+
+def wrong(report: dict, work: Work, plain: list[float]) -> dict[str, str]:
+    """Name to reason, of those whose losses are not what they must be."""
+    losses = {name: facts["losses"] for name, facts in report["facts"].items() if "losses" in facts}
+    guess = math.log(work.vocab)
+    found = {
+        name: f"its first loss is {first:.2f}, that of a model that knows nothing {guess:.2f}"
+        for name, (first, *_) in losses.items() if not 0.8 * guess < first < 2 * guess
+    }  # fmt: skip
+    if OURS in losses and any(abs(a - b) > 1e-3 * abs(b) for a, b in zip(losses[OURS], plain, strict=True)):
+        found[OURS] = f"its losses are {losses[OURS]}, without the C kernels {plain}"
+    return found
+
+
 def ranked(report: dict, places: str) -> list[str]:
     """The peers that drop exactly where they were asked to."""
     drops = {name: set(facts["drops"]) for name, facts in report["facts"].items() if "drops" in facts}
@@ -66,11 +96,17 @@ def summary(report: dict, work: Work, places: str) -> dict[str, float]:
 COLUMNS = ("", "ms a step", "processor ms", "tokens/s", "of matmul peak", "headwater × as fast", "weights", "drops at")
 
 
+def times(report: dict, name: str, worked: dict, own: dict | None) -> str:
+    """Headwater beside a contender, by the clock and by processor time; nothing where one of them is wrong."""
+    if own is None or {OURS, name} & set(report["wrong"]):
+        return "none"
+    return f"{report['times as fast'][name]:.2f} ({ratio(worked, own):.2f})"
+
+
 def text(report: dict, title: str, places: str) -> str:
     """Markdown. In brackets beside the ratio: the same by processor time, which other work disturbs less."""
     lines = [f"### {title}\n", "| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
     equal = {OURS, *ranked(report, places)}
-    none = float("nan")
     own = report["figures"].get(OURS, {}).get("processor ms")
     for name, found in report["figures"].items():
         if name == PEAK:
@@ -82,7 +118,7 @@ def text(report: dict, title: str, places: str) -> str:
             f"{worked['median']:.1f}",
             f"{found['tokens/s']['median']:,.0f}",
             f"{report['share of peak'][name]:.0%}",
-            f"{report['times as fast'].get(name, none):.2f} ({ratio(worked, own) if own else none:.2f})",
+            times(report, name, worked, own),
             f"{facts['parameters']:,}",
             (", ".join(facts["drops"]) or "nowhere") + ("" if name in equal else " (not the same)"),
         ]
@@ -112,11 +148,14 @@ def main() -> None:
             name = f"({work}) dropout {dropped}" + (", compiled" if args.compile else "")
             print(name, file=sys.stderr)
             report = compare(some, args.rounds, args.threads)
+            report["wrong"] = wrong(report, WORKS[work], plain_losses(work, places, args.threads))
             summary(report, WORKS[work], places)
             reports[name] = report
             texts.append(text(report, name, places))
             print(texts[-1] + "\n", flush=True)
     write(reports, "\n\n".join(texts), "train_steps_compiled" if args.compile else "train_steps")
+    for report in reports.values():
+        end_if_wrong(report, OURS)
 
 
 if __name__ == "__main__":

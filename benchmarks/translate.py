@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from correctness import EXACT, end_if_wrong, judge
 from side_by_side import BENCH_PYTHON, Contender, compare, table, write
 
 from headwater.families.family import FAMILIES
@@ -76,8 +77,10 @@ def main() -> None:
         ]
         left = [c for c in contenders if not any(word and word in c.name for word in args.without.split(","))]
         found = compare(left, args.rounds, args.threads)
-    said = agreement(found, TRUTH)
+    judged = judge(found, TRUTH, {name: EXACT for name in found["facts"] if "float32" in name})
+    said = agreement(found, TRUTH) + "\n" + judged
     write(found, table(found, FIRST) + "\n" + said, "translate")
+    end_if_wrong(found, FIRST)
 
 
 if __name__ == "__main__":

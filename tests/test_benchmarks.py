@@ -61,7 +61,7 @@ def test_who_says_nothing_is_missing(bench, tmp_path):
 
 def test_an_engine_is_measured(bench, monkeypatch, tmp_path):
     engine = bench("engine")
-    monkeypatch.setattr(engine, "VOCAB", 64)
+    monkeypatch.setattr(engine, "VOCAB", 128)
     monkeypatch.setattr(engine, "SIZES", {**engine.SIZES, "d_model": 96, "heads": 3, "layers": 1, "d_ff": 96})
     small = ["--rounds", "1", "--tokens", "2", "--prompt", "3", "--threads", "1", "--weights", "int8"]
     monkeypatch.setattr("sys.argv", ["engine.py", *small])
@@ -76,6 +76,74 @@ def test_agreement_counts_what_is_the_same(bench):
     assert "| ours | 2 of 4 | 3 |" in told and "| truth | 4 of 4 | 4 |" in told
     report = {"facts": {"ours": {"translations": [[1], [2]]}, "truth": {"translations": [[1], [3]]}}}
     assert "| ours | 1 of 2 |" in bench("translate").agreement(report, "truth")
+
+
+def measured(found: list[float], reference: list[float]) -> dict:
+    """A report of two contenders: one twice as fast as the other, with these log-probabilities."""
+    figures = {name: {"tokens/s": {"median": n, "low": n, "high": n, "rounds": [n]}} for name, n in SPEEDS.items()}
+    facts = {"ours": {"logprobs": {"reading": found}}, "truth": {"logprobs": {"reading": reference}}}
+    return {"figures": figures, "facts": facts, "missing": {}, "rounds": 1, "threads": 2, "trust": "quiet"}
+
+
+SPEEDS = {"ours": 2.0, "truth": 1.0}
+REFERENCE = [-1.0, -2.0, -0.5, -4.0]
+
+
+def test_right_answers_have_a_ratio(bench):
+    correctness, table = bench("correctness"), bench("side_by_side").table
+    report = measured([value + 1e-5 for value in REFERENCE], REFERENCE)
+    correctness.judge(report, "truth", {"ours": correctness.EXACT})
+    assert report["wrong"] == {} and "| 2.00 |" in table(report, "ours")
+    correctness.end_if_wrong(report, "ours")
+
+
+@pytest.mark.parametrize("found", [[-3.0, -0.1, -7.0, -1.0], [float("nan"), -2.0, -0.5, -4.0]])
+def test_wrong_answers_have_no_ratio_and_end_the_run(found: list[float], bench):
+    correctness, table = bench("correctness"), bench("side_by_side").table
+    report = measured(found, REFERENCE)
+    correctness.judge(report, "truth", {})
+    told = table(report, "ours")
+    assert "2.00" not in told and "ours: no ratio, its answers are wrong: reading is" in told
+    with pytest.raises(SystemExit, match="ours: its answers are wrong"):
+        correctness.end_if_wrong(report, "ours")
+
+
+def test_without_a_reference_there_is_no_ratio(bench):
+    report = measured(REFERENCE, REFERENCE)
+    del report["facts"]["truth"]
+    assert "truth was not there to compare with" in bench("correctness").judge(report, "truth", {})
+    assert "2.00" not in bench("side_by_side").table(report, "ours")
+
+
+def test_an_engine_that_is_wrong_is_not_measured(bench, monkeypatch):
+    engine = bench("engine")
+    monkeypatch.setattr(engine, "VOCAB", 128)
+    monkeypatch.setattr(engine, "SIZES", {**engine.SIZES, "d_model": 96, "heads": 3, "layers": 1, "d_ff": 96})
+    right = engine.logprobs
+    monkeypatch.setattr(
+        engine, "logprobs", lambda *given, compiled: [n + compiled * n for n in right(*given, compiled)]
+    )
+    monkeypatch.setattr("sys.argv", ["engine.py", "--prompt", "3", "--threads", "1", "--weights", "float32"])
+    with pytest.raises(SystemExit, match="float32: no ratio, 8 streams are wrong"):
+        engine.main()
+
+
+def test_a_training_step_that_learns_something_else_has_no_ratio(bench):
+    steps = bench("train_steps")
+    work, good = steps.WORKS["tiny"], [6.9, 6.8]
+    report = {"facts": {"headwater": {"losses": good}, "peer": {"losses": [3.0, 2.0]}}}
+    assert list(steps.wrong(report, work, good)) == ["peer"]
+    assert "without the C kernels [6.9, 6.7]" in steps.wrong(report, work, [6.9, 6.7])["headwater"]
+
+
+def test_rounding_beside_llama_cpp_is_compared_window_by_window(bench):
+    bits = bench("bits")
+    windows = {way: [2.0, 3.0, 2.5, 2.2] for way in (bits.WRITES, bits.READS)}
+    worse = {way: [loss + 0.01 + 0.001 * i for i, loss in enumerate(losses)] for way, losses in windows.items()}
+    report = {"file": {"exact": windows, "headwater": windows, "llama.cpp": windows}}
+    assert bits.costs_more(report) == []
+    report["file"]["headwater"] = worse
+    assert len(bits.costs_more(report)) == 2 and "+1.16%" in bits.told_beside(report)
 
 
 def test_shares_of_a_step_are_all_of_it(bench):

@@ -69,4 +69,5 @@ def once() -> tuple[list[int], dict[str, float]]:
     return tokens, rates(first, whole - first)
 
 
-serve(once)
+(scored,) = model.score_batch([words])
+serve(once, {"reading": list(scored.log_probs)})

@@ -8,7 +8,7 @@ import torch
 from decode_work import NEW, prompt, rates, serve
 
 import headwater
-from headwater.generation.reading import read
+from headwater.generation.reading import read, read_all
 from headwater.generation.slots import Slots
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -25,4 +25,12 @@ def once() -> tuple[list[int], dict[str, float]]:
     return tokens, rates(middle - begun, time.perf_counter() - middle)
 
 
-serve(once)
+def logprobs(together: int) -> list[float]:
+    """Of the prompt's tokens, read so many at a time by the step that is timed."""
+    slots = Slots(model, [0], most=len(ids) + NEW)
+    parts = [ids[i : i + together] for i in range(0, len(ids), together)]
+    scores = torch.cat([read_all(model, slots, part, len(part)) for part in parts]).log_softmax(-1)
+    return scores[torch.arange(len(ids) - 1), torch.tensor(ids[1:])].tolist()
+
+
+serve(once, {"reading": logprobs(len(ids)), "writing": logprobs(1)})

@@ -26,4 +26,6 @@ def once() -> tuple[list[int], dict[str, float]]:
     return tokens, rates(first, whole - first)
 
 
-serve(once)
+with torch.inference_mode():
+    scores = model(ids).logits[0, :-1].log_softmax(-1)
+serve(once, {"reading": scores.gather(1, ids[0, 1:, None])[:, 0].tolist()})

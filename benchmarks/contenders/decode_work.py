@@ -1,4 +1,8 @@
-"""The work of all who decode: one prompt of ids, 128 tokens after it, each the most probable."""
+"""The work of all who decode: one prompt of ids, 128 tokens after it, each the most probable.
+
+So that speed counts only where answers are right, each tells the log-probabilities of the prompt's own tokens, read at
+once ("reading") and, where it can, token by token ("writing").
+"""
 
 import json
 import sys
@@ -17,10 +21,10 @@ def rates(reading: float, writing: float) -> dict[str, float]:
     return {"prefill tokens/s": len(prompt()) / reading, "decode tokens/s": (NEW - 1) / writing}
 
 
-def serve(once: Callable[[], tuple[list[int], dict[str, float]]]) -> None:
-    """once() gives the tokens and the rates. What was written the first time is told as a fact."""
+def serve(once: Callable[[], tuple[list[int], dict[str, float]]], logprobs: dict[str, list[float]]) -> None:
+    """once() gives the tokens and the rates. Told as facts: what was written the first time, and log-probabilities."""
     tokens, _ = once()
     assert len(tokens) == NEW
-    print(json.dumps({"tokens": tokens}), flush=True)
+    print(json.dumps({"tokens": tokens, "logprobs": logprobs}), flush=True)
     for _ in sys.stdin:
         print(json.dumps(once()[1]), flush=True)

@@ -115,9 +115,9 @@ def plain_step(model: nn.Module, loss: Loss) -> Callable[[Batch], float]:
 def serve(step: Callable[[Batch], float], work: Work, drops: Iterable[str], parameters: int, warm: int = 2) -> None:
     """Two steps to warm up, then one step for every line."""
     given, began = batches(work), time.perf_counter()
-    for batch in given[:warm]:
-        step(batch)
-    facts = {"parameters": parameters, "drops": list(drops), "warm-up seconds": time.perf_counter() - began}
+    losses = [step(batch) for batch in given[:warm]]
+    seconds = time.perf_counter() - began
+    facts = {"parameters": parameters, "drops": list(drops), "warm-up seconds": seconds, "losses": losses}
     print(json.dumps(facts), flush=True)
     for turn, _ in enumerate(sys.stdin):
         began, worked = time.perf_counter(), time.process_time()

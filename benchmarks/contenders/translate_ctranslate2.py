@@ -76,4 +76,9 @@ def translate(sentences: list[list[int]]) -> list[list[int]]:
     return [[int(word) if word.isdigit() else words.index(word) for word in one.hypotheses[0]] for one in found]
 
 
-serve(translate)
+def score(sources: list[list[int]], targets: list[list[int]]) -> list[list[float]]:
+    given, wanted = ([[words[i] for i in one] for one in side] for side in (sources, targets))
+    return [one.log_probs[:TOKENS] for one in model.score_batch(given, wanted)]
+
+
+serve(translate, score)

@@ -14,12 +14,28 @@ def sentences(count: int) -> list[list[int]]:
     return [[draw.randrange(10, LAST) for _ in range(TOKENS)] for _ in range(count)]
 
 
-def serve(translate: Callable[[list[list[int]]], list[list[int]]]) -> None:
-    """translate(sentences) gives the tokens of each translation. The first translations are told as a fact."""
-    some = sentences(TOGETHER)
+def targets(count: int) -> list[list[int]]:
+    """Translations that all are asked to score: so that speed counts only where answers are right."""
+    draw = random.Random(1)
+    return [[draw.randrange(10, LAST) for _ in range(TOKENS)] for _ in range(count)]
+
+
+Sentences = list[list[int]]
+
+
+def serve(
+    translate: Callable[[Sentences], Sentences], score: Callable[[Sentences, Sentences], list[list[float]]]
+) -> None:
+    """translate(sentences) gives the tokens of each translation, score(sentences, targets) the log-probability of each
+    token of the targets. Told as facts: the first translations, and the scores one at a time and together.
+    """
+    some, wanted = sentences(TOGETHER), targets(TOGETHER)
     first = translate(some)
     assert [len(one) for one in first] == [TOKENS] * TOGETHER
-    print(json.dumps({"translations": first}), flush=True)
+    alone = [score([some[i]], [wanted[i]])[0] for i in range(ALONE)]
+    logprobs = {"batch 32": score(some, wanted), "batch 1": alone}
+    flat = {way: [value for row in rows for value in row] for way, rows in logprobs.items()}
+    print(json.dumps({"translations": first, "logprobs": flat}), flush=True)
     for _ in sys.stdin:
         begun = time.perf_counter()
         for one in some[:ALONE]:

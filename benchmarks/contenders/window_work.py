@@ -1,6 +1,8 @@
 """Attention of one layer over n places, in a fresh process: full (PyTorch's fused kernel) or a window (our core's).
 
 window_work.py full|window N forward|both     prints seconds (the median) and the peak MB above its inputs
+
+Some rows of its answer are compared with the formula before anything is printed.
 """
 
 from __future__ import annotations
@@ -20,6 +22,16 @@ from headwater.core.positions import NoPosition
 HEADS, WIDTH, SEEN = 8, 64, 256
 
 
+def check(out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: int) -> None:
+    """Rows at the beginning, in the middle and at the end are softmax(q kᵀ / √d) v over the keys they see."""
+    n = q.shape[2]
+    for row in (0, 1, n // 2, n - 1):
+        first = max(0, row + 1 - seen)
+        keys, values = k[:, :, first : row + 1], v[:, :, first : row + 1]
+        weights = (q[:, :, row : row + 1] @ keys.mT * WIDTH**-0.5).softmax(-1)
+        torch.testing.assert_close(out[:, :, row : row + 1], weights @ values, atol=1e-4, rtol=1e-4)
+
+
 def main() -> None:
     kind, n, way = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     torch.manual_seed(0)
@@ -34,7 +46,10 @@ def main() -> None:
         if way == "both":
             out.sum().backward()
         times.append(time.perf_counter() - began)
-    print(json.dumps({"seconds": statistics.median(times[1:]), "peak MB": peak_mb() - before}), flush=True)
+    used = peak_mb() - before
+    with torch.no_grad():
+        check(out, q, k, v, SEEN if kind == "window" else n)
+    print(json.dumps({"seconds": statistics.median(times[1:]), "peak MB": used}), flush=True)
 
 
 if __name__ == "__main__":
