@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import argparse
 import sys
+from itertools import islice
 from pathlib import Path
 
-from headwater.cli import use
+from headwater.cli import inputs, kernels, use
 from headwater.cli.language import say
+from headwater.cli.outputs import TOGETHER
 from headwater.cli.parser import Parser
 from headwater.errors import BadInput, BadSetting
 
 
 def arguments(parser: Parser) -> None:
     parser.add_argument("run", help=say("a run that translates the other way", "反方向的翻译模型的训练目录"))
-    parser.add_argument("files", nargs="+", help=say("text, a sentence a line", "文本,每行一句"))
+    told = say(
+        "files: text with a sentence a line, or tables (CSV, TSV, JSONL)",
+        "文件：每行一句的文本，或表格（CSV、TSV、JSONL）",
+    )
+    parser.add_argument("files", nargs="+", help=told)
+    told = say(
+        "the column of a table to read; else the one it was trained on", "读取表格的哪一列；默认为训练时的那一列"
+    )
+    parser.add_argument("--column", metavar="NAME", help=told)
     parser.add_argument("--out", "-o", required=True, help=say("the table of pairs to write", "写出的句对表"))
     parser.add_argument("--beam", type=int, default=1, help=say("beginnings carried along [1: greedy]", "束宽 [1]"))
     told = say("draw instead: more varied, and often better to learn from", "改为采样:更多样,往往更有用")
@@ -33,12 +43,16 @@ def run(args: argparse.Namespace) -> None:
     if args.temperature and args.beam > 1:
         raise BadSetting("--temperature draws and --beam searches, got both; choose one")
     trained = use.loaded(args, "text-to-text")
+    options = inputs.Options(files_only=True, column=args.column)
+    given = inputs.inputs_of(args.files, options, "text-to-text", trained.columns)
+    kernels.note_missing()
     how = {"temperature": args.temperature, "seed": args.seed} if args.temperature else {}
     part = out.with_name(out.name + ".part")  # the table appears whole
     count = 0
     with part.open("w", encoding="utf-8") as file:
-        for some in use.groups(args.files):
-            lines = [" ".join(line.split()) for line in some if line.strip()]
+        entries = given.entries()
+        while some := list(islice(entries, TOGETHER)):
+            lines = [" ".join(entry.text.split()) for entry in some if not entry.blank]
             for line, made in zip(lines, trained(lines, beam=args.beam, **how) if lines else (), strict=True):
                 file.write(f"{' '.join(made.split()) or '-'}\t{line}\n")
                 count += 1

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from headwater.cli import sampling
+from headwater.cli import kernels, sampling
 from headwater.cli.language import say
 from headwater.cli.starting import undisturbed
 from headwater.cli.terminal import harmless
@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> None:
         from headwater.families.loading import load
 
         loaded = load(args.model)
+    kernels.note_missing()
     chat = Chat(loaded, args.system, sampling.settings(args), str if args.raw else harmless)
     talkative = sys.stdin.isatty()
     if talkative:

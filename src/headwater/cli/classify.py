@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from headwater.cli import use
+from headwater.cli.outputs import Shape
 from headwater.cli.parser import Parser
 
 
@@ -14,9 +15,13 @@ def arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    use.answer(args, "classification", shown)
+    use.answer(args, "classification", Shape(("label", "probability"), best, line))
 
 
-def shown(shares: dict[str, Any]) -> str:
-    label, share = next(iter(shares.items()))
+def best(shares: dict[str, Any]) -> tuple[str, float]:
+    return next(iter(shares.items()))
+
+
+def line(shares: dict[str, Any]) -> str:
+    label, share = best(shares)
     return f"{label}\t{share:.3f}"

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from headwater.cli import kernels
 from headwater.cli.language import say
 from headwater.cli.parser import Parser
 
@@ -27,6 +28,7 @@ def run(args: argparse.Namespace) -> int:
     from headwater.training.run import free_name
     from headwater.training.teaching import train
 
+    kernels.note_missing()
     print(say(*INTRO).format(rows=args.rows), flush=True)
     data = written(Path(args.out) / "dates-data", args.rows)
     folder = free_name("text-to-text", "dates", Path(args.out))

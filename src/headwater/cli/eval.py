@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 
+from headwater.cli import kernels
 from headwater.cli.language import say
 from headwater.cli.parser import Parser
 
@@ -22,17 +24,25 @@ def arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from headwater.cli.report import report_lines
+    from headwater.data.telling import filled
     from headwater.training.measuring import measured
     from headwater.training.progress import short
 
+    kernels.note_missing()
     found = measured(args.run, args.files, args.rows, args.beam, args.columns)
     for note in found.notes:
         print(f"note: {note}", file=sys.stderr)
     if args.json:
-        print(json.dumps(found.scores, ensure_ascii=False))
+        print(json.dumps({**found.scores, **found.report}, ensure_ascii=False))
         return
+    if rows := found.report.get("rows"):
+        print(filled(say("rows", "行数"), 12), f"{rows:,}")
     for name, value in found.scores.items():
         print(f"{name:<12} {value:.4g}")
+    for line in report_lines(found.report, shutil.get_terminal_size().columns):
+        print(line)
+    print()
     for sample in found.samples:
         given, said, wanted = (short(sample[name]) for name in ("input", "output", "expected"))
         expected = say("expected", "应为")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from headwater.cli import sampling
+from headwater.cli import inputs, kernels, sampling
 from headwater.cli.language import say
 from headwater.cli.starting import undisturbed
 from headwater.cli.terminal import harmless
@@ -20,8 +20,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "a folder, a run, a .gguf file or a known name (headwater models)", "模型文件夹、训练目录、.gguf 文件或已知名称"
     )
     parser.add_argument("model", metavar="MODEL", help=told)
-    told = say("the beginning of the text; where it is not given, a pipe is read", "文本开头;不给则从管道读取")
+    told = say(
+        "the beginning of the text, or a file that holds it; where it is not given, a pipe is read",
+        "文本开头，或存有开头的文件；不给则从管道读取",
+    )
     parser.add_argument("prompt", nargs="?", help=told)
+    told = say("the prompt is a text, even if it looks like a file name", "开头当作文本，即使看起来像文件名")
+    parser.add_argument("--as-text", action="store_true", help=told)
     sampling.add(parser)
     told = say("beam search with so many beams", "束搜索的宽度")
     parser.add_argument("--beam", type=int, metavar="N", help=told)
@@ -37,7 +42,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    prompt = given(args.prompt)
+    prompt = given(args.prompt, args.as_text)
+    if not prompt:
+        raise BadInput('generate: the prompt must not be empty, got ""; give a beginning, such as "Once upon a time"')
     settings = {**sampling.settings(args), "trace": args.trace}
     way = by(args)
     shown: Callable[[str], str] = str if args.raw else harmless
@@ -47,6 +54,7 @@ def run(args: argparse.Namespace) -> None:
         from headwater.generation.ask import generate, stream
 
         loaded = load(args.model)
+    kernels.note_missing()
     plain = not (args.json or args.trace or args.beam or args.n > 1)
     if plain and (sys.stdout.isatty() if args.stream is None else args.stream):
         for event in stream(loaded, prompt, by=way, **settings):
@@ -61,10 +69,10 @@ def run(args: argparse.Namespace) -> None:
             print(shown(answer.why(loaded.tokenizer)) + "\n" if args.trace else "", shown(answer.text), sep="")
 
 
-def given(prompt: str | None) -> str:
-    """The prompt, or all that a pipe has to say."""
+def given(prompt: str | None, as_text: bool) -> str:
+    """The prompt, or all that a file or a pipe has to say."""
     if prompt is not None:
-        return prompt
+        return inputs.prompt_of(prompt, as_text)
     if sys.stdin.isatty():
         raise BadInput('generate: it needs a prompt, got none; headwater generate MODEL "Once upon a time"')
     try:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from headwater.cli import inputs, kernels
 from headwater.cli.language import language, say
 from headwater.cli.terminal import harmless
 from headwater.errors import BadInput, BadSetting
@@ -18,7 +19,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "a folder, a run, a .gguf file or a known name (headwater models)", "模型文件夹、训练目录、.gguf 文件或已知名称"
     )
     add("model", metavar="MODEL", help=told)
-    add("text", help=say("what it shall read; for a translator, the source", "要读的文本;翻译模型则为原文"))
+    told = say(
+        "what it shall read, or a file with it; for a translator, the source",
+        "要读的文本，或存有文本的文件；翻译模型则为原文",
+    )
+    add("text", help=told)
+    told = say("the text is a text, even if it looks like a file name", "当作文本，即使看起来像文件名")
+    add("--as-text", action="store_true", help=told)
     told = say(
         "what it shall write, where it has a decoder beside an encoder (else it writes)", "译文;不给则由模型自己写"
     )
@@ -49,7 +56,9 @@ def run(args: argparse.Namespace) -> None:
     model = opened(args.model)
     if model.tokenizer is None:
         raise BadInput(f"{args.model}: it has no tokenizer, so it reads no text; use headwater.inspect with token ids")
-    found = inspect(model, args.text, args.to, what=what, layer=args.layer, head=args.head, kind=args.kind)
+    text = inputs.prompt_of(args.text, args.as_text)
+    kernels.note_missing()
+    found = inspect(model, text, args.to, what=what, layer=args.layer, head=args.head, kind=args.kind)
     written = found.write(args.out, language(), "svg" if args.svg else "png") if args.out else []
     if args.json:
         print(json.dumps(found.to_plain(), ensure_ascii=False, allow_nan=False))

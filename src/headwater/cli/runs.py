@@ -10,8 +10,15 @@ from typing import Any
 from headwater.cli.language import say
 from headwater.cli.parser import Parser
 
-STATES = {"finished": "已完成", "no better": "已早停", "time": "时间到", "signal": "已中断", "bad steps": "因 NaN 停止",
-          "unfinished": "未完成"}  # fmt: skip
+STATES = {
+    "finished": ("finished", "已完成"),
+    "no better": ("stopped early", "已早停"),
+    "time": ("out of time", "时间用完"),
+    "signal": ("stopped (signal)", "已中断（信号）"),
+    "bad steps": ("stopped (NaN)", "已停止（NaN）"),
+    "unfinished": ("unfinished", "未完成"),
+}
+WIDTH = 16  # columns of the longest state
 
 
 def arguments(parser: Parser) -> None:
@@ -36,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
         )
     for line in found:
         scores = "  ".join(f"{name} {value:.4g}" for name, value in line["scores"].items())
-        state = filled(say(line["state"], STATES.get(line["state"], line["state"])), 12)
+        state = filled(say(*STATES.get(line["state"], (line["state"], line["state"]))), WIDTH)
         print(f"{line['run']:<40} {state} {say('step', '步')} {line['step']:<8} {scores}")
 
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from headwater.cli import use
-from headwater.cli.language import say
+from headwater.cli import translate
 from headwater.cli.parser import Parser
 
 
 def arguments(parser: Parser) -> None:
-    use.arguments(parser)
-    parser.add_argument(
-        "--beam", type=int, default=4, help=say("beginnings carried along [4]; 1: greedy", "束宽 [4];1 为贪心")
-    )
+    translate.arguments(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    use.answer(args, "text-to-text", beam=args.beam)
+    translate.text_to_text(args, "summary")

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from headwater.cli import use
+from headwater.cli.outputs import Shape
 from headwater.cli.parser import Parser
 
 
@@ -14,10 +15,11 @@ def arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    use.answer(args, "tagging", shown)
-
-
-def shown(words: list[Any]) -> str:
     from headwater.training.exam import tagged_words
 
-    return tagged_words(words)
+    use.answer(args, "tagging", Shape(("tags",), tags, tagged_words))
+
+
+def tags(words: list[Any]) -> tuple[list[str]]:
+    """A tag for every word of the text, in its order."""
+    return ([tag for _, tag in words],)

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headwater.cli import kernels
 from headwater.cli.language import say
 from headwater.cli.parser import Parser
 from headwater.cli.terminal import harmless
@@ -73,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
     from headwater.training.progress import Show
     from headwater.training.teaching import resume, train
 
+    if os.environ.get("RANK", "0") == "0":
+        kernels.note_missing()
     listeners = [] if args.quiet or os.environ.get("RANK", "0") != "0" else [Show(say=say)]
     tell = _announcer(args.dry_run, bool(listeners))
     try:

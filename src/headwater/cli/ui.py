@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import webbrowser
 
+from headwater.cli import kernels
 from headwater.cli.language import say
 from headwater.cli.parser import Parser
 
@@ -35,6 +36,7 @@ def run(args: argparse.Namespace) -> None:
 
     if not 0 <= args.port <= 65535:
         raise BadSetting(f"--port must be from 0 to 65535, got {args.port}; 8017 is usual")
+    kernels.note_missing()
     shelf = Shelf(find(args.models))
     print(
         say("found: ", "找到:") + (", ".join(n for n, i in shelf.items.items() if i.path) or say("nothing yet", "暂无"))

@@ -44,6 +44,7 @@ class Material:
     valid: Course
     examples: Sequence[Example] = ()
     labels: tuple[str, ...] = ()
+    columns: Mapping[str, str] = field(default_factory=dict)  # role -> column of the table that was read
     objective: str = ""
     languages: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
@@ -56,6 +57,7 @@ class Material:
         """What a model folder says of its model."""
         return {
             "task": self.task,
+            "columns": dict(self.columns),
             "objective": self.objective,
             "labels": list(self.labels),
             "languages": list(self.languages),
@@ -99,6 +101,7 @@ def gathered(settings: Settings, found: Look, tokenizer: Tokenizer | None = None
         raise BadFile(f"{changed} must not change while it is read, it did; wait until it is written, and begin again")
     made = taught(settings, found.task, train, valid, tokenizer, found.recipe.languages)
     made.files = before
+    made.columns = found.recipe.roles
     return made
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from headwater.data.metrics.report import class_report, entity_report
 from headwater.data.objectives.labels import label_names
 from headwater.data.reading.problems import Problems
 from headwater.errors import BadInput
@@ -24,6 +25,7 @@ class Measured(NamedTuple):
     scores: dict[str, float]
     samples: Sequence[Mapping[str, Any]]
     notes: Sequence[str]  # what was left out
+    report: Mapping[str, Any] = {}  # rows, and for labels and tags the scores of each (data/metrics/report.py)
 
 
 def measured(folder: str | Path, files: Sequence[str], rows: int = 10**9, beam: int = 4, columns: str = "") -> Measured:
@@ -35,14 +37,32 @@ def measured(folder: str | Path, files: Sequence[str], rows: int = 10**9, beam: 
     material = material_of(trained, files, columns)
     exam = Exam(material, rows=rows, samples=5)
     with torch.no_grad():
-        if trained.task != "text-to-text" or beam <= 1:
+        if trained.task == "language-model":
             found = exam(trained.model)
             return Measured(dict(found.scores), found.samples, material.notes)
-        chosen = material.valid.spread(rows).tolist()
-        some: Any = [material.examples[row] for row in chosen]
-        outputs, wanted = write(trained, [row[0] for row in some], beam), [row[1] for row in some]
+        chosen, outputs, wanted = _answers(trained, exam, beam)
         scores = {"loss": exam.loss(trained.model), **exams.MEASURES[trained.task](outputs, wanted, material)}
-        return Measured(scores, tuple(exam.shown(chosen, outputs, wanted)), material.notes)
+    report = REPORTS.get(trained.task, _count)(outputs, wanted)
+    return Measured(scores, tuple(exam.shown(chosen, outputs, wanted)), material.notes, report)
+
+
+def _answers(trained: Trained, exam: Exam, beam: int) -> exams.Said:
+    """The rows that are measured, what the model says of them, and the references."""
+    if trained.task != "text-to-text" or beam <= 1:
+        return exams.ANSWERS[trained.task](exam, trained.model)
+    chosen = exam.material.valid.spread(exam.rows).tolist()
+    examples: Any = [exam.material.examples[row] for row in chosen]
+    return chosen, write(trained, [row[0] for row in examples], beam), [row[1] for row in examples]
+
+
+def _count(outputs: Sequence[Any], references: Sequence[Any]) -> Mapping[str, Any]:
+    return {"rows": len(references)}
+
+
+REPORTS: dict[str, Callable[[Sequence[Any], Sequence[Any]], Mapping[str, Any]]] = {
+    "classification": class_report,
+    "tagging": entity_report,
+}
 
 
 def material_of(trained: Trained, files: Sequence[str], columns: str = "") -> Material:

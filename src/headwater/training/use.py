@@ -42,6 +42,11 @@ class Trained:
     def task(self) -> str:
         return str(self.about["task"])
 
+    @property
+    def columns(self) -> dict[str, str]:
+        """Role -> column of the table it was trained on; empty where the data was no table."""
+        return dict(self.about.get("columns") or {})
+
     def __call__(self, text: Any, **how: Any) -> Any:
         single = isinstance(text, (str, Question))
         found = ANSWER[self.task](self, [text] if single else list(text), **how)
@@ -89,10 +94,14 @@ def go_on(trained: Trained, texts: Sequence[str], **settings: Any) -> list[str]:
 
 
 @torch.no_grad()
-def classify(trained: Trained, texts: Sequence[str]) -> list[dict[str, float]]:
-    """For each text its labels with their shares, the most probable first. A tab stands between two texts."""
+def classify(trained: Trained, texts: Sequence[str | tuple[str, str]]) -> list[dict[str, float]]:
+    """For each text its labels with their probabilities, the most probable first.
+
+    Two texts are a tuple, or stand in one text with a tab between them.
+    """
     marks, names = Marks.of(trained.tokenizer), trained.about["labels"]
-    firsts, _, seconds = zip(*(text.partition("\t") for text in texts), strict=True)
+    pairs = [text.partition("\t")[::2] if isinstance(text, str) else text for text in texts]
+    firsts, seconds = zip(*pairs, strict=True)
     rows, more = (encode_rows(trained.tokenizer, side) for side in (firsts, seconds))
     rows = rows.cut(trained.about.get("cut") or int(rows.lengths.max(initial=0)))
     lesson = classified(rows, np.zeros(len(texts), np.int64), marks, more if any(seconds) else None)
@@ -102,11 +111,11 @@ def classify(trained: Trained, texts: Sequence[str]) -> list[dict[str, float]]:
 
 
 @torch.no_grad()
-def tag(trained: Trained, texts: Sequence[str]) -> list[list[tuple[str, str]]]:
-    """Words, cut at spaces, each with its tag."""
+def tag(trained: Trained, texts: Sequence[str | Sequence[str]]) -> list[list[tuple[str, str]]]:
+    """Words, each with its tag. A text is cut at spaces; a list of words is taken as it is."""
     marks, found = Marks.of(trained.tokenizer), []
     for text in texts:
-        words = text.split()
+        words = text.split() if isinstance(text, str) else list(text)
         pieces = word_pieces(words, trained.tokenizer)
         ids = torch.tensor([[marks.bos, *(n for word in pieces for n in word), marks.eos]])
         chosen = trained.model(ids)[0].argmax(-1).tolist()
