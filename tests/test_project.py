@@ -32,12 +32,27 @@ ORDER = [
     {"variants"},
     {"weights", "text", "fast", "families"},
     {"data"},
-    {"training", "generation", "tuning"},
+    {"training", "generation"},
     {"inspection"},
     {"serving", "web"},
     {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
+
+
+def import_order(readme: str) -> list[set[str]]:
+    """The groups of packages that a README puts in order with arrows."""
+    chain = re.search(r"(?:`\w+`[、,\s→]*){5,}", readme)
+    assert chain, "the README gives the order of imports"
+    return [set(re.findall(r"`(\w+)`", group)) for group in chain[0].split("→")]
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
+def test_a_readme_gives_the_order_of_imports_of_packages_that_exist(name):
+    order = import_order((ROOT / name).read_text(encoding="utf-8"))
+    missing = [p for group in order for p in group if not ((PACKAGE / p).is_dir() or (PACKAGE / f"{p}.py").is_file())]
+    assert missing == []
+    assert order == ORDER
 
 
 def imported(source: str) -> list[str]:

@@ -290,7 +290,7 @@ def test_the_whole_of_train_speaks_chinese(files, say, tmp_path, monkeypatch):
     assert not [line for line in out.splitlines() if re.search(rf"\b({english})\b", line)]
     code, out, _ = say("runs", tmp_path, "--lang", "zh")
     assert "已完成" in out and "步 3" in out
-    assert "finished     step 3" in say("runs", tmp_path, "--lang", "en")[1]
+    assert "finished         step 3" in say("runs", tmp_path, "--lang", "en")[1]
 
 
 def test_a_note_is_said_once(files, say, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,8 @@ import time
 import pytest
 
 from headwater import cli
-from headwater.cli import translate, use
+from headwater.cli import outputs
+from headwater.cli.inputs import Entry
 from headwater.data.dates import dates
 
 
@@ -32,6 +34,9 @@ def source(tmp_path):
     return tmp_path / "in.txt"
 
 
+ASKED = {"as_text": False, "column": None, "format": "lines", "json": False, "beam": 2}
+
+
 def told(*words):
     return cli.main([str(word) for word in ("translate", *words, "--beam", 2)])
 
@@ -39,7 +44,7 @@ def told(*words):
 def test_the_lines_of_a_file_in_their_order(run, source, tmp_path, capsys):
     out = tmp_path / "out.txt"
     assert told(run, source, "--out", out) == 0
-    assert "40 lines" in capsys.readouterr().err and not list(tmp_path.glob("out.txt.*"))
+    assert "40 rows" in capsys.readouterr().err and not list(tmp_path.glob("out.txt.*"))
     made = out.read_text(encoding="utf-8").split("\n")
     assert len(made) == 41 and made[7] == made[40] == ""
     assert told(run, source, "--out", out) != 0
@@ -47,22 +52,34 @@ def test_the_lines_of_a_file_in_their_order(run, source, tmp_path, capsys):
 
 
 def test_a_torn_part_goes_on_to_the_same_file(run, source, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(translate, "WINDOW", 8)
+    monkeypatch.setattr(outputs, "WINDOW", 8)
     whole, out = tmp_path / "whole.txt", tmp_path / "out.txt"
     assert told(run, source, "--out", whole) == 0
     text = whole.read_bytes()
-    for size in (0, 3, len(text) // 2, len(text) - 1):
-        asked = {"run": str(run), "texts": [str(source)], "beam": 2, "json": False}
-        part = translate.Part(out, asked)
-        part.path.write_bytes(text[:size])
+    ends = [0]
+    for line in text.splitlines(keepends=True):
+        ends.append(ends[-1] + len(line))
+    windows = [[rows, ends[rows]] for rows in (8, 16, 24, 32, 40)]
+    read = []
+    answered = outputs.answered
+    monkeypatch.setattr(outputs, "answered", lambda some, answer: read.append(len(some)) or answered(some, answer))
+    for size, noted, torn in ((0, 0, ""), (3, 0, "[8"), (len(text) // 2, 5, ""), (len(text) - 1, 4, "[40, 1")):
+        part = outputs.ResumableFile(out, {**ASKED, "run": str(run), "texts": [str(source)]})
+        part.part.write_bytes(text[:size])
+        with part.job.open("a") as job:
+            job.write("".join(json.dumps(window) + "\n" for window in windows[:noted]) + torn)
+        read.clear()
         assert told(run, source, "--out", out) == 0
         assert out.read_bytes() == text
+        done = max([rows for rows, end in windows[:noted] if end <= size], default=0)
+        assert sum(read) == 40 - done, "what is done is not done again"
         out.unlink()
 
 
 def test_other_settings_do_not_go_on_with_it(run, source, tmp_path, capsys):
     out = tmp_path / "out.txt"
-    translate.Part(out, {"run": str(run), "texts": [str(source)], "beam": 5, "json": False}).path.write_bytes(b"a\n")
+    asked = {**ASKED, "run": str(run), "texts": [str(source)], "beam": 5}
+    outputs.ResumableFile(out, asked).part.write_bytes(b"a\n")
     assert told(run, source, "--out", out) != 0
     assert "was begun with beam 5, got 2; finish it with that, or remove it" in capsys.readouterr().err
 
@@ -73,7 +90,7 @@ def test_killed_in_the_middle(run, source, tmp_path):
     lines = source.read_text(encoding="utf-8") * 20
     source.write_text(lines, encoding="utf-8")
     script = (
-        "import sys, headwater.cli as c, headwater.cli.translate as t; t.WINDOW = 32; sys.exit(c.main(sys.argv[1:]))"
+        "import sys, headwater.cli as c, headwater.cli.outputs as o; o.WINDOW = 32; sys.exit(c.main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", script, "translate", str(run), str(source), "--beam", "2", "--out"]
     subprocess.run([*command, str(whole)], check=True, capture_output=True, timeout=300)
@@ -97,5 +114,5 @@ def test_lots_of_like_length_come_back_in_order():
         return [line.upper() for line in lines]
 
     window = [chr(97 + i % 26) * (1 + i * 7 % 90) for i in range(100)]
-    assert translate.in_order(window, make) == [line.upper() for line in window]
-    assert all(lot == sorted(lot) and len(lot) <= use.TOGETHER for lot in lots) and len(lots) == 4
+    assert outputs.answered([Entry(line) for line in window], make) == [line.upper() for line in window]
+    assert all(lot == sorted(lot) and len(lot) <= outputs.TOGETHER for lot in lots) and len(lots) == 4

@@ -24,7 +24,7 @@ def arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from headwater.cli.report import report_lines
+    from headwater.cli.scores import report_lines
     from headwater.data.telling import filled
     from headwater.training.measuring import measured
     from headwater.training.progress import short

@@ -155,14 +155,27 @@ def _check_trace(request: Request, limit: int, vocab: int) -> None:
 def generate(model: Any, prompt: Any, *, n: int = 1, by: Beam | Drafter | None = None, **settings: Any) -> Any:
     """The answer to a prompt (text or ids); a list of prompts gives a list of answers, worked off together.
 
-    max_tokens   how long it may be; where it is not given, what fits, at most 256 stop         strings or token ids
-    that end it, beside the model's own; the text is cut before a string seed         the same seed gives the same
-    text, alone or in a batch n            so many answers to each prompt, with different seeds: a list of them by
-    Beam(4), or a drafter that guesses: LookUp(), Draft(smaller_model) temperature, top_k, top_p, min_p,
-    repetition_penalty, frequency_penalty, presence_penalty, no_repeat_ngram, ban, allow, forced_prefix: see
-    choosers.py. Greedy unless one of the first four is given. alternatives how many of the most probable tokens to
-    report with each; trace: all distributions, before and after choosers prefix       a beginning already read
-    (prefix.py); begin: the decoder's first ids, where a source is read; seconds: a limit
+    n                   so many answers to each prompt, with different seeds: a list of them
+    by                  Beam(4), or a drafter that guesses ahead: LookUp(), Draft(smaller_model)
+    max_tokens          the longest answer; where it is not given, what fits, at most 256
+    stop                strings or token ids that end it, beside the model's own; the text is cut before a string
+    seed                the same seed gives the same text, alone or in a batch
+    temperature         0 is greedy; higher is more varied. Greedy unless this or one of the next three is given
+    top_k               only the K most probable tokens
+    top_p               only the most probable tokens that make up this share (nucleus sampling)
+    min_p               only tokens at least this many times as probable as the best
+    repetition_penalty  above 1: tokens that were said become less probable
+    frequency_penalty   subtracted from a logit for each time the token was said
+    presence_penalty    subtracted from a logit once, if the token was said
+    no_repeat_ngram     no run of N tokens twice
+    ban                 token ids that never come
+    allow               the only token ids that may come
+    forced_prefix       token ids that come first
+    alternatives        how many of the most probable tokens to report with each
+    trace               all distributions, before and after every chooser
+    prefix              a beginning that was read before (prefix.py)
+    begin               the decoder's first ids, where a source is read
+    seconds             a limit of time
 
     Where the model has an encoder and a decoder, the prompt is the source.
     """
