@@ -8,6 +8,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from headwater.cli import kernels
 from headwater.cli.language import say
 from headwater.errors import Unavailable
 
@@ -26,7 +27,11 @@ def run(args: argparse.Namespace) -> int:
     facts = machine.facts()
     if not args.no_speed:
         facts["speed"] = machine.speed()
+    lacking = kernels.missing()
+    facts["backends"]["C kernels"] = lacking.why if lacking else True
     findings = advice.findings(facts)
+    if lacking:
+        findings.append(advice.Finding("note", str(lacking), lacking.remedy))
     if args.json:
         facts["findings"] = [dataclasses.asdict(finding) for finding in findings]
         print(json.dumps(facts, indent=2, ensure_ascii=False))

@@ -1,38 +1,56 @@
-"""Says once, on the error stream, that the C kernels are missing and what that costs."""
+"""Says once, on the error stream, that the C kernels are missing, what that costs and what to do."""
 
 from __future__ import annotations
 
 import sys
+from typing import NamedTuple
 
 from headwater.cli.language import say
 
-said: set[str] = set()
+
+class Missing(NamedTuple):
+    """Why there are no C kernels here, and what to do about it."""
+
+    why: str
+    remedy: str
+
+    def __str__(self) -> str:
+        """The figure is that of docs/en/generate.md: 24 tokens of SmolLM2-135M in 4 bits, start-up included."""
+        return say(
+            f"{self.why}: running on torch alone, several times slower (packed models such as smollm2: about 5 x)",
+            f"{self.why}：只用 torch 运行，慢数倍（smollm2 这样的量化模型约慢 5 倍）",
+        )
 
 
-def note_missing() -> None:
-    """For the verbs that run a model: one line, once in a process, where torch does all the work."""
-    if (why := missing()) and why not in said:
-        said.add(why)
-        print(say(f"note: {cost()} ({why})", f"注意：{cost()}（{why}）"), file=sys.stderr, flush=True)
-
-
-def missing() -> str:
-    """Why there are no C kernels here; empty where there are."""
+def missing() -> Missing | None:
     from headwater.machine import build
 
     why = build.missing()
     if not why:
-        return ""
+        return None
     if why.startswith("HEADWATER_FAST=0"):
-        return say("HEADWATER_FAST=0 turns the C kernels off", "HEADWATER_FAST=0 关闭了 C 内核")
+        return Missing(
+            say("HEADWATER_FAST=0 turns the C kernels off", "HEADWATER_FAST=0 关闭了 C 内核"),
+            say("unset HEADWATER_FAST", "请取消 HEADWATER_FAST 的设置"),
+        )
     if "there is no cc" in why:
-        return say("no C compiler found; install gcc", "找不到 C 编译器；请安装 gcc")
-    return why
-
-
-def cost() -> str:
-    """The figure is that of docs/en/generate.md: 24 tokens of SmolLM2-135M in 4 bits, start-up included."""
-    return say(
-        "running on torch alone, several times slower (a packed model such as smollm2: about 5 x)",
-        "只用 torch 运行，慢数倍（smollm2 这样的量化模型约慢 5 倍）",
+        return Missing(
+            say("no C compiler found", "找不到 C 编译器"),
+            say("install gcc (Debian, Ubuntu: apt install gcc)", "请安装 gcc（Debian、Ubuntu：apt install gcc）"),
+        )
+    return Missing(
+        say(f"the C kernels were not compiled ({why})", f"C 内核没有编译成功（{why}）"),
+        say("install another gcc, or name a compiler with CC", "请换一个 gcc，或用 CC 指定编译器"),
     )
+
+
+said: set[Missing] = set()
+
+
+def note_missing() -> None:
+    """For the verbs that run a model: one line, once in a process, where torch does all the work."""
+    found = missing()
+    if found is not None and found not in said:
+        said.add(found)
+        line = say(f"note: {found}; {found.remedy}", f"注意：{found}；{found.remedy}")
+        print(line, file=sys.stderr, flush=True)

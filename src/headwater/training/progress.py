@@ -7,10 +7,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from headwater.data.telling import Say, english
 from headwater.training.events import Evaluated, Event, Kept, Noted, Stepped, Stopped
+from headwater.training.layout import progress_bar, wrapped
 
 EVERY = 10.0  # seconds between plain lines
 NEWEST = 0.05  # share of the newest step in the loss and speed that are shown
@@ -65,10 +66,7 @@ class Show:
 
     def _bar(self, event: Stepped) -> Progress:
         if self.bar is None:
-            columns = (SpinnerColumn(), BarColumn(bar_width=24), TextColumn("{task.completed}/{task.total}"),
-                       TextColumn("{task.fields[numbers]}"), TimeElapsedColumn(), TextColumn(self.say("left", "还剩")),
-                       TimeRemainingColumn())  # fmt: skip
-            self.bar = Progress(*columns, console=self.console, transient=True)
+            self.bar = progress_bar(self.console, self.say)
             self.task = self.bar.add_task("train", total=event.steps, completed=event.step - 1, numbers="")
             self.bar.start()
         return self.bar
@@ -76,12 +74,13 @@ class Show:
     def _evaluated(self, event: Evaluated) -> None:
         say, scores = self.say, "  ".join(f"{name} {value:.4g}" for name, value in event.scores.items())
         best = f"  [green]{say('best so far', '目前最好')}[/green]" if event.better else ""
-        self.console.print(f"[bold]{say('step', '步')} {event.step}[/bold]  {scores}{best}")
+        self.console.print(wrapped(f"[bold]{say('step', '步')} {event.step}[/bold]  {scores}{best}", self.console))
         for sample in event.samples:
             given, said, wanted = (short(sample.get(k, "")) for k in ("input", "output", "expected"))
             right = "[green]=[/green]" if said == wanted else "[red]≠[/red]" if wanted else " "
             tail = "" if said == wanted or not wanted else f"  [dim]({say('expected', '应为')} {escape(wanted)})[/dim]"
-            self.console.print(f"   {right} {escape(given)}  →  [bold]{escape(said)}[/bold]{tail}")
+            line = f"   {right} {escape(given)}  →  [bold]{escape(said)}[/bold]{tail}"
+            self.console.print(wrapped(line, self.console))
 
 
 def short(text: Any, most: int = 60) -> str:
