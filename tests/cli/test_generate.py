@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import pydoc
+import re
 import sys
 
 import pytest
@@ -11,6 +14,8 @@ import torch
 import headwater
 from headwater import cli
 from headwater.cli.terminal import harmless
+from headwater.generation.ask import requests
+from headwater.generation.choosers import NAMED
 
 
 class Letters:
@@ -72,6 +77,42 @@ def test_streamed_and_whole_are_one_text(loaded, say):
     words = ["generate", "any", "ab", "--max-tokens", "12", "--temperature", "0.9", "--seed", "2"]
     for more in (["--stream"], ["--no-stream"], ["--no-stream", "--look-up"], ["--stream", "--look-up"]):
         assert say(*words, *more) == (0, want + "\n", "")
+
+
+@pytest.mark.parametrize("words", [[""], ["", "--stream"], ["", "--json"]])
+def test_an_empty_prompt_is_refused_with_advice(loaded, say, words):
+    code, out, err = say("generate", "any", *words)
+    assert (
+        (code, out, err.count("\n")) == (3, "", 1)
+        and "the prompt must not be empty" in err
+        and "give a beginning" in err
+    )
+
+
+def test_an_empty_pipe_or_file_is_an_empty_prompt(loaded, say, monkeypatch, tmp_path):
+    import io
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
+    assert say("generate", "any")[0] == 3
+
+
+def test_a_file_may_hold_the_prompt(loaded, say, tmp_path):
+    (tmp_path / "prompt.txt").write_text("ab\ncd\n")
+    whole = say("generate", "any", "ab\ncd", "--max-tokens", "5")
+    assert say("generate", "any", str(tmp_path / "prompt.txt"), "--max-tokens", "5") == whole
+    name = str(tmp_path / "prompt.txt")
+    assert say("generate", "any", name, "--max-tokens", "5", "--as-text")[1] != whole[1]
+
+
+def test_help_lists_every_setting_on_a_line_of_its_own():
+    lines = [line.split() for line in inspect.getdoc(headwater.generate).splitlines()]
+    settings = {*NAMED, *inspect.signature(requests).parameters, "n", "by"} - {"model", "prompts", "choosers"}
+    assert settings - {line[0] for line in lines if line} == set()
+    firsts = [line[0] for line in lines if line and line[0] in settings]
+    assert len(firsts) == len(set(firsts)), "each once"
+    assert not [line for line in lines if len(settings & set(line)) > 2], "no line lists several"
+    printed = pydoc.plain(pydoc.render_doc(headwater.generate))
+    assert all(re.search(rf"^ +{name} +\S", printed, re.M) for name in settings)
 
 
 def test_json_lines(loaded, say):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
@@ -19,6 +20,7 @@ from headwater.data.dates import dates
 from headwater.data.learn import learn
 from headwater.families import FAMILIES
 from headwater.families.folder import Loaded, save_folder
+from headwater.training.use import load_run
 from headwater.weights.settings import Settings
 
 FEW = ["--size", "mini", "--max-steps", "3", "--batch-tokens", "600", "--eval-rows", "10", "--quiet"]
@@ -129,6 +131,92 @@ def test_measured_on_a_file(runs, files, say, run, file, measure):
     code, out, _ = say("eval", runs / run, files / file, "--rows", "5", "--json")
     assert code == 0 and measure in json.loads(out)
     assert measure in say("eval", runs / run, files / file, "--rows", "5")[1]
+
+
+def test_a_run_knows_which_column_it_reads(files, runs, say, tmp_path):
+    """Trained on one order of columns, asked with another and without the label; a text alone is answered the same."""
+    rows = [line.split("\t")[0] for line in (files / "labels.tsv").read_text().splitlines()[1:5]]
+    (tmp_path / "in.csv").write_text("sentence2,text\n" + "".join(f'x,"{row}"\n' for row in rows))
+    code, out, _ = say("classify", runs / "labels", tmp_path / "in.csv")
+    found = list(csv.DictReader(io.StringIO(out)))
+    assert code == 0 and [row["text"] for row in found] == rows and list(found[0]) == [
+        "sentence2", "text", "label", "probability"]  # fmt: skip
+    alone = [line.split("\t")[0] for line in say("classify", runs / "labels", "--as-text", *rows)[1].splitlines()]
+    assert [row["label"] for row in found] == alone
+    assert load_run(runs / "pairs").columns == {"source": "1", "target": "2"}
+
+
+def reported(wanted, output):
+    """Precision, recall and F1 of every class by their definitions, one row at a time."""
+    found = {}
+    for name in sorted(set(wanted)):
+        both = [(name == a, name == b) for a, b in zip(wanted, output, strict=True)]
+        right, said, real = sum(a and b for a, b in both), sum(b for _, b in both), sum(a for a, _ in both)
+        precision, recall = right / said if said else 0.0, right / real
+        f1 = 2 * precision * recall / (precision + recall) if right else 0.0
+        found[name] = [100 * precision, 100 * recall, 100 * f1, real]
+    return found
+
+
+def test_eval_reports_every_class(files, runs, say):
+    """Against what classify says of the same rows, counted by hand."""
+    rows = [line.split("\t") for line in (files / "labels.tsv").read_text().splitlines()[1:]]
+    said = say("classify", runs / "labels", "--as-text", *(text for text, _ in rows))[1]
+    output = [line.split("\t")[0] for line in said.splitlines()]
+    wanted = [label for _, label in rows]
+    found = json.loads(say("eval", runs / "labels", files / "labels.tsv", "--json")[1])
+    assert found["rows"] == len(rows) == 120
+    by_hand = reported(wanted, output)
+    for name, scores in by_hand.items():
+        assert list(found["classes"][name].values()) == pytest.approx(scores)
+    for average, weights in (("macro_avg", [1, 1]), ("weighted_avg", [scores[3] for scores in by_hand.values()])):
+        for place, measure in enumerate(("precision", "recall", "f1")):
+            mean = sum(w * s[place] for w, s in zip(weights, by_hand.values(), strict=True)) / sum(weights)
+            assert found[average][measure] == pytest.approx(mean)
+    assert found["macro_f1"] == pytest.approx(found["macro_avg"]["f1"])
+    most = max(set(wanted), key=wanted.count)
+    assert found["majority_baseline"] == {"label": most, "accuracy": pytest.approx(100 * wanted.count(most) / 120)}
+    pairs = list(zip(wanted, output, strict=True))
+    for label in set(wanted):
+        row = {name: pairs.count((label, name)) for name in set(output) if pairs.count((label, name))}
+        assert found["confusion"][label] == row
+    shown = say("eval", runs / "labels", files / "labels.tsv")[1]
+    for words in ("rows         120", "baseline", "precision     recall         f1    support", "confusion matrix"):
+        assert words in shown
+
+
+def test_eval_reports_every_entity_type(files, runs, say):
+    found = json.loads(say("eval", runs / "words", files / "words.conll", "--json")[1])
+    numbers = found["entities"]["NUM"]
+    assert found["rows"] == 120 and set(found["entities"]) == {"NUM"}, "one type, so its scores are those of all"
+    assert [numbers[name] for name in ("precision", "recall", "f1")] == pytest.approx(
+        [found[name] for name in ("precision", "recall", "f1")]
+    )
+    assert "NUM" in say("eval", runs / "words", files / "words.conll")[1]
+
+
+def test_runs_say_how_they_ended(say, tmp_path):
+    words = {
+        "finished": ("finished", "已完成"),
+        "no better": ("stopped early", "已早停"),
+        "time": ("out of time", "时间用完"),
+        "signal": ("stopped (signal)", "已中断（信号）"),
+        "bad steps": ("stopped (NaN)", "已停止（NaN）"),
+    }
+    for state in words:
+        folder = tmp_path / state.replace(" ", "-")
+        folder.mkdir()
+        (folder / "config.yaml").write_text("")
+        (folder / "metrics.jsonl").write_text(json.dumps({"step": 7, "stopped": state}) + "\n")
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "config.yaml").write_text("")
+    words["begun"] = ("unfinished", "未完成")
+    for place, lang in enumerate(("en", "zh")):
+        lines = say("runs", tmp_path, "--lang", lang)[1].splitlines()
+        for state, told in words.items():
+            assert any(state.replace(" ", "-") in line and f" {told[place]} " in line for line in lines), state
+    states = {json.loads(line)["state"] for line in say("runs", tmp_path, "--json")[1].splitlines()}
+    assert states == {*words} - {"begun"} | {"unfinished"}, "programs read the states as they are"
 
 
 def test_runs_are_listed(runs, say):

@@ -89,9 +89,7 @@ def test_killed_in_the_middle(run, source, tmp_path):
     whole, out = tmp_path / "whole.txt", tmp_path / "out.txt"
     lines = source.read_text(encoding="utf-8") * 20
     source.write_text(lines, encoding="utf-8")
-    script = (
-        "import sys, headwater.cli as c, headwater.cli.outputs as o; o.WINDOW = 32; sys.exit(c.main(sys.argv[1:]))"
-    )
+    script = "import sys, headwater.cli as c, headwater.cli.outputs as o; o.WINDOW = 32; sys.exit(c.main(sys.argv[1:]))"
     command = [sys.executable, "-c", script, "translate", str(run), str(source), "--beam", "2", "--out"]
     subprocess.run([*command, str(whole)], check=True, capture_output=True, timeout=300)
     process = subprocess.Popen([*command, str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

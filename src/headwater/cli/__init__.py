@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Sequence
 
 from headwater import __version__
+from headwater.cli import kernels
 from headwater.cli.language import say
 from headwater.cli.parser import COMMON, Parser, spelled_alike, take_common
 from headwater.cli.terminal import harmless
@@ -82,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.update(settings)  # child processes follow
         code = respond(words)
         sys.stdout.flush()
+        kernels.note_failed()
         return code
     except SystemExit as stop:  # argparse, after --help
         return stop.code if isinstance(stop.code, int) else 0

@@ -28,7 +28,6 @@ def run(args: argparse.Namespace) -> int:
     from headwater.training.run import free_name
     from headwater.training.teaching import train
 
-    kernels.note_missing()
     print(say(*INTRO).format(rows=args.rows), flush=True)
     data = written(Path(args.out) / "dates-data", args.rows)
     folder = free_name("text-to-text", "dates", Path(args.out))
@@ -66,6 +65,7 @@ NEXT = (
 
 
 def announce(lesson: Any) -> None:
+    kernels.note_missing()
     s = lesson.settings
     size = sum(p.numel() for p in lesson.model.parameters())
     seconds = f"{s.max_steps * lesson.step_seconds:.0f}"

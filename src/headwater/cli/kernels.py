@@ -44,13 +44,19 @@ def missing() -> Missing | None:
     )
 
 
-said: set[Missing] = set()
+said: set[Missing | None] = set()  # empty until a verb runs a model
 
 
 def note_missing() -> None:
     """For the verbs that run a model: one line, once in a process, where torch does all the work."""
     found = missing()
     if found is not None and found not in said:
-        said.add(found)
         line = say(f"note: {found}; {found.remedy}", f"注意：{found}；{found.remedy}")
         print(line, file=sys.stderr, flush=True)
+    said.add(found)
+
+
+def note_failed() -> None:
+    """At the end of a command that ran a model: kernels are compiled on first use, and that may have failed since."""
+    if said:
+        note_missing()

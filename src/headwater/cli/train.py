@@ -74,8 +74,6 @@ def run(args: argparse.Namespace) -> int:
     from headwater.training.progress import Show
     from headwater.training.teaching import resume, train
 
-    if os.environ.get("RANK", "0") == "0":
-        kernels.note_missing()
     listeners = [] if args.quiet or os.environ.get("RANK", "0") != "0" else [Show(say=say)]
     tell = _announcer(args.dry_run, bool(listeners))
     try:
@@ -103,6 +101,7 @@ def _announcer(dry: bool, shown: bool) -> Any:
     """shown: what is to be noted is said when training begins, so it is not said here too."""
 
     def tell(lesson: Lesson) -> None:
+        kernels.note_missing()  # some steps have been measured, so it is known whether they were compiled
         lines = [announced(lesson), *([] if shown and not dry else noted(lesson))]
         print(harmless("\n".join(lines)), flush=True)  # labels and columns are named as the file names them
         if dry:

@@ -1,0 +1,126 @@
+"""Without the C kernels every verb that runs a model says so, once, with what it costs and what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+import headwater.training.measuring  # noqa: F401 - before load_run is replaced
+from headwater import cli
+from headwater.cli import kernels
+from headwater.machine import build
+
+SOURCE = str(Path(build.__file__).parents[2])
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """A machine without a compiler, or with the kernels turned off."""
+
+    def plant(why):
+        monkeypatch.setattr(build, "missing", lambda: why)
+        kernels.said.clear()
+
+    yield plant
+    kernels.said.clear()
+
+
+NO_COMPILER = "it needs a C compiler, and there is no cc, gcc or clang; install one (apt-get install gcc)"
+OFF = "HEADWATER_FAST=0 turns it off"
+
+
+@pytest.mark.parametrize(
+    ("why", "lang", "words"),
+    [
+        (NO_COMPILER, "en", ["no C compiler found: running on torch alone, several times", "5 x", "install gcc"]),
+        (NO_COMPILER, "zh", ["找不到 C 编译器：只用 torch 运行，慢数倍", "约慢 5 倍", "请安装 gcc"]),
+        (OFF, "en", ["HEADWATER_FAST=0 turns the C kernels off: running on torch alone", "unset HEADWATER_FAST"]),
+        (OFF, "zh", ["HEADWATER_FAST=0 关闭了 C 内核", "请取消 HEADWATER_FAST"]),
+        ("the compiler refused step.c", "en", ["not compiled (the compiler refused step.c): running on torch alone"]),
+        ("the compiler refused step.c", "zh", ["C 内核没有编译成功（the compiler refused step.c）：只用 torch"]),
+    ],
+)  # fmt: skip
+def test_it_is_said_once_in_a_line(without, capsys, monkeypatch, why, lang, words):
+    monkeypatch.setenv("HEADWATER_LANG", lang)
+    without(why)
+    for _ in range(3):
+        kernels.note_missing()
+    heard = capsys.readouterr()
+    assert heard.out == "" and heard.err.count("\n") == 1 and all(word in heard.err for word in words)
+    assert cli.main(["doctor", "--no-speed"]) in (0, 7)
+    told = capsys.readouterr().out
+    assert "C kernels" in told and all(word in told for word in words)
+
+
+def test_where_they_are_nothing_is_said(without, capsys):
+    without("")
+    kernels.note_missing()
+    assert capsys.readouterr().err == ""
+    cli.main(["doctor", "--no-speed", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["backends"]["C kernels"] is True and not any("torch alone" in f["says"] for f in report["findings"])
+
+
+def test_the_words_are_those_of_the_build(monkeypatch, tmp_path):
+    """What is planted above is what the build says, on a machine without a compiler and with HEADWATER_FAST=0."""
+    script = "from headwater.machine.build import missing; from headwater.cli.kernels import missing as told; "
+    script += "print(missing(), told().why, sep='|')"
+    for more, why in (
+        ({"PATH": str(tmp_path)}, "no C compiler found"),
+        ({"HEADWATER_FAST": "0"}, "HEADWATER_FAST=0 turns"),
+    ):
+        settings = {name: value for name, value in os.environ.items() if name not in ("CC", "HEADWATER_FAST")}
+        settings |= {"PYTHONPATH": SOURCE, **more}
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=settings, check=True)
+        assert done.stdout.split("|")[1].startswith(why)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["generate", "any", "ab"], ["chat", "any"], ["classify", "RUN", "ab"], ["translate", "RUN", "ab"],
+     ["tag", "RUN", "ab"], ["eval", "RUN", "nowhere.tsv"], ["embed", "any", "ab"]],
+    ids=lambda words: words[0],
+)  # fmt: skip
+def test_the_verbs_that_run_a_model_say_it(without, capsys, monkeypatch, words):
+    class Told(Exception):
+        pass
+
+    def stop():
+        raise Told
+
+    class Run:
+        columns = MappingProxyType({})
+        task = {"classify": "classification", "translate": "text-to-text", "tag": "tagging"}.get(words[0])
+
+    monkeypatch.setattr("headwater.families.loading.load", lambda name: None)
+    monkeypatch.setattr("headwater.training.use.load_run", lambda folder: Run())
+    monkeypatch.setattr(kernels, "note_missing", stop)
+    with pytest.raises(Told):
+        cli.main(words)
+
+
+def test_train_says_it_with_its_report(without, capsys, tmp_path):
+    (tmp_path / "pairs.tsv").write_text("".join(f"number {n}\t{n}\n" for n in range(60)))
+    without(NO_COMPILER)
+    assert cli.main(["train", str(tmp_path / "pairs.tsv"), "--dry-run", "--size", "mini", "--max-steps", "2"]) == 0
+    assert capsys.readouterr().err.count("no C compiler found") == 1
+
+
+def test_a_compiler_that_fails_is_said_at_the_end(without, capsys, monkeypatch):
+    """Kernels are compiled on first use; what came of it is known afterwards."""
+    without("")
+
+    def fails(*args, **how):
+        monkeypatch.setattr(build, "missing", lambda: "fast could not be compiled: cc says error")
+        return type("Answer", (), {"text": "x"})()
+
+    monkeypatch.setattr("headwater.families.loading.load", lambda name: None)
+    monkeypatch.setattr("headwater.generation.ask.generate", fails)
+    assert cli.main(["generate", "any", "ab", "--no-stream"]) == 0
+    assert capsys.readouterr().err.count("C kernels were not compiled (fast could not be compiled: cc says error)") == 1
