@@ -31,7 +31,8 @@ def run(args: argparse.Namespace) -> int:
     facts["backends"]["C kernels"] = lacking.why if lacking else True
     findings = advice.findings(facts)
     if lacking:
-        findings.append(advice.Finding("note", str(lacking), lacking.remedy))
+        differs = say("; the greedy text of a packed model may differ", "；量化模型的贪心文本可能不同")
+        findings.append(advice.Finding("note", f"{lacking}{differs}", lacking.remedy))
     if args.json:
         facts["findings"] = [dataclasses.asdict(finding) for finding in findings]
         print(json.dumps(facts, indent=2, ensure_ascii=False))
