@@ -8,6 +8,7 @@ import json
 from headwater.cli import inputs, kernels
 from headwater.cli.language import say
 from headwater.cli.parser import Parser
+from headwater.cli.terminal import for_terminal
 from headwater.errors import BadInput
 
 
@@ -40,4 +41,4 @@ def run(args: argparse.Namespace) -> None:
         return
     cosines = vectors @ vectors.T
     for row, text in zip(cosines.tolist(), texts, strict=True):
-        print(" ".join(f"{cosine:7.4f}" for cosine in row) + f"   {text[:60]}")
+        print(" ".join(f"{cosine:7.4f}" for cosine in row) + f"   {for_terminal(' '.join(text.split())[:60])}")
