@@ -100,8 +100,8 @@ def gathered(settings: Settings, found: Look, tokenizer: Tokenizer | None = None
         changed = next(name for name in before if before[name] != after[name])
         raise BadFile(f"{changed} must not change while it is read, it did; wait until it is written, and begin again")
     made = taught(settings, found.task, train, valid, tokenizer, found.recipe.languages)
-    made.files = before
     made.columns = found.recipe.roles
+    made.files = before
     return made
 
 
