@@ -303,7 +303,8 @@ def test_tables_of_one_command_are_alike(fake, say, tmp_path):
     assert "tables and texts must not be mixed" in say("classify", "RUN", one, "a text")[2]
     twice = tmp_path / "twice.csv"
     twice.write_text("text,a,a\nx,1,2\n")
-    assert "two are called 'a'" in say("classify", "RUN", twice, "--column", "text")[2]
+    code, _, err = say("classify", "RUN", twice, "--column", "text")
+    assert code == 5 and "'a'" in err and "rename one" in err
 
 
 def test_a_pipe_may_hold_a_table(fake, say, tmp_path):
