@@ -2,10 +2,10 @@
 
     python benchmarks/bits.py [--text FILE] [--tokens 8192] [--run RUN] [--pairs FILE.en FILE.de] [--sentences 300]
 
-Perplexity: the beginning of wikitext-2's test part where ../shared/data has it. The modules round weights only; the
-compiled step also rounds to 8 bits what meets packed weights. It is measured as it writes (few tokens at a time) and as
-it reads prompts (a whole window). llama.cpp, which rounds activations too, reads the same files in the same run (make
-bench installs it): our rounding may cost no more than its own.
+Perplexity: the beginning of wikitext-2's test part, in the folder that HEADWATER_DATA names, or any --text. The modules
+round weights only; the compiled step also rounds to 8 bits what meets packed weights. It is measured as it writes (few
+tokens at a time) and as it reads prompts (a whole window). llama.cpp, which rounds activations too, reads the same
+files in the same run (make bench installs it): our rounding may cost no more than its own.
 BLEU: a run of text to text (headwater train), on the first lines of a pair of files, beam 4. Bars: int8 within 1 % of
 float32, int4 within 5 %. SmolLM2's own file has 4 bits and a table of 8, so packing it likewise repeats what is in the
 file and shows the rounding of activations alone; the translator's weights are float32.
@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from multi30k import DATA
 from side_by_side import BENCH_PYTHON, HERE, environment, write
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -39,7 +40,6 @@ from headwater.generation.slots import Slots
 from headwater.generation.stepping import Stepper
 from headwater.training.use import load_run
 
-DATA = HERE.parent.parent / "shared" / "data"
 TEXT = DATA / "wikitext2_valid_test" / "test.txt.gz"
 PAIRS = [DATA / "multi30k" / f"test_2016_flickr.{language}.gz" for language in ("en", "de")]
 WINDOW, FEW = 512, 4

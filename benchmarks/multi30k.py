@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import os
 import shutil
 import sys
 from pathlib import Path
 
-DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
+DATA = Path(os.environ.get("HEADWATER_DATA", ".")) / "data"  # public data sets, where somebody has put them
 NAMES = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
 
 

@@ -5,7 +5,7 @@
     python benchmarks/tasks.py nl2bash --steps 3000 so many steps, where others use the machine, too
     python benchmarks/tasks.py --table              the table again, from the results there are
 
-Needs the data beside the repository (../shared/data, or --data FOLDER). Settings are chosen by the validation rows;
+Needs the data sets (HEADWATER_DATA names their folder, or --data FOLDER). Settings are chosen by the validation rows;
 where a test score was known before a recipe changed (commands, synopsis), docs/en/train.md says so.
 Results: benchmarks/results/tasks/NAME.json, and all of them as a table in benchmarks/results/tasks.md.
 """
@@ -24,11 +24,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from multi30k import DATA
 from task_data import Task, debian, multi30k, nl2bash, polarity, wnut, xquad
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "tasks"
-DATA = HERE.parent.parent / "shared" / "data"
 
 
 class Entry(NamedTuple):
@@ -55,7 +55,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help=f"of {', '.join(ENTRIES)}")
     parser.add_argument("--time", default="15m", help="for training each [15m]")
     parser.add_argument("--steps", type=int, default=0, help="of training each, however long they take")
-    parser.add_argument("--data", type=Path, default=DATA, help="where the data sets are [../shared/data]")
+    parser.add_argument("--data", type=Path, default=DATA, help="where the data sets are [HEADWATER_DATA]")
     parser.add_argument("--table", action="store_true", help="only write the table")
     args = parser.parse_args()
     if not args.table and not args.data.is_dir():

@@ -1,6 +1,6 @@
 """Real text from file to weights: real tokens a second on Multi30k, ours beside transformers' Trainer and a plain loop.
 
-    python benchmarks/train_text.py                  needs ../shared/data/multi30k, or --files FOLDER
+    python benchmarks/train_text.py                  needs Multi30k: HEADWATER_DATA, or --files FOLDER
 
 All three read the same files with the same tokenizer and train a model of the same size (256/3+3/4/1024, 8,000 pieces).
 The peers take 64 random rows a step and pad them; ours takes as many tokens a step as such a batch holds on average.

@@ -1,4 +1,8 @@
-"""What every test shares: one thread, no display, no network, one language, and Hypothesis without a stopwatch."""
+"""What every test shares: no display, no network, one language, Hypothesis without a stopwatch, and threads.
+
+Torch has one thread, because workers share the processors; in the folders of MACHINE_THREADS it has as many as the
+machine (HEADWATER_TEST_THREADS), as it has for users.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ for name, value in SETTINGS.items():  # before torch or matplotlib is imported b
 os.environ.pop("HEADWATER_TRACEBACK", None)
 
 ROOT = Path(__file__).resolve().parent.parent
+MACHINE_THREADS = ("fast", "machine", "generation", "real")
 
 try:
     import hypothesis
@@ -43,6 +48,20 @@ def one_language() -> Iterator[None]:
             os.environ[name] = value
 
 
+@pytest.fixture(autouse=True)
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The machine's threads in the folders of MACHINE_THREADS; afterwards as many as before."""
+    if request.path.relative_to(ROOT / "tests").parts[0] not in MACHINE_THREADS:
+        yield
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(int(os.environ.get("HEADWATER_TEST_THREADS") or os.cpu_count() or 1))
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The repository."""
@@ -50,12 +69,11 @@ def root() -> Path:
 
 
 @pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """Large public data beside the repository, where somebody has put it."""
-    folder = ROOT.parent / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip("needs ../shared/data beside the repository; it is not there")
-    return folder
+def public_files() -> Path:
+    """Public data sets (data/) and weights (weights/), for proofs on real files: HEADWATER_DATA names their folder."""
+    if not (named := os.environ.get("HEADWATER_DATA")):
+        pytest.skip("needs public data sets and weights; HEADWATER_DATA does not name a folder of them")
+    return Path(named)
 
 
 THREADS = (2, 3, 4, 8)
@@ -63,14 +81,14 @@ THREADS = (2, 3, 4, 8)
 
 @pytest.fixture
 def same_bits() -> Iterator[Callable]:
-    """Asserts that run() gives the same bits with 1, 2, 3, 4 and 8 threads; afterwards there are as many as before."""
+    """Asserts that run() gives the same bits with 1, 2, 3, 4 and 8 threads, or with some of these."""
     import torch
 
-    def check(run: Callable[[], torch.Tensor]) -> None:
+    def check(run: Callable[[], torch.Tensor], threads: tuple[int, ...] = THREADS) -> None:
         torch.set_num_threads(1)
         want = run()
         assert want.isfinite().all()
-        for count in THREADS:
+        for count in threads:
             torch.set_num_threads(count)
             differ = int((run() != want).sum())
             assert differ == 0, f"{count} threads: {differ} of {want.numel()} numbers differ from those of 1 thread"

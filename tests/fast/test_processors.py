@@ -25,6 +25,18 @@ pytestmark = [
 @pytest.mark.parametrize("feature", WITHOUT)
 def test_without(feature: str):
     env = {**os.environ, "HEADWATER_CFLAGS": WITHOUT[feature], "PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow", "tests/fast"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "0",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not slow",
+        "tests/fast",
+    ]
     run = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-4000:]

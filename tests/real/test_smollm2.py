@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import subprocess
 import sys
 
@@ -42,6 +44,38 @@ def likelihood(loaded) -> tuple[float, torch.Tensor]:
 def test_it_knows_the_capital_of_france(loaded):
     answer = headwater.generate(loaded, "The capital of France is", max_tokens=1)
     assert str(answer) == " Paris"
+
+
+PROMPTS = (
+    "The capital of France is",
+    "Water boils at",
+    "def fibonacci(n):\n",
+    "Once upon a time, in a village by the sea, there lived an old woman who",
+    "北京是",
+    TEXT,
+)
+
+
+def test_threads_do_not_change_what_it_writes(loaded, same_bits):
+    """The scores of a long prompt, and greedy answers to several."""
+    ids = loaded.tokenizer.encode(TEXT)
+    same_bits(lambda: read_all(loaded.model, Slots(loaded.model, ["text"]), ids, len(ids)), (2, 3))
+
+    def answers() -> torch.Tensor:
+        found = [headwater.generate(loaded, prompt, max_tokens=8).ids for prompt in PROMPTS]
+        return torch.tensor([[*ids, *[-1] * 8][:8] for ids in found])
+
+    same_bits(answers, (2,))
+
+
+def test_the_first_command_of_the_docs_as_it_stands_there(root):
+    """In a process of its own with the machine's default threads, as a user types it."""
+    page = (root / "docs" / "en" / "generate.md").read_text().splitlines()
+    command = next(line for line in page if line.startswith("headwater generate smollm2"))
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "MKL_"))}
+    words = shlex.split(command)[1:]
+    run = subprocess.run([sys.executable, "-m", "headwater", *words], env=env, capture_output=True, text=True)
+    assert run.returncode == 0 and run.stdout.lstrip().startswith("Paris"), run.stdout + run.stderr
 
 
 def test_the_compiled_step_finds_the_text_as_likely_as_the_modules(loaded):

@@ -22,11 +22,8 @@ STORY = (
 
 
 @pytest.fixture(scope="module")
-def story_files(root: Path) -> Path:
-    folder = root.parent / "shared" / "weights" / "stories260K"
-    if not folder.is_dir():
-        pytest.skip("needs ../shared/weights/stories260K beside the repository; it is not there")
-    return folder
+def story_files(public_files: Path) -> Path:
+    return public_files / "weights" / "stories260K"
 
 
 def read_bin(path: Path) -> tuple[dict[str, int], dict[str, torch.Tensor]]:

