@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+import string
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.data.metrics.answers import answer_f1, exact_match, tidy
+from headwater.data.metrics.answers import answer_f1, exact_match, squad_scores, tidy
 from headwater.data.metrics.labels import accuracy, class_f1, entities, entity_f1, perplexity
 from headwater.data.metrics.rouge import longest_common, rouge
 from headwater.data.metrics.translation import bleu, chrf, cutter
@@ -117,3 +118,47 @@ def test_perplexity_and_counts() -> None:
             score(["a"], ["a", "b"])
         with pytest.raises(BadInput, match="at least one output"):
             score([], [])
+
+
+def official(outputs: list[str], accepted: list[list[str]]) -> dict[str, float]:
+    """The SQuAD 2.0 evaluation (evaluate-v2.0.py) for plain ASCII texts, written from its description."""
+
+    def normalize(text: str) -> str:
+        kept = "".join(c for c in text.lower() if c not in string.punctuation)
+        return " ".join(word for word in kept.split() if word not in ("a", "an", "the"))
+
+    def f1(gold: str, predicted: str) -> float:
+        left, right = normalize(gold).split(), normalize(predicted).split()
+        if not left or not right:
+            return float(left == right)
+        same = sum(min(left.count(word), right.count(word)) for word in set(left))
+        return 2 * same / (len(left) + len(right)) if same else 0.0
+
+    rows = []
+    for output, answers in zip(outputs, accepted, strict=True):
+        gold = [answer for answer in answers if normalize(answer)] or [""]
+        exact = max(float(normalize(answer) == normalize(output)) for answer in gold)
+        rows.append((bool(answers), exact, max(f1(answer, output) for answer in gold)))
+    kinds = {"": rows, "HasAns_": [r for r in rows if r[0]], "NoAns_": [r for r in rows if not r[0]]}
+    found = {}
+    for kind, some in kinds.items():
+        if some and (kind == "" or kinds["NoAns_"]):
+            found[f"{kind}exact"] = 100 * sum(r[1] for r in some) / len(some)
+            found[f"{kind}f1"] = 100 * sum(r[2] for r in some) / len(some)
+    return found
+
+
+TEXT = st.text("ab the,.A-", max_size=8)
+
+
+@given(st.lists(st.tuples(TEXT, st.lists(TEXT.filter(bool), max_size=3)), min_size=1, max_size=12))
+def test_answers_are_scored_as_by_the_official_script(rows) -> None:
+    outputs, accepted = map(list, zip(*rows, strict=True))
+    assert squad_scores(outputs, accepted) == pytest.approx(official(outputs, accepted))
+
+
+def test_unanswerable_questions_have_scores_of_their_own() -> None:
+    found = squad_scores(["Paris", "Rome", "", "x"], [["Paris"], ["Oslo"], [], []])
+    assert found == {"exact": 50, "f1": 50, "HasAns_exact": 50, "HasAns_f1": 50, "NoAns_exact": 50, "NoAns_f1": 50}
+    assert squad_scores(["Paris"], [["Paris"]]) == {"exact": 100, "f1": 100}
+    assert exact_match([""], [["the", "cat"]]) == 0  # an accepted answer that is only an article is not counted

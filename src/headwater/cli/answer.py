@@ -40,9 +40,8 @@ def run(args: argparse.Namespace) -> None:
     kernels.note_missing()
     for question in args.questions:
         found = trained(Question(question, context))
-        print(
-            json.dumps({"input": question, "output": found}, ensure_ascii=False) if args.json else for_terminal(found)
-        )
+        shown = for_terminal(found) or say("(no answer)", "（无答案）")
+        print(json.dumps({"input": question, "output": found}, ensure_ascii=False) if args.json else shown)
 
 
 def questions_of(args: argparse.Namespace) -> list[str]:

@@ -5,6 +5,8 @@ All of them give the loss; `metric` says which measure decides what is best ("au
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwater.data.examples import Tagged
-from headwater.data.metrics.answers import answer_f1, exact_match
+from headwater.data.examples import Question, Tagged
+from headwater.data.metrics.answers import squad_scores
 from headwater.data.metrics.labels import accuracy, class_f1, entity_f1, perplexity
 from headwater.data.metrics.rouge import rouge
 from headwater.data.metrics.translation import bleu, chrf
-from headwater.data.objectives.answers import said
+from headwater.data.objectives.answers import Window, said
 from headwater.data.objectives.labels import tags_said
 from headwater.errors import BadSetting, nearest
 from headwater.training.courses import Answers, TextToText, evenly
@@ -37,6 +39,7 @@ USUAL = {
 }
 OF_TEXTS, FAINT = ("bleu", "chrf", "rougeL"), 1.0  # points below which texts agree by accident: the loss decides there
 LONGEST_ANSWER = 30  # tokens of an answer that is a span
+NO_ANSWER = "(no answer)"  # how a sample shows an empty answer
 Said = tuple[list[int], list[Any], list[Any]]  # numbers of the rows, outputs and references
 
 
@@ -96,6 +99,8 @@ def _input(example: Any) -> str:
 
 def said_of(example: Any, value: Any) -> str:
     """An output as one line: of tags only the words that have one, of accepted answers the first."""
+    if isinstance(example, Question) and not value:
+        return NO_ANSWER
     if isinstance(example, Tagged):
         return tagged_words(zip(example.words, value, strict=True), named_only=True)
     if isinstance(value, str):
@@ -143,20 +148,47 @@ def tags(exam: Exam, model: Any) -> Said:
 
 
 def spans(exam: Exam, model: Any) -> Said:
-    """For each question the best span over all its windows."""
-    course = exam.material.valid
+    """The predicted answer of each question, from the logits of all its windows."""
+    course, threshold = exam.material.valid, exam.material.null_threshold
     assert isinstance(course, Answers)
-    best: dict[int, tuple[float, str]] = {}
     examples: Any = exam.material.examples
+    found: dict[int, SpanPrediction] = defaultdict(SpanPrediction)
     for rows, batch in exam.batches(model):
         starts, ends = scores(model, batch).float().unbind(-1)
         for row, start, end in zip(rows, starts, ends, strict=True):
-            window = course.windows[row]
-            score, first, last = best_span(start, end, window.start, window.start + len(window.spans))
             number = int(course.owner[row])
-            if number not in best or score > best[number][0]:
-                best[number] = score, said(examples[number].context, window, first, last)
-    return _in_order({row: text for row, (_, text) in best.items()}, lambda row: examples[row].answers)
+            found[number].add(examples[number].context, course.windows[row], start, end)
+    predicted = {number: prediction.answer(threshold) for number, prediction in found.items()}
+    return _in_order(predicted, lambda number: examples[number].answers)
+
+
+@dataclass
+class SpanPrediction:
+    """The best span of one question over its windows, beside the score of no answer (SQuAD 2.0, Rajpurkar et al. 2018).
+
+    A window scores no answer by its position 0: start_logits[0] + end_logits[0]. The null score is the minimum over the
+    windows, because a window without the answer says only that the answer is elsewhere.
+    """
+
+    text: str = ""
+    score: float = -math.inf
+    null_score: float = math.inf
+
+    def add(self, context: str, window: Window, start_logits: Tensor, end_logits: Tensor) -> None:
+        """Take the logits [L] of one more window into account."""
+        self.null_score = min(self.null_score, float(start_logits[0] + end_logits[0]))
+        if not window.spans:
+            return
+        score, first, last = best_span(start_logits, end_logits, window.start, window.start + len(window.spans))
+        if score > self.score:
+            self.score = score
+            self.text = said(context, window, first, last)
+
+    def answer(self, null_threshold: float | None) -> str:
+        """The best span, or '' where the null score exceeds its score by more than the threshold (None: never)."""
+        if null_threshold is not None and self.null_score - self.score > null_threshold:
+            return ""
+        return self.text
 
 
 def _in_order(outputs: Mapping[int, Any], wanted: Callable[[int], Any]) -> Said:
@@ -201,5 +233,5 @@ MEASURES: dict[str, Callable[[list[Any], list[Any], Material], dict[str, float]]
         "macro_f1": class_f1(said, wanted)["macro"],
     },
     "tagging": lambda said, wanted, m: entity_f1(said, wanted),
-    "answers": lambda said, wanted, m: {"f1": answer_f1(said, wanted), "exact": exact_match(said, wanted)},
+    "answers": lambda said, wanted, m: squad_scores(said, wanted),
 }

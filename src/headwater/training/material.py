@@ -32,6 +32,7 @@ from headwater.training.starting import tokenizer_of_start
 LONGEST, SENTINELS, USUAL_KIND = 512, 100, "bpe"
 AUGMENTED = ("text-to-text", "classification")
 WINDOW, STRIDE = 256, 96  # of the texts that answers are found in
+NULL_THRESHOLD = 0.0  # the default of SQuAD 2.0
 
 
 @dataclass
@@ -50,6 +51,7 @@ class Material:
     notes: list[str] = field(default_factory=list)
     tokens: int = 0  # of the training rows
     cut: int = 0  # tokens that were read of a longer text; 0: all of it
+    null_threshold: float | None = None  # no answer must beat the best span by more than this; None: never said
     files: dict[str, str] = field(default_factory=dict)  # what was read, with its SHA-256
 
     @property
@@ -62,6 +64,7 @@ class Material:
             "labels": list(self.labels),
             "languages": list(self.languages),
             "cut": self.cut,
+            "null_threshold": self.null_threshold,
         }
 
 
@@ -230,7 +233,8 @@ def _asked(s: Settings, tokenizer: Tokenizer, train: Sequence[Any], valid: Seque
     ]
     courses = [Answers(each, marks, s.batch_tokens, s.seed) for each in views]
     total = int(courses[0].lengths.sum())
-    return Material("answers", tokenizer, courses[0], courses[1], valid, tokens=total)
+    null_threshold = None if all(row.answers for row in train) else NULL_THRESHOLD
+    return Material("answers", tokenizer, courses[0], courses[1], valid, tokens=total, null_threshold=null_threshold)
 
 
 def changing(s: Settings, tokenizer: Tokenizer, texts: list[str]) -> Changing | None:

@@ -15,7 +15,7 @@ from headwater.data.reading.problems import Problems
 from headwater.errors import BadInput
 from headwater.training import exam as exams
 from headwater.training.exam import Exam
-from headwater.training.material import Material, seen, taught
+from headwater.training.material import NULL_THRESHOLD, Material, seen, taught
 from headwater.training.run import Run
 from headwater.training.settings import Settings, read
 from headwater.training.use import Trained, load_run, write
@@ -86,7 +86,8 @@ def material_of(trained: Trained, files: Sequence[str], columns: str = "") -> Ma
     if known and (strange := sorted(_labels(examples) - set(known))):
         raise BadInput(f"the label {strange[0]!r} is not one the model knows; it knows {', '.join(known[:8])}")
     made = taught(settings, trained.task, [*examples, *_one_of_each(known, examples)], examples, trained.tokenizer)
-    return replace(made, languages=tuple(trained.about.get("languages", ())))
+    null_threshold = trained.about.get("null_threshold", NULL_THRESHOLD)
+    return replace(made, languages=tuple(trained.about.get("languages", ())), null_threshold=null_threshold)
 
 
 def _labels(examples: Sequence[Any]) -> set[str]:

@@ -12,7 +12,7 @@ import torch
 
 from headwater.data.encode import encode_rows
 from headwater.data.examples import Question
-from headwater.data.objectives.answers import answered, said, windows
+from headwater.data.objectives.answers import answered, windows
 from headwater.data.objectives.labels import classified, word_pieces
 from headwater.data.objectives.lesson import Marks
 from headwater.errors import BadInput, BadSetting, NotFound
@@ -20,7 +20,7 @@ from headwater.generation.ask import Voice, generate
 from headwater.generation.beam import Beam
 from headwater.text.load import load as load_tokenizer
 from headwater.text.tokenizer import Tokenizer
-from headwater.training.exam import best_span, scores
+from headwater.training.exam import SpanPrediction, scores
 from headwater.training.material import STRIDE, WINDOW
 from headwater.training.objectives import to_tensors
 from headwater.weights.native import load_model
@@ -125,17 +125,22 @@ def tag(trained: Trained, texts: Sequence[str | Sequence[str]]) -> list[list[tup
 
 
 @torch.no_grad()
-def answer(trained: Trained, questions: Sequence[Question]) -> list[str]:
-    """The stretch of the text that answers each question; '' if none does."""
+def answer(trained: Trained, questions: Sequence[Question], null_threshold: float | None = None) -> list[str]:
+    """The span of its text that answers each question; '' where no answer scores better by more than the threshold.
+
+    The threshold is the run's own (0, as in SQuAD 2.0) unless it is given. A run whose training questions all had an
+    answer has none: its model was never taught to say that there is no answer.
+    """
+    if null_threshold is None:
+        null_threshold = trained.about.get("null_threshold", 0.0)
     marks, found = Marks.of(trained.tokenizer), []
     for question in questions:
-        best = (-float("inf"), "")
+        prediction = SpanPrediction()
         for window in windows(question, trained.tokenizer, marks, WINDOW, STRIDE):
             batch = to_tensors(answered([window], marks))
-            start, end = scores(trained.model, batch)[0].float().unbind(-1)
-            score, first, last = best_span(start, end, window.start, window.start + len(window.spans))
-            best = max(best, (score, said(question.context, window, first, last)))
-        found.append(best[1])
+            start_logits, end_logits = scores(trained.model, batch)[0].float().unbind(-1)
+            prediction.add(question.context, window, start_logits, end_logits)
+        found.append(prediction.answer(null_threshold))
     return found
 
 

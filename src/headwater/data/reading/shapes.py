@@ -93,7 +93,8 @@ def squad(path: Path, reading: Reading, problems: Problems) -> Iterator[Question
         for item in paragraph["qas"]:
             place += 1
             try:
-                yield asked(item["question"], paragraph["context"], item["answers"], str(item.get("id", "")))
+                answers = () if item.get("is_impossible") else item["answers"]
+                yield asked(item["question"], paragraph["context"], answers, str(item.get("id", "")))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 problems.add(path, place, f"not a question with answers: {_say(error)}")
 
