@@ -56,7 +56,7 @@ def questions_of(args: argparse.Namespace) -> list[str]:
 
 def _text(path: str) -> str:
     if path == "-":
-        return sys.stdin.read()
+        return sys.stdin.read().replace("\r\n", "\n")
     if not Path(path).is_file():
         raise NotFound(f"--text must be a file, {path} is not there; - reads the standard input")
     try:

@@ -76,7 +76,7 @@ def given(prompt: str | None, as_text: bool) -> str:
     if sys.stdin.isatty():
         raise BadInput('generate: it needs a prompt, got none; headwater generate MODEL "Once upon a time"')
     try:
-        return sys.stdin.read().rstrip("\n")
+        return sys.stdin.read().replace("\r\n", "\n").rstrip("\n")
     except UnicodeDecodeError as torn:
         raise BadInput(
             f"generate: a prompt must be UTF-8, got a pipe that is not at byte {torn.start}; convert it"

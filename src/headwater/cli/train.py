@@ -28,9 +28,10 @@ HEADINGS = {
 
 
 def arguments(parser: Parser) -> None:
-    from headwater.training.settings import LEAVES, SAME, Time
+    from headwater.training.settings import LEAVES, SAME, Time, YesNoAuto
 
     given = {int: "N", float: "X", Time: "TIME", bool: "yes", list[str]: "FILE", dict[str, str]: "A=B", str: "NAME"}
+    given[YesNoAuto] = "yes|no|auto"
     parser.add_argument(
         "files", nargs="*", help=say("TSV, CSV, JSONL, text, CoNLL, SQuAD, or train.en train.de", "训练文件")
     )
@@ -64,6 +65,16 @@ def arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Train, and show how far the reading of large files is."""
+    if args.quiet or os.environ.get("RANK", "0") != "0":
+        return _run(args)
+    from headwater.data.reading.progress import ReadingProgress, reporting
+
+    with reporting(ReadingProgress(say)):
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     from headwater.training.settings import LEAVES
 
     given = {n: getattr(args, n) for n in LEAVES if n != "paths" and getattr(args, n) is not None}

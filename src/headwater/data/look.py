@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from headwater.data.bilingual import Bilingual
 from headwater.data.examples import Example, Labelled, Pair, Passage, Question, Tagged, input_of
 from headwater.data.reading.lines import USUAL, Reading, encoding_of
 from headwater.data.reading.problems import Problems
@@ -34,6 +35,7 @@ class Facts:
     duplicates: int = 0  # rows equal to an earlier one
     lengths: dict[str, tuple[int, ...]] = field(default_factory=dict)  # field -> least, median, 95 %, most
     labels: dict[str, int] = field(default_factory=dict)  # classes or tags with their counts
+    unanswerable: int = 0  # questions without an answer in their text
     problems: Problems = field(default_factory=Problems)
     sample: tuple[Example, ...] = ()
 
@@ -42,11 +44,11 @@ class Facts:
 class Look:
     recipe: Recipe
     sets: dict[str, Facts]
-    encodings: dict[str, str]  # file -> encoding and how it was found
+    encodings: dict[str, Bilingual]  # file -> encoding and how it was found
     overlap: dict[str, int]  # set -> rows whose input is in train too
     held_out: int = 0  # rows of train kept for validation, when no set was given for it
     whole: bool = True  # False: only the first rows were looked at
-    notes: tuple[str, ...] = ()
+    notes: tuple[Bilingual, ...] = ()
 
     @property
     def task(self) -> str:
@@ -60,6 +62,8 @@ class Look:
         return {
             "task": self.task,
             "roles": dict(self.recipe.roles),
+            "format": self.recipe.format,
+            "header": {str(part.paths[0]): part.skip > 0 for part in self.recipe.parts if part.header},
             "languages": list(self.recipe.languages),
             "sets": {name: _plain(facts, files[name]) for name, facts in self.sets.items()},
             "encodings": self.encodings,
@@ -85,10 +89,11 @@ def look(
     seed: int = 0,
     most: int = 2_000_000,
     limit: int = 1000,
+    header: str = "auto",
 ) -> Look:
     """Read the files once and say what they hold. At most `most` rows of a set; `limit` bad rows end it."""
     given = [paths] if isinstance(paths, (str, Path)) else list(paths)
-    recipe = settle(given, valid, Wanted(task or "", columns or {}, source, target, reading))
+    recipe = settle(given, valid, Wanted(task or "", columns or {}, source, target, reading, header))
     encodings = {str(path): _say_encoding(path, recipe) for part in recipe.parts for path in part.paths}
     sets: dict[str, Facts] = {}
     inputs: dict[str, np.ndarray] = {}
@@ -98,7 +103,7 @@ def look(
         sets[split] = counter.over(recipe, split, most)
         inputs[split] = np.array(counter.inputs, dtype=np.uint64)
         if split == "train" and "valid" not in recipe.splits:
-            kept = int(held_out(np.array(counter.places, dtype=np.uint64), share).sum())
+            kept = int(held_out(inputs[split], share).sum()) if recipe.task != "language-model" else 0
     if not sets["train"].rows:
         raise BadFile(f"{given[0]} holds no row that can be used; {_first_problem(sets['train'])}")
     overlap = {s: int(np.isin(inputs[s], inputs["train"]).sum()) for s in sets if s != "train"}
@@ -114,7 +119,8 @@ class _Counter:
         self.seed = seed
         self.document: int | None = None  # the one being counted, for running text
         self.facts = Facts(problems=Problems(limit=limit))
-        self.inputs, self.rows, self.places = array("Q"), array("Q"), array("Q")
+        self.inputs = array("Q")  # where each input lies: by it rows are held out and found again in other sets
+        self.rows = array("q")  # the hash of each row
         self.lengths: dict[str, array[int]] = {}
         self.labels: Counter[str] = Counter()
 
@@ -124,50 +130,53 @@ class _Counter:
                 self._continue(example.text)
             else:
                 self._add(example)
-        facts, prints = self.facts, np.array(self.rows, dtype=np.uint64)
+        facts, prints = self.facts, np.array(self.rows)
         facts.rows = len(prints)
         facts.duplicates = len(prints) - len(np.unique(prints))
         facts.labels = dict(self.labels.most_common(MOST_LABELS))
+        facts.characters = sum(map(sum, self.lengths.values()))
         facts.lengths = {name: _quantiles(values) for name, values in self.lengths.items()}
         return facts
 
     def _continue(self, text: str) -> None:
         """One more chunk of the document just counted: only its size and its print grow."""
-        self.facts.characters += len(text)
         self.lengths["text"][-1] += len(text)
-        self.rows[-1] = self.inputs[-1] = fingerprint(f"{self.rows[-1]}:{text}")
+        self.rows[-1] = hash((self.rows[-1], text))
+        self.inputs[-1] = fingerprint(f"{self.inputs[-1]}:{text}")
 
     def _add(self, example: Example) -> None:
         self.document = example.document if isinstance(example, Passage) else None
         if len(self.rows) < 3:
             self.facts.sample += (example,)
-        self.rows.append(fingerprint("\x1f".join(map(str, example))))
-        self.inputs.append(fingerprint(input_of(example)))
-        if not isinstance(example, Passage):
-            self.places.append(place(example, self.seed))
+        self.rows.append(hash(example))
+        self.inputs.append(place(example, self.seed))
         for name, text in _texts(example):
-            self.facts.characters += len(text)
-            self.lengths.setdefault(name, array("q")).append(len(text))
+            if name not in self.lengths:
+                self.lengths[name] = array("q")
+            self.lengths[name].append(len(text))
         if isinstance(example, Labelled):
             self.labels[example.label] += 1
-        if isinstance(example, Tagged):
+        elif isinstance(example, Tagged):
             self.labels.update(example.tags)
+        elif isinstance(example, Question):
+            self.facts.unanswerable += not example.answers
 
 
-def _texts(example: Example) -> Iterator[tuple[str, str]]:
-    if isinstance(example, (Pair, Question)):
-        yield from zip(example._fields[:2], example[:2], strict=True)
-    else:
-        yield "text", input_of(example)
+def _texts(example: Example) -> tuple[tuple[str, str], ...]:
+    if isinstance(example, Pair):
+        return ("source", example.source), ("target", example.target)
+    if isinstance(example, Question):
+        return ("question", example.question), ("context", example.context)
+    return (("text", input_of(example)),)
 
 
 def _quantiles(values: array[int]) -> tuple[int, ...]:
     return tuple(int(v) for v in np.quantile(np.array(values), QUANTILES, method="nearest"))
 
 
-def _say_encoding(path: Path, recipe: Recipe) -> str:
+def _say_encoding(path: Path, recipe: Recipe) -> Bilingual:
     found = encoding_of(path, recipe.reading)
-    return f"{found.name} ({found.how})"
+    return Bilingual(f"{found.name} ({found.how})", f"{found.name}（{found.how.zh}）")
 
 
 def _refuse_copies(overlap: dict[str, int], sets: dict[str, Facts]) -> None:
@@ -191,5 +200,6 @@ def _plain(facts: Facts, files: list[str]) -> dict[str, Any]:
         "duplicates": facts.duplicates,
         "lengths": {name: dict(zip(names, values, strict=True)) for name, values in facts.lengths.items()},
         "labels": facts.labels,
+        "unanswerable": facts.unanswerable,
         "bad": facts.problems.to_plain(),
     }

@@ -12,7 +12,7 @@ import numpy as np
 
 from headwater.data.augment import Changing, changes_of
 from headwater.data.encode import encode_rows
-from headwater.data.examples import Example
+from headwater.data.examples import Example, input_of
 from headwater.data.learn import KINDS, learn
 from headwater.data.look import Look, look
 from headwater.data.objectives.answers import windows
@@ -32,6 +32,7 @@ from headwater.training.starting import tokenizer_of_start
 LONGEST, SENTINELS, USUAL_KIND = 512, 100, "bpe"
 AUGMENTED = ("text-to-text", "classification")
 WINDOW, STRIDE = 256, 96  # of the texts that answers are found in
+FEWEST_TOKENS, FEW_TOKENS = 16, 1000  # of training: below the first a text is refused, below the second it is said
 NULL_THRESHOLD = 0.0  # the default of SQuAD 2.0
 
 
@@ -73,7 +74,10 @@ def seen(settings: Settings) -> Look:
     s = settings
     task = None if s.task == "auto" else s.task
     reading = Reading(None if s.encoding == "auto" else s.encoding, s.invalid)
-    return look(s.paths, s.valid, task, s.columns, s.source or None, s.target or None, reading, s.held_out, s.seed)
+    return look(
+        s.paths, s.valid, task, s.columns, s.source or None, s.target or None, reading, s.held_out, s.seed,
+        header=s.header,
+    )  # fmt: skip
 
 
 def fingerprints(found: Look) -> dict[str, str]:
@@ -105,6 +109,10 @@ def gathered(settings: Settings, found: Look, tokenizer: Tokenizer | None = None
     made = taught(settings, found.task, train, valid, tokenizer, found.recipe.languages)
     made.columns = found.recipe.roles
     made.files = before
+    if made.tokens < FEW_TOKENS:
+        made.notes.append(
+            f"only {made.tokens:,} tokens to learn from: a model can learn them by heart, and no more; give more data"
+        )
     return made
 
 
@@ -125,6 +133,12 @@ def taught(
     """Material from examples."""
     if not train:
         raise BadInput("there must be at least one row to learn from, there is none; check the data")
+    if not valid and task != "language-model":
+        inputs = len({input_of(row) for row in train})
+        raise BadInput(
+            f"the validation set is empty, because the rows to learn from ({len(train):,}, different inputs: {inputs:,}) "
+            "are too few to split; give --valid FILE, or at least 2 rows with different inputs"
+        )
     if settings.augment and task not in AUGMENTED:
         raise BadSetting(f"augment changes texts of {' and '.join(AUGMENTED)}, the task is {task}; leave it out")
     tokenizer = tokenizer or tokenizer_for(settings, train)
@@ -184,6 +198,11 @@ def _running(s: Settings, tokenizer: Tokenizer, train: Sequence[Any], valid: Seq
     if name not in TEXTS:
         raise BadSetting(f"no objective is called {name!r}; {nearest(name, TEXTS)}")
     found = TEXTS[name](s, tokenizer, train, valid)
+    if not valid and found.tokens < FEWEST_TOKENS:
+        raise BadInput(
+            f"the text must have at least {FEWEST_TOKENS} tokens to learn from once its end is held out, it has "
+            f"{found.tokens}; give more text"
+        )
     return Material(
         "language-model", tokenizer, found.train, found.valid, objective=name, notes=found.notes, tokens=found.tokens
     )

@@ -70,7 +70,7 @@ def material_of(trained: Trained, files: Sequence[str], columns: str = "") -> Ma
     own = Run.open(trained.folder).settings() if (trained.folder / "config.yaml").is_file() else Settings()
     keep = {
         name: getattr(own, name)
-        for name in ("columns", "source", "target", "invalid", "longest", "cut", "context", "seed")
+        for name in ("columns", "source", "target", "header", "invalid", "longest", "cut", "context", "seed")
     }
     if columns:
         keep |= {"columns": columns, "source": "", "target": ""}

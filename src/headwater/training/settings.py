@@ -36,6 +36,10 @@ class Time(float):
     """Seconds, or words for them."""
 
 
+class YesNoAuto(str):
+    """'yes', 'no' or 'auto'; true and false are yes and no."""
+
+
 def leaf(default: Any, words: str, zh: str, low: float = 0.0, high: float = MOST, free: bool = False) -> Any:
     """One setting. free: it may change when a run is resumed."""
     about = {"words": (words, zh), "low": low, "high": high, "free": free}
@@ -65,6 +69,11 @@ class Data:
     )
     source: str = leaf("", "the column or suffix to read from", "源语言列")
     target: str = leaf("", "the column or suffix to write", "目标语言列")
+    header: YesNoAuto = leaf(
+        "auto",
+        "whether the first row of a TSV or CSV names the columns: yes, no or auto",
+        "TSV 或 CSV 的第一行是不是列名：yes、no 或 auto",
+    )
     encoding: str = leaf("auto", "of the files", "文件编码")
     invalid: str = leaf(
         "strict",
@@ -293,12 +302,19 @@ def _yes(value: Any) -> bool | None:
     return {"true": True, "false": False}.get(str(value).lower())
 
 
+def _yes_no_auto(value: Any) -> str | None:
+    return {"true": "yes", "false": "no"}.get(word := str(value).lower(), word if word in YES_NO_AUTO else None)
+
+
+YES_NO_AUTO = ("yes", "no", "auto")
 MAKERS: dict[Any, Any] = {
     int: _whole, float: _number, Time: _time, bool: _yes, list[str]: _texts, dict[str, str]: _pairs,
+    YesNoAuto: _yes_no_auto,
     str: lambda value: os.fspath(value) if isinstance(value, (str, os.PathLike)) else None}  # fmt: skip
 WANTED: dict[Any, str] = {
     int: "a whole number", float: "a number", Time: "a time such as 90s or 5m", bool: "true or false",
-    list[str]: "a list of words", dict[str, str]: "pairs such as source=en", str: "a word"}  # fmt: skip
+    YesNoAuto: "yes, no or auto", list[str]: "a list of words", dict[str, str]: "pairs such as source=en",
+    str: "a word"}  # fmt: skip
 
 
 class Change(NamedTuple):

@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headwater.data.examples import Example, Labelled, Pair, Passage, Tagged
+from headwater.data.examples import Example, Labelled, Pair, Passage, Question, Tagged
+from headwater.data.metrics.units import units
+from headwater.data.reading.names import INSTRUCTIONS, PAIRS, ROLES, is_language
 from headwater.data.reading.shapes import asked
 from headwater.errors import BadSetting, nearest
 
-ROLES: dict[str, tuple[str, ...]] = {  # role -> names people give it, best first
-    "source": ("source", "src", "input", "article", "document", "description", "original", "prompt", "instruction",
-               "nl", "原文", "源文", "输入", "正文"),
-    "target": ("target", "tgt", "output", "summary", "highlights", "synopsis", "translation", "code", "cmd", "command",
-               "completion", "response", "译文", "目标", "摘要", "输出", "译"),
-    "text": ("text", "sentence", "review", "content", "body", "comment", "tweet", "sentence1", "premise",
-             "文本", "内容", "评论", "句子"),
-    "second": ("second", "text_b", "sentence2", "hypothesis"),
-    "label": ("label", "class", "category", "sentiment", "polarity", "stars", "rating", "intent",
-              "标签", "类别", "情感"),
-    "words": ("words", "tokens"),
-    "tags": ("tags", "ner_tags", "pos_tags", "labels"),
-    "question": ("question", "问题"),
-    "context": ("context", "passage"),
-    "answers": ("answers", "答案"),
-}  # fmt: skip
-CODES = (
-    "af ar bg bn ca cmn cs cy da de el en eng eo es et eu fa fi fr ga gl he hi hr hu hy id is it ja ka kk ko la lt lv "
-    "mk mn ms nb nl no pl pt ro ru sk sl sq sr sv sw ta th tl tr uk ur uz vi yue zh zho"
-)
-LANGUAGES = frozenset(CODES.split())
 HALF = re.compile("[\ud800-\udfff]")
+NUMBER = re.compile(r"[-+]?\d[\d.,]*")
+PARAPHRASE = 0.5  # share of common words from which two columns say the same
 NEEDS: dict[str, tuple[str, ...]] = {
     "text-to-text": ("source", "target"),
     "classification": ("text", "label"),
@@ -40,18 +23,6 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "answers": ("question", "context", "answers"),
     "language-model": ("text",),
 }
-
-
-def is_language(name: str) -> bool:
-    """'de', 'zh-CN', 'pt_BR': a known language, perhaps with a region."""
-    return name.lower().replace("_", "-").split("-")[0] in LANGUAGES and len(name) <= 8
-
-
-def is_header(cells: Sequence[str]) -> bool:
-    """A first row is a header when its cells are different short names and two of them (or the only one) are known."""
-    names = [cell.strip().lower() for cell in cells]
-    known = sum(any(name in words for words in ROLES.values()) or is_language(name) for name in names)
-    return len(set(names)) == len(names) and max(map(len, names)) <= 40 and known >= min(2, len(names))
 
 
 def roles_by_name(columns: Sequence[str]) -> dict[str, str]:
@@ -62,10 +33,28 @@ def roles_by_name(columns: Sequence[str]) -> dict[str, str]:
         for name in names:
             if name in lower and role not in found and lower[name] not in found.values():
                 found[role] = lower[name]
-    languages = [column for column in columns if is_language(column.strip()) and column.lower() != "id"]  # a row's name
+    if task_of(found) not in ("answers", "tagging", "text-to-text"):
+        for source, target in PAIRS:
+            if {source, target} <= lower.keys() and found.get("label", source) in (lower[source], source):
+                return {"source": lower[source], "target": lower[target]}
+    languages = [column for column in columns if is_language(column) and column.lower() != "id"]  # a row's name
     if len(languages) >= 2 and not {"source", "target"} <= found.keys():
         found = {**found, "source": languages[0], "target": languages[1]}
     return found
+
+
+def instruction_format(columns: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """The instruction format these columns are of, and the column of each role; ('', {}) for none.
+
+    >>> instruction_format(["instruction", "output", "id"])
+    ('Alpaca', {'source': 'instruction', 'target': 'output'})
+    """
+    lower = {column.strip().lower(): column for column in columns}
+    for name, roles in INSTRUCTIONS.items():
+        found = {role: lower[column] for role, column in roles.items() if column in lower}
+        if {"source", "target"} <= found.keys():
+            return name, found
+    return "", {}
 
 
 def task_of(roles: Mapping[str, str]) -> str:
@@ -85,14 +74,20 @@ class Profile:
     distinct: float  # share of different values
     length: float  # mean characters
     spaced: float  # share of cells with a space or a wide script
+    numeric: float  # share of cells that are numbers
+    missing: float  # share of cells that are empty or null
     prefix: int  # characters all cells begin with
 
 
-def profile(name: str, cells: Sequence[str]) -> Profile:
+def profile(name: str, values: Sequence[Any]) -> Profile:
+    cells = ["" if value is None else str(value) for value in values]
     spaced = sum(" " in cell.strip() or any(ord(c) > 0x2E80 for c in cell) for cell in cells)
+    numeric = sum(bool(NUMBER.fullmatch(cell.strip())) for cell in cells)
+    missing = sum(not cell.strip() for cell in cells)
     count = max(1, len(cells))
     shared = len(_common_start(cells)) if len(set(cells)) > 1 else 0
-    return Profile(name, len(set(cells)) / count, sum(map(len, cells)) / count, spaced / count, shared)
+    mean_length = sum(map(len, cells)) / count
+    return Profile(name, len(set(cells)) / count, mean_length, spaced / count, numeric / count, missing / count, shared)
 
 
 def _common_start(cells: Sequence[str]) -> str:
@@ -110,11 +105,13 @@ def roles_by_content(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     """
     if not rows:
         return {}
-    looks = [profile(name, [str(row.get(name, "")) for row in rows]) for name in rows[0]]
+    names = dict.fromkeys(name for row in rows for name in row)
+    looks = [profile(name, [row.get(name) for row in rows]) for name in names]
     labels = [p for p in looks if len(rows) >= 20 and p.distinct <= 0.2 and p.length <= 30]
     texts = [p for p in looks if p not in labels and not _is_name(p) and p.prefix < 20]
     if len(texts) >= 2:
-        return {"source": texts[0].name, "target": texts[1].name}
+        source, *others = sorted(texts, key=lambda p: p.missing > 0)  # stable: of full columns the first
+        return {"source": source.name, "target": _target(source.name, others, rows)}
     if texts and labels:
         return {"text": texts[0].name, "label": min(labels, key=lambda p: p.distinct).name}
     if len(looks) == 2 and not labels:
@@ -122,9 +119,24 @@ def roles_by_content(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     return {"text": (texts or looks)[0].name}
 
 
+def _target(source: str, candidates: Sequence[Profile], rows: Sequence[dict[str, Any]]) -> str:
+    """The first candidate that is not a paraphrase of the source, or the first of all."""
+    for look in candidates:
+        shared = [_same_words(row.get(source), row.get(look.name)) for row in rows]
+        if sum(shared) / len(shared) < PARAPHRASE:
+            return look.name
+    return candidates[0].name
+
+
+def _same_words(left: Any, right: Any) -> float:
+    """The share of words two cells have in common (Jaccard)."""
+    first, second = set(units(str(left))), set(units(str(right)))
+    return len(first & second) / len(first | second) if first | second else 1.0
+
+
 def _is_name(look: Profile) -> bool:
-    """Identifiers: nearly all different, no spaces, beside columns of text."""
-    return look.distinct > 0.95 and look.spaced < 0.05
+    """Identifiers and numbers: nearly all different without spaces, or nothing but numbers, beside columns of text."""
+    return (look.distinct > 0.95 and look.spaced < 0.05) or look.numeric > 0.95
 
 
 def check_columns(chosen: dict[str, str], columns: Sequence[str]) -> None:
@@ -136,19 +148,65 @@ def check_columns(chosen: dict[str, str], columns: Sequence[str]) -> None:
             raise BadSetting(f"no column is called {column!r}; {nearest(column, columns)}")
 
 
-def example_of(task: str, cells: dict[str, Any], roles: Mapping[str, str], document: int) -> Example:
-    """One example from one row. ValueError says what is wrong with the row."""
-    got = {role: cells.get(column) for role, column in roles.items()}
-    if task == "answers":
-        return asked(got["question"], got["context"], got["answers"] or (), str(cells.get("id", "")))
-    if task == "tagging":
-        return _tagged(got["words"], got["tags"])
-    text = {role: _text(role, got[role]) for role in NEEDS[task]}
-    if task == "text-to-text":
-        return Pair(text["source"], text["target"])
-    if task == "classification":
-        return Labelled(text["text"], text["label"].strip(), str(got.get("second") or ""))
-    return Passage(text["text"], document)
+def example_maker(task: str, roles: Mapping[str, str]) -> Callable[[dict[str, Any], int], Example]:
+    """The function that makes an example of one row and the number of its document.
+
+    It raises ValueError with what is wrong with the row.
+    """
+    return MAKERS[task](roles)
+
+
+def _pair_maker(roles: Mapping[str, str]) -> Callable[[dict[str, Any], int], Example]:
+    source, target, more = roles["source"], roles["target"], roles.get("input", "")
+
+    def make(cells: dict[str, Any], document: int) -> Pair:
+        text = _text("source", cells.get(source))
+        if more and not _blank(cells.get(more)):
+            text = f"{text}\n{_text('input', cells.get(more))}"
+        return Pair(text, _text("target", cells.get(target)))
+
+    return make
+
+
+def _labelled_maker(roles: Mapping[str, str]) -> Callable[[dict[str, Any], int], Example]:
+    text, label, second = roles["text"], roles["label"], roles.get("second", "")
+
+    def make(cells: dict[str, Any], document: int) -> Labelled:
+        first = _text("text", cells.get(text))
+        return Labelled(first, _text("label", cells.get(label)).strip(), str(cells.get(second) or ""))
+
+    return make
+
+
+def _tagged_maker(roles: Mapping[str, str]) -> Callable[[dict[str, Any], int], Example]:
+    return lambda cells, document: _tagged(cells.get(roles["words"]), cells.get(roles["tags"]))
+
+
+def _question_maker(roles: Mapping[str, str]) -> Callable[[dict[str, Any], int], Example]:
+    question, context, answers = (roles[role] for role in NEEDS["answers"])
+
+    def make(cells: dict[str, Any], document: int) -> Question:
+        given = () if cells.get("is_impossible") else cells.get(answers) or ()
+        return asked(cells.get(question), cells.get(context), given, str(cells.get("id", "")))
+
+    return make
+
+
+def _passage_maker(roles: Mapping[str, str]) -> Callable[[dict[str, Any], int], Example]:
+    return lambda cells, document: Passage(_text("text", cells.get(roles["text"])), document)
+
+
+MAKERS: dict[str, Callable[[Mapping[str, str]], Callable[[dict[str, Any], int], Example]]] = {
+    "text-to-text": _pair_maker,
+    "classification": _labelled_maker,
+    "tagging": _tagged_maker,
+    "answers": _question_maker,
+    "language-model": _passage_maker,
+}
+
+
+def _blank(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
 
 
 def _tagged(words: Any, tags: Any) -> Tagged:
@@ -165,8 +223,8 @@ def _text(role: str, value: Any) -> str:
     if isinstance(value, (dict, list)):
         raise ValueError(f"{role} is not text but {type(value).__name__}")
     text = value if isinstance(value, str) else str(value)
-    if HALF.search(text):
+    if not text.isascii() and HALF.search(text):
         raise ValueError(f"{role} holds half of a surrogate pair, which no text has")
-    if not text.strip():
+    if not text or text.isspace():
         raise ValueError(f"empty {role}")
     return text

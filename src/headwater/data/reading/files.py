@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from headwater.data.reading.columns import is_language
+from headwater.data.bilingual import Bilingual
+from headwater.data.reading.names import is_code
 from headwater.data.reading.opening import regular
 from headwater.errors import BadFile, BadSetting, NotFound, nearest
 
@@ -29,28 +31,39 @@ class Side(NamedTuple):
     language: str
 
 
-def gather(paths: Iterable[Path | str]) -> tuple[list[Path], list[str]]:
+@dataclass
+class Gathered:
+    """The plain files meant; `in_folder` are those nobody named, and `empty` those of them without content."""
+
+    files: list[Path] = field(default_factory=list)
+    notes: list[Bilingual] = field(default_factory=list)
+    in_folder: set[Path] = field(default_factory=set)
+    empty: list[Path] = field(default_factory=list)
+
+
+def gather(paths: Iterable[Path | str]) -> Gathered:
     """The plain files meant: folders opened one level, hidden files and read-mes left out, each file once."""
-    found: list[Path] = []
-    notes: list[str] = []
+    found = Gathered()
     seen: dict[tuple[int, int], Path] = {}
     for path in map(Path, paths):
-        for file in _inside(path):
+        folder = path.is_dir()
+        for file in _inside(path) if folder else [path]:
             status = regular(file)
             if (first := seen.setdefault((status.st_dev, status.st_ino), file)) is not file:
-                notes.append(f"{file.name} is the same file as {first.name}; read once")
+                found.notes.append(Bilingual(f"{file.name} is the same file as {first.name}; read once",
+                                             f"{file.name} 与 {first.name} 是同一个文件，只读一次"))  # fmt: skip
                 continue
-            if status.st_size == 0:
+            if status.st_size == 0 and not folder:
                 raise BadFile(f"{file} is empty; give a file with at least one line")
-            found.append(file)
-    if not found:
+            (found.files if status.st_size else found.empty).append(file)
+            if folder:
+                found.in_folder.add(file)
+    if not found.files:
         raise NotFound("no data file was given; name a file, two parallel files or a folder of them")
-    return found, notes
+    return found
 
 
 def _inside(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
     files = sorted(p for p in path.iterdir() if not NOT_DATA.match(p.name) and not p.is_dir())
     if not files:
         raise BadFile(f"{path} is a folder without data files; name a folder with at least one")
@@ -76,7 +89,7 @@ def side_of(path: Path) -> Side:
         return Side(path, split, str(path.parent / Path(name).stem), suffix[1:])
     parts = name.split(".")
     for place in range(len(parts) - 1):
-        if suffix == ".txt" and is_language(parts[place]):
+        if suffix == ".txt" and is_code(parts[place]):
             return Side(path, split, str(path.parent / ".".join(parts[:place] + parts[place + 1 :])), parts[place])
     return Side(path, split, str(path), "")
 

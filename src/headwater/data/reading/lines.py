@@ -19,6 +19,7 @@ from headwater.errors import BadFile, BadSetting, nearest
 
 BLOCK = 2**20
 SAMPLE = 4 * 2**20  # bytes from which the encoding is found
+STATELESS = ("utf-8", "ascii", "iso8859-1", "latin-1", "cp1252", "gb18030")  # lines decode together as they do alone
 POLICIES = ("strict", "skip", "replace")
 
 
@@ -69,8 +70,16 @@ def pieces(path: Path, reading: Reading, problems: Problems) -> Iterator[Line]:
     decode = _Decoder(path, encoding, reading.invalid, problems)
     with opened(path) as stream:
         stream.read(encoding.mark)
-        for piece in cut(stream, encoding.newline, reading.longest, encoding.mark):
-            yield decode(piece)
+        cutter = _Cutter(encoding.newline, reading.longest, encoding.mark)
+        quick = encoding.name in STATELESS
+        while block := stream.read(BLOCK):
+            texts = cutter.texts(block, encoding.name) if quick and not decode.inside else None
+            if texts is None:
+                yield from map(decode, cutter.feed(block))
+            else:
+                first = cutter.number - len(texts)
+                yield from (Line(number, text.removesuffix("\r")) for number, text in enumerate(texts, first))
+        yield from map(decode, cutter.end())
 
 
 def lines(path: Path, reading: Reading, problems: Problems) -> Iterator[Line]:
@@ -98,22 +107,62 @@ def good(path: Path, found: Iterable[Line], problems: Problems) -> Iterator[Line
 # ------------------------------------------------------------------------------------------------- bytes to pieces
 
 
-def cut(stream: Bytes, newline: bytes, longest: int, offset: int = 0) -> Iterator[Piece]:
-    """Byte lines without their newline; memory is bounded by one block and the longest piece."""
-    number, rest = 1, b""
-    while block := stream.read(BLOCK):
-        *whole, rest = _split(rest + block, newline)
+class _Cutter:
+    """Cuts blocks of bytes into lines; memory is bounded by one block and the longest piece."""
+
+    def __init__(self, newline: bytes, longest: int, offset: int = 0) -> None:
+        self.newline, self.longest, self.offset = newline, longest, offset
+        self.number, self.rest = 1, b""
+
+    def feed(self, block: bytes) -> Iterator[Piece]:
+        """The lines that end in this block, and the pieces of one that is longer than the longest."""
+        *whole, self.rest = _split(self.rest + block, self.newline)
         for data in whole:
-            while len(data) > longest:
-                yield Piece(number, offset, data[:longest], False)
-                data, offset = data[longest:], offset + longest
-            yield Piece(number, offset, data, True)
-            number, offset = number + 1, offset + len(data) + len(newline)
-        while len(rest) > longest:
-            yield Piece(number, offset, rest[:longest], False)
-            rest, offset = rest[longest:], offset + longest
-    if rest:
-        yield Piece(number, offset, rest, True)
+            while len(data) > self.longest:
+                yield self._piece(data[: self.longest])
+                data = data[self.longest :]
+            yield Piece(self.number, self.offset, data, True)
+            self.number += 1
+            self.offset += len(data) + len(self.newline)
+        while len(self.rest) > self.longest:
+            piece = self._piece(self.rest[: self.longest])
+            self.rest = self.rest[self.longest :]
+            yield piece
+
+    def _piece(self, data: bytes) -> Piece:
+        piece = Piece(self.number, self.offset, data, False)
+        self.offset += len(data)
+        return piece
+
+    def texts(self, block: bytes, encoding: str) -> list[str] | None:
+        """The lines that end in this block, decoded in one go; None where one of them needs care (then call feed)."""
+        data = self.rest + block
+        end = data.rfind(b"\n")
+        if end < 0:
+            return None
+        try:
+            texts = data[:end].decode(encoding).split("\n")
+        except UnicodeDecodeError:
+            return None
+        if 4 * max(map(len, texts)) > self.longest:  # a character has at most four bytes
+            return None
+        self.number += len(texts)
+        self.offset += end + 1
+        self.rest = data[end + 1 :]
+        return texts
+
+    def end(self) -> Iterator[Piece]:
+        """The last line, where no newline ends it."""
+        if self.rest:
+            yield Piece(self.number, self.offset, self.rest, True)
+
+
+def cut(stream: Bytes, newline: bytes, longest: int, offset: int = 0) -> Iterator[Piece]:
+    """Byte lines without their newline."""
+    cutter = _Cutter(newline, longest, offset)
+    while block := stream.read(BLOCK):
+        yield from cutter.feed(block)
+    yield from cutter.end()
 
 
 def _split(data: bytes, newline: bytes) -> list[bytes]:

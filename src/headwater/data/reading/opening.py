@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from headwater.data.reading.magic import START, refuse_binary
+from headwater.data.reading.progress import Watched
 from headwater.errors import BadFile, NotFound
 
-GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"
+GZIP = b"\x1f\x8b"
 RATIO = 200  # honest text packs 3 to 20 times; deflate can reach 1032
 FREE = 16 * 2**20  # below this many unpacked bytes no ratio is dangerous
 LARGEST = 64 * 2**30  # unpacked bytes of one file
@@ -57,11 +59,11 @@ def opened(path: Path) -> Iterator[Bytes]:
     except OSError as error:
         raise BadFile(f"{path} cannot be opened: {error.strerror}") from None
     with os.fdopen(handle, "rb") as raw:
-        start = raw.read(4)
+        start = raw.read(START)
         raw.seek(0)
-        if start == ZIP:
-            raise BadFile(f"{path} is a zip archive, which is not read; unpack it and give the files inside")
-        yield Unpacked(path, raw) if start[:2] == GZIP else raw
+        refuse_binary(path, start)
+        stream = Unpacked(path, raw) if start[:2] == GZIP else raw
+        yield Watched(path, stream, raw, os.fstat(raw.fileno()).st_size)
 
 
 class Unpacked:
@@ -78,6 +80,8 @@ class Unpacked:
             raise BadFile(f"{self.path} is a damaged gzip file after byte {self.given}: {error}") from None
         if not self.given and block[:2] == GZIP:
             raise BadFile(f"{self.path} is gzip inside gzip; unpack it once")
+        if not self.given:
+            refuse_binary(self.path, block[:START])
         self.given += len(block)
         if self.given > min(LARGEST, max(FREE, RATIO * self.packed)):
             raise BadFile(

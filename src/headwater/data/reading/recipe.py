@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from headwater.data.bilingual import Bilingual
 from headwater.data.examples import Example
-from headwater.data.reading.columns import example_of
+from headwater.data.reading.columns import example_maker
 from headwater.data.reading.lines import USUAL, Reading
 from headwater.data.reading.problems import Problems
 from headwater.data.reading.shapes import conll, labelled_by_file, parallel, running, squad
@@ -22,7 +23,7 @@ class Part:
     layout: str
     paths: tuple[Path, ...]
     header: tuple[str, ...] = ()
-    skip: int = 0
+    skip: int = 0  # rows before the data: 1 with a header
     delimiter: str = "\t"
 
 
@@ -31,9 +32,10 @@ class Recipe:
     task: str
     parts: tuple[Part, ...]
     roles: Mapping[str, str] = field(default_factory=dict)  # role -> column
-    languages: tuple[str, ...] = ()  # of source and target, where names tell
+    languages: tuple[str, ...] = ()  # codes of those of source and target, where names tell
     reading: Reading = USUAL
-    notes: tuple[str, ...] = ()
+    notes: tuple[Bilingual, ...] = ()
+    format: str = ""  # of instructions: Alpaca, Dolly, prompt/completion
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -59,10 +61,10 @@ class Recipe:
         return self._of_table(part, problems)
 
     def _of_table(self, part: Part, problems: Problems) -> Iterator[Example]:
-        path = part.paths[0]
+        path, make = part.paths[0], example_maker(self.task, self.roles)
         for document, (line, cells) in enumerate(table(part, self.reading, problems)):
             try:
-                yield example_of(self.task, cells, self.roles, document)
+                yield make(cells, document)
             except (ValueError, KeyError, TypeError) as error:
                 problems.add(path, line, str(error)[:80])
 

@@ -6,6 +6,7 @@ import csv
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,13 +71,12 @@ def delimited(
     """Rows of a TSV or CSV file whose columns are named by header; the first `skip` rows are not data."""
     split = _tabs if delimiter == "\t" else _quoted
     found = split(path, good(path, lines(path, reading, problems), problems), problems, delimiter)
-    for place, (line, cells) in enumerate(found):
-        if place < skip:
-            continue
-        if len(cells) == len(header):
+    width = len(header)
+    for line, cells in islice(found, skip, None):
+        if len(cells) == width:
             yield Row(line, dict(zip(header, cells, strict=True)))
         elif any(cell.strip() for cell in cells):
-            problems.add(path, line, f"{len(cells)} columns instead of {len(header)}")
+            problems.add(path, line, f"{len(cells)} columns instead of {width}")
 
 
 def first_rows(path: Path, reading: Reading, delimiter: str, count: int) -> list[list[str]]:
