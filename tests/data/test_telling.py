@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -15,6 +16,30 @@ FILES = {
     "labels.tsv": "".join(f"text number {n}\t{'good' if n % 3 else 'bad'}\n" for n in range(60)),
     "running.txt": "it was the best of times\n" * 30,
     "words.conll": "Ada\tB-PER\nleft\tO\n\n" * 5,
+    "imbalanced.tsv": "".join(f"text number {n}\t{'rare' if n % 51 == 0 else 'usual'}\n" for n in range(1530)),
+    "alpaca.jsonl": '{"instruction": "Say hello.", "input": "", "output": "Hello.", "id": 1}\n' * 3,
+    "squad.json": json.dumps(
+        {
+            "data": [
+                {
+                    "paragraphs": [
+                        {
+                            "context": "See Ann run.",
+                            "qas": [
+                                {"question": "Who?", "answers": [{"text": "Ann", "answer_start": 4}]},
+                                {"question": "Where?", "answers": [], "is_impossible": True},
+                                {
+                                    "question": "When?",
+                                    "answers": [{"text": "Ann", "answer_start": 4}],
+                                    "is_impossible": True,
+                                },
+                            ],
+                        }
+                    ]
+                }
+            ]
+        }
+    ),
 }
 
 
@@ -39,8 +64,30 @@ def test_columns_without_names_are_called_columns(tmp_path):
                        ("labels.tsv", "task       classification (text = column 1, label = column 2)")):  # fmt: skip
         (tmp_path / name).write_text(FILES[name])
         assert told(look(tmp_path / name)).split("\n")[0] == said
-    assert told(look(tmp_path / "pairs.tsv"), chinese).split("\n")[0] == "任务       text-to-text,第 1 列 → 第 2 列"
+    assert told(look(tmp_path / "pairs.tsv"), chinese).split("\n")[0] == "任务       text-to-text，第 1 列 → 第 2 列"
 
 
 def test_names_stand_in_one_column():
     assert filled("任务", 6) == "任务  " and filled("task", 6) == "task  " and filled("long name", 4) == "long name"
+
+
+def test_imbalanced_classes_are_warned_of(tmp_path):
+    """1,500 rows against 30: the counts, and what always answering the majority class is worth."""
+    path = tmp_path / "a.tsv"
+    path.write_text(FILES["imbalanced.tsv"])
+    (said,) = [line for line in told(look(path)).split("\n") if line.startswith("warning")]
+    assert "1,500 rows of usual, 30 of rare" in said and "an accuracy of 98.0 %" in said and "macro_f1" in said
+    for times, warned in ((9, False), (10, True)):
+        path.write_text("".join(f"text {n}\t{'few' if n < 10 else 'many'}\n" for n in range(10 * times + 10)))
+        assert ("warning" in told(look(path))) is warned
+    tagged = tmp_path / "a.conll"
+    tagged.write_text("".join("Ada\tB-PER\n" + "left\tO\n" * 50 + "\n" for _ in range(5)))
+    assert "warning" not in told(look(tagged))  # in tagging O is always frequent
+
+
+def test_questions_without_an_answer_are_counted(tmp_path):
+    (tmp_path / "squad.json").write_text(FILES["squad.json"])
+    found = look(tmp_path / "squad.json")
+    assert found.sets["train"].unanswerable == 2 and found.to_plain()["sets"]["train"]["unanswerable"] == 2
+    assert "questions without an answer: 2 of 3" in told(found)
+    assert "没有答案的问题：2 / 3" in told(found, chinese)

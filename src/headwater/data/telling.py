@@ -41,10 +41,9 @@ def told(look: Look, say: Say = english) -> str:
 def _lines(look: Look, say: Say) -> Iterator[str]:
     yield line(say("task", "任务"), look.task + _direction(look.recipe, say))
     if look.recipe.format:
-        columns = ", ".join(look.recipe.roles.values())
-        yield line(
-            say("format", "格式"), say(f"{look.recipe.format} ({columns})", f"{look.recipe.format}（{columns}）")
-        )
+        roles, name = look.recipe.roles, look.recipe.format
+        columns = ", ".join(roles[role] for role in ("source", "input", "target") if role in roles)
+        yield line(say("format", "格式"), say(f"{name} ({columns})", f"{name}（{columns}）"))
     yield from _headers(look.recipe, say)
     for name, facts in look.sets.items():
         yield from _of_set(look, name, facts, say)

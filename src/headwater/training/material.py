@@ -136,8 +136,8 @@ def taught(
     if not valid and task != "language-model":
         inputs = len({input_of(row) for row in train})
         raise BadInput(
-            f"the validation set is empty, because the rows to learn from ({len(train):,}, different inputs: {inputs:,}) "
-            "are too few to split; give --valid FILE, or at least 2 rows with different inputs"
+            f"the validation set is empty, because the rows to learn from (rows: {len(train):,}, different inputs: "
+            f"{inputs:,}) are too few to split; give --valid FILE, or at least 2 rows with different inputs"
         )
     if settings.augment and task not in AUGMENTED:
         raise BadSetting(f"augment changes texts of {' and '.join(AUGMENTED)}, the task is {task}; leave it out")

@@ -44,7 +44,8 @@ def _vote(name: str, values: Sequence[str]) -> int:
     mean_length = sum(map(len, values)) / len(values)
     if len(values) >= LABEL_ROWS and different <= LABEL_SHARE and mean_length <= LABEL_LENGTH:
         return 1
-    longer = sum(len(units(value)) >= max(3, 2 * len(units(name))) for value in values)
+    words = len(units(name.replace("_", "")))
+    longer = sum(len(units(value)) >= max(3, 2 * words) for value in values)
     return int(longer >= 0.9 * len(values))
 
 

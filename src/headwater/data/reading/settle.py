@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,17 +102,19 @@ def _with_train(sides: list[Side], notes: list[Bilingual]) -> list[Side]:
 def _sharing_a_stem(sides: list[Side], in_folder: set[Path]) -> list[Side]:
     """The files that have another side: same stem, same folder, different language.
 
-    A folder may hold model.c and model.h: what nobody named counts where its suffix is a language, a side or a class,
-    or where every file has another side.
+    A folder may hold model.c and model.h: of files nobody named those count whose suffix is a language, a side or a
+    class; without any, all of them if each has another side.
     """
-    counts: dict[str, int] = {}
-    for side in sides:
-        if side.language:
-            counts[side.stem] = counts.get(side.stem, 0) + 1
-    together = [side for side in sides if side.language and counts[side.stem] > 1]
-    if len(together) == len(sides):
-        return together
-    return [side for side in together if side.path not in in_folder or is_side(side.language)]
+    together = _with_another([side for side in sides if side.language])
+    sure = _with_another([side for side in together if side.path not in in_folder or is_side(side.language)])
+    if sure or len(together) < len(sides):
+        return sure
+    return together
+
+
+def _with_another(sides: list[Side]) -> list[Side]:
+    stems = Counter(side.stem for side in sides)
+    return [side for side in sides if stems[side.stem] > 1]
 
 
 def _read_alike(

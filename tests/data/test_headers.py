@@ -1,0 +1,139 @@
+"""Whether the first row of a table names its columns: found, said, and overruled by --header."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.data.examples import Labelled, Pair
+from headwater.data.look import look
+from headwater.data.reading.headers import column_names, has_header
+from headwater.data.reading.names import language_code
+from headwater.data.reading.problems import Problems
+from headwater.data.reading.settle import Wanted, settle
+from headwater.errors import BadFile, BadSetting
+from headwater.training.settings import read
+
+WORDS = ("river", "stone", "quick", "green", "morning", "table", "bird", "window", "garden", "letter", "music")
+NAMES = st.lists(
+    st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=12).map(lambda name: "c" + name),
+    min_size=2, max_size=4, unique=True,
+)  # fmt: skip
+
+
+def write(path: Path, rows: list[list[str]], mark: str = "\t") -> Path:
+    path.write_text("".join(mark.join(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def sentence(chance: random.Random) -> str:
+    return " ".join(chance.choices(WORDS, k=chance.randint(3, 9)))
+
+
+@given(NAMES, st.integers(5, 30), st.integers())
+def test_sentences_with_and_without_a_header(names, count, seed) -> None:
+    """The same rows, with names above them and without."""
+    chance = random.Random(seed)
+    rows = [[sentence(chance) for _ in names] for _ in range(count)]
+    assert has_header([names, *rows])
+    assert not has_header(rows)
+
+
+@given(NAMES, st.sampled_from([("0", "1"), ("spam", "ham"), ("12.5", "-3")]), st.integers(20, 40), st.integers())
+def test_labels_and_numbers_with_and_without_a_header(names, labels, count, seed) -> None:
+    chance = random.Random(seed)
+    at = chance.randrange(len(names))
+    rows = [[labels[n % 2] if column == at else sentence(chance) for column in range(len(names))] for n in range(count)]
+    assert has_header([names, *rows])
+    assert not has_header(rows)
+
+
+NOUNS = [["dog", "Hund"], ["cat", "Katze"], ["sun", "Sonne"], ["sea", "Meer"], ["sky", "Himmel"]]
+FILMS = [["a very long and boring film", "neg"], ["some more of the same here", "pos"]]
+
+
+@pytest.mark.parametrize(
+    ("first", "rest", "expected"),
+    [
+        (["id", "english", "german"], [["1", "Hello.", "Hallo."]], True),
+        (["Englisch", "Deutsch"], [["house", "Haus"], ["dog", "Hund"]], True),
+        (["英文", "中文"], [["hello", "你好"]], True),
+        (["house", "Haus"], NOUNS, False),
+        (["Go.", "Va !"], [["Good morning to you.", "Bonjour à vous tous."]] * 6, False),
+        (["great film", "pos"], FILMS * 20, False),
+        (["no", "it"], [["yes", "it"]] * 9, False),  # two codes of languages, but one of them is data
+        (["marke", "preis"], [["a thing", "1.50"]] * 5, True),
+        (["pkg-0", "text 0"], [[f"pkg-{n}", f"text {n}"] for n in range(1, 20)], False),
+        (["", "text", "label"], [["0", "fine", "pos"]], True),  # as pandas writes its index
+    ],
+)  # fmt: skip
+def test_single_cases(first, rest, expected) -> None:
+    assert has_header([first, *rest]) is expected
+
+
+def test_a_header_in_ordinary_words_names_the_columns(tmp_path: Path) -> None:
+    rows = [[str(n), f"good morning number {n}", f"guten Morgen Nummer {n}"] for n in range(40)]
+    path = write(tmp_path / "three.tsv", [["id", "english", "german"], *rows])
+    found = look(path)
+    assert found.sets["train"].rows == 40 and found.recipe.languages == ("en", "de")
+    assert found.recipe.roles == {"source": "english", "target": "german"}
+    back = look(path, source="german", target="english")
+    assert back.sets["train"].sample[0] == Pair("guten Morgen Nummer 0", "good morning number 0")
+    excel = tmp_path / "excel.csv"
+    lines = ["Englisch;Deutsch", *(f"{row[1]};{row[2]}" for row in rows)]
+    excel.write_text("\r\n".join(lines) + "\r\n", encoding="utf-8-sig")
+    assert look(excel).recipe.roles == {"source": "Englisch", "target": "Deutsch"}
+    assert look(excel).sets["train"].rows == 40
+
+
+def test_the_flag_overrules_what_is_found(tmp_path: Path) -> None:
+    named = write(tmp_path / "named.tsv", [["english", "german"], ["house", "Haus"], ["dog", "Hund"]])
+    plain = write(tmp_path / "plain.tsv", [["haus", "hus"], ["Haus", "Hus"], ["Hund", "Hund"]])
+
+    def rows(path: Path, header: str) -> list:
+        return list(settle([path], (), Wanted(header=header)).examples("train", Problems()))
+
+    assert [len(rows(named, header)) for header in ("auto", "yes", "no")] == [2, 2, 3]
+    assert [len(rows(plain, header)) for header in ("auto", "yes", "no")] == [3, 2, 3]
+    assert rows(named, "no")[0] == Pair("english", "german")
+    with pytest.raises(BadSetting, match="header must be yes, no or auto, got 'maybe'"):
+        Wanted(header="maybe")
+    twice = write(tmp_path / "twice.tsv", [["text", "text"], ["a b", "c d"]])
+    with pytest.raises(BadFile, match="names of columns must differ, 'text' is there twice"):
+        settle([twice], (), Wanted(header="yes"))
+
+
+def test_the_setting_is_a_word_or_a_truth_value() -> None:
+    """YAML reads a bare yes as true."""
+    assert [read({"header": value}).header for value in ("yes", True, "No", False, "auto")] == [
+        "yes", "yes", "no", "no", "auto"]  # fmt: skip
+    with pytest.raises(BadSetting, match="header must be yes, no or auto, got 'perhaps'"):
+        read({"header": "perhaps"})
+
+
+def test_the_report_says_which_it_was(tmp_path: Path) -> None:
+    named = write(tmp_path / "named.tsv", [["english", "german"], ["a house", "ein Haus"], ["a dog", "ein Hund"]])
+    plain = write(tmp_path / "plain.tsv", [["a house", "ein Haus"], ["a dog", "ein Hund"]])
+    assert "header     english, german (the first row; --header no takes it for data)" in str(look(named))
+    assert "header     none, the first row is data (--header yes" in str(look(plain))
+    assert "header     none" in str(look(named, header="no"))
+    assert "header" not in str(look(write(tmp_path / "a.txt", [["it was the best of times"]])))
+
+
+def test_a_header_of_one_file_is_known_in_the_next(tmp_path: Path) -> None:
+    """Too few rows to tell, but the row is the header of train."""
+    long = [[f"{n} times rain again in the north", "weather" if n % 2 else "sport"] for n in range(40)]
+    train = write(tmp_path / "train.tsv", [["headline", "kind"], *long])
+    valid = write(tmp_path / "valid.tsv", [["headline", "kind"], ["sun again in the south", "weather"]])
+    recipe = settle([train, valid])
+    assert list(recipe.examples("valid", Problems())) == [Labelled("sun again in the south", "weather")]
+
+
+def test_names() -> None:
+    assert column_names([" a ", "", "b"]) == ("a", "2", "b")
+    codes = [language_code(name) for name in ("English", "Deutsch", "français", "zh-CN", "日语", "label", "x")]
+    assert codes == ["en", "de", "fr", "zh", "ja", "", ""]

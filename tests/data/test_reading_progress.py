@@ -1,0 +1,86 @@
+"""The reading of large files is shown: one line on a terminal, a line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+import gzip
+import io
+from pathlib import Path
+
+import pytest
+
+from headwater import cli
+from headwater.cli.language import say
+from headwater.data.look import look
+from headwater.data.reading.lines import USUAL, lines
+from headwater.data.reading.problems import Problems
+from headwater.data.reading.progress import ReadingProgress, reporting
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    """Each look at it finds `step` seconds gone by."""
+
+    def __init__(self, step: float) -> None:
+        self.now, self.step = 0.0, step
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+def test_every_block_is_reported_and_none_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwater.data.reading.lines.BLOCK", 1000)
+    text = b"a line of text\n" * 1000
+    heard: list[tuple[str, int, int]] = []
+    for name, data in (("a.txt", text), ("a.txt.gz", gzip.compress(text))):
+        path = tmp_path / name
+        path.write_bytes(data)
+        heard.clear()
+        with reporting(lambda path, done, total: heard.append((path.name, done, total))):
+            count = sum(1 for _ in lines(path, USUAL, Problems()))
+        done = [bytes_done for _, bytes_done, _ in heard]
+        assert count == 1000 and {(found, total) for found, _, total in heard} == {(name, len(data))}
+        assert done[-1] == len(data) and max(done) <= len(data) and len(heard) > 10
+    heard.clear()
+    look(tmp_path / "a.txt")
+    assert heard == []
+
+
+def test_a_terminal_has_one_line_that_goes_away() -> None:
+    out = Terminal()
+    show = ReadingProgress(say, out, Clock(1.0))
+    for done in (45_000_000, 89_000_000):
+        show(Path("/data/big.tsv"), done, 89_000_000)
+    assert out.getvalue() == "\rreading big.tsv … 45 MB of 89 MB\x1b[K\r\x1b[K"
+
+
+def test_elsewhere_a_line_every_five_seconds() -> None:
+    out = io.StringIO()
+    show = ReadingProgress(lambda en, zh: zh, out, Clock(0.5))
+    for done in range(40):
+        show(Path("big.tsv"), done * 10**6, 40 * 10**6)
+    said = out.getvalue().splitlines()
+    assert 3 <= len(said) <= 5 and said[0].startswith("正在读取 big.tsv … ") and said[0].endswith(" / 40 MB")
+
+
+def test_a_small_file_is_read_in_silence() -> None:
+    out = Terminal()
+    show = ReadingProgress(say, out, Clock(0.0001))
+    show(Path("a.tsv"), 10, 20), show(Path("a.tsv"), 20, 20)
+    assert out.getvalue() == ""
+
+
+def test_train_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command is what turns it on; --quiet turns it off."""
+    monkeypatch.setattr("headwater.data.reading.progress.time.monotonic", Clock(9.0))
+    monkeypatch.setattr(ReadingProgress.__init__, "__defaults__", (None, Clock(9.0)))
+    (tmp_path / "one.tsv").write_text("one two\teins zwei\n")
+    monkeypatch.setattr("headwater.data.reading.lines.BLOCK", 8)
+    assert cli.main(["train", str(tmp_path / "one.tsv"), "--dry-run"]) == 3
+    assert "reading one.tsv … 0 MB of 0 MB" in capsys.readouterr().err
+    assert cli.main(["train", str(tmp_path / "one.tsv"), "--dry-run", "--quiet"]) == 3
+    assert "reading" not in capsys.readouterr().err
