@@ -424,11 +424,15 @@ def test_help_begins_with_what_must_be_given(capsys, monkeypatch):
 
 
 def test_measured_on_a_file_with_other_columns(runs, files, say, tmp_path):
-    """Naming the words of a header says what they are, whatever they are called."""
+    """Words nobody knows are found to be a header by the rows below; with too few of them, naming them says it."""
     rows = (files / "labels.tsv").read_text().splitlines()[1:9]
     other = tmp_path / "other.tsv"
     other.write_text("what\twhich\n" + "\n".join(rows) + "\n")
+    assert say("eval", runs / "labels", other)[0] == 0
+    other.write_text("what\twhich\n" + "\n".join(rows[:3]) + "\n")
+    code, _, err = say("eval", runs / "labels", other)
+    assert code == 3 and "the label 'which' is not one the model knows" in err
     code, out, _ = say("eval", runs / "labels", other, "--columns", "text=what,label=which", "--json")
-    assert code == 0 and json.loads(out)["rows"] == 8
+    assert code == 0 and json.loads(out)["rows"] == 3
     code, _, err = say("eval", runs / "labels", other, "--columns", "text=what,label=witch")
     assert code == 2 and "no column is called" in err and err.count("\n") == 1

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from headwater.errors import BadSetting
-from headwater.training.settings import LEAVES, SECTIONS, Settings, changes, read, seconds
+from headwater.training.settings import LEAVES, SECTIONS, Settings, YesNoAuto, changes, read, seconds
 
 
 def test_a_leaf_may_be_given_alone_in_its_section_or_as_words():
@@ -72,6 +72,7 @@ def test_leaves_have_names_of_their_own_and_words_in_two_languages():
 @pytest.mark.parametrize("name", LEAVES)
 def test_each_leaf_is_fixed_or_free_in_a_resumed_run(name):
     other = {int: 7, float: 0.31, bool: True, str: "other", list[str]: ["z"], dict[str, str]: {"a": "b"}}
+    other[YesNoAuto] = "yes"
     before, now = Settings(), read({name: other.get(LEAVES[name].kind, 77.0)})
     now = now if now != before else read({name: False})
     if LEAVES[name].free:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from headwater.data.bilingual import Bilingual
 from headwater.data.examples import Example, Labelled, Pair, Passage, Question, Tagged, input_of
 from headwater.data.reading.lines import USUAL, Reading, encoding_of
 from headwater.data.reading.problems import Problems
@@ -44,11 +43,11 @@ class Facts:
 class Look:
     recipe: Recipe
     sets: dict[str, Facts]
-    encodings: dict[str, Bilingual]  # file -> encoding and how it was found
+    encodings: dict[str, str]  # file -> encoding and how it was found
     overlap: dict[str, int]  # set -> rows whose input is in train too
     held_out: int = 0  # rows of train kept for validation, when no set was given for it
     whole: bool = True  # False: only the first rows were looked at
-    notes: tuple[Bilingual, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def task(self) -> str:
@@ -174,9 +173,9 @@ def _quantiles(values: array[int]) -> tuple[int, ...]:
     return tuple(int(v) for v in np.quantile(np.array(values), QUANTILES, method="nearest"))
 
 
-def _say_encoding(path: Path, recipe: Recipe) -> Bilingual:
+def _say_encoding(path: Path, recipe: Recipe) -> str:
     found = encoding_of(path, recipe.reading)
-    return Bilingual(f"{found.name} ({found.how})", f"{found.name}（{found.how.zh}）")
+    return f"{found.name} ({found.how})"
 
 
 def _refuse_copies(overlap: dict[str, int], sets: dict[str, Facts]) -> None:

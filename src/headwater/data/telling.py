@@ -62,9 +62,9 @@ def _lines(look: Look, say: Say) -> Iterator[str]:
     if look.task == "classification":
         yield from _imbalance(train.labels, say)
     for how in dict.fromkeys(look.encodings.values()):
-        yield line(say("encoding", "编码"), say(how, how.zh))
+        yield line(say("encoding", "编码"), how)
     for note in look.notes:
-        yield line(say("note", "注意"), say(note, note.zh))
+        yield line(say("note", "注意"), note)
 
 
 def _headers(recipe: Recipe, say: Say) -> Iterator[str]:
@@ -92,7 +92,7 @@ def _of_set(look: Look, name: str, facts: Facts, say: Say) -> Iterator[str]:
         yield line("", say(f"questions without an answer: {facts.unanswerable:,} of {facts.rows:,}",
                            f"没有答案的问题：{facts.unanswerable:,} / {facts.rows:,}"))  # fmt: skip
     for problem in facts.problems.lines():
-        yield line("", say(f"bad: {problem}", f"坏行：{problem}"))
+        yield line("", say(f"bad: {problem}", f"坏行:{problem}"))
     if facts.duplicates:
         yield line("", say(f"{facts.duplicates:,} duplicate rows", f"{facts.duplicates:,} 行重复"))
     if count := look.overlap.get(name):

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from headwater.data.bilingual import Bilingual
 from headwater.errors import BadFile, BadSetting
 
 MARKS = (  # longest first: the UTF-32 mark begins with the UTF-16 one
@@ -23,7 +22,7 @@ FAMILIAR = re.compile(rb"(?:[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\x
 class Encoding(NamedTuple):
     name: str
     mark: int = 0  # bytes of the byte-order mark at the start
-    how: Bilingual = Bilingual("named", "指定")
+    how: str = "named"
 
     @property
     def newline(self) -> bytes:
@@ -50,24 +49,19 @@ def detect(path: Path, start: bytes) -> Encoding:
     """
     for mark, name in MARKS:
         if start.startswith(mark):
-            return Encoding(name, len(mark), Bilingual("byte-order mark", "字节序标记"))
+            return Encoding(name, len(mark), "byte-order mark")
     if wide := _wide(start):
-        return Encoding(wide, 0, Bilingual("zero bytes", "由零字节判断"))
+        return Encoding(wide, 0, "zero bytes")
     fault = _utf8_fault(start)
     if fault < 0:
-        return Encoding("utf-8", 0, Bilingual("valid", "有效"))
+        return Encoding("utf-8", 0, "valid")
     evidence = start[max(0, fault - 1000) : fault + 100_000]
     if 2 * sum(map(len, FAMILIAR.findall(evidence))) > sum(byte > 127 for byte in evidence):
-        how = Bilingual(f"mostly valid, first wrong byte at {fault}", f"大部分有效，第一个错误字节在 {fault}")
-        return Encoding("utf-8", 0, how)
+        return Encoding("utf-8", 0, f"mostly valid, first wrong byte at {fault}")
     if _looks_chinese(evidence):
-        how = Bilingual(f"not UTF-8 at byte {fault}, common Chinese characters as GB18030",
-                        f"字节 {fault} 处不是 UTF-8，按 GB18030 是常用汉字")  # fmt: skip
-        return Encoding("gb18030", 0, how)
+        return Encoding("gb18030", 0, f"not UTF-8 at byte {fault}, common Chinese characters as GB18030")
     if _looks_western(evidence):
-        how = Bilingual(f"not UTF-8 at byte {fault}, accented letters among plain ones",
-                        f"字节 {fault} 处不是 UTF-8，普通字母间有带重音的字母")  # fmt: skip
-        return Encoding(_western_page(start), 0, how)
+        return Encoding(_western_page(start), 0, f"not UTF-8 at byte {fault}, accented letters among plain ones")
     raise BadFile(
         f"{path}: byte {fault} is not UTF-8, and no other encoding is certain; name it: --encoding gb18030, big5, "
         "shift_jis, koi8-r or latin-1, for example"

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from headwater.data.bilingual import Bilingual
 from headwater.data.reading.names import is_code
 from headwater.data.reading.opening import regular
 from headwater.errors import BadFile, BadSetting, NotFound, nearest
@@ -36,7 +35,7 @@ class Gathered:
     """The plain files meant; `in_folder` are those nobody named, and `empty` those of them without content."""
 
     files: list[Path] = field(default_factory=list)
-    notes: list[Bilingual] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     in_folder: set[Path] = field(default_factory=set)
     empty: list[Path] = field(default_factory=list)
 
@@ -50,8 +49,7 @@ def gather(paths: Iterable[Path | str]) -> Gathered:
         for file in _inside(path) if folder else [path]:
             status = regular(file)
             if (first := seen.setdefault((status.st_dev, status.st_ino), file)) is not file:
-                found.notes.append(Bilingual(f"{file.name} is the same file as {first.name}; read once",
-                                             f"{file.name} 与 {first.name} 是同一个文件，只读一次"))  # fmt: skip
+                found.notes.append(f"{file.name} is the same file as {first.name}; read once")
                 continue
             if status.st_size == 0 and not folder:
                 raise BadFile(f"{file} is empty; give a file with at least one line")

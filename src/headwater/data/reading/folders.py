@@ -7,7 +7,6 @@ from collections.abc import Collection, Hashable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from headwater.data.bilingual import Bilingual
 from headwater.data.reading.files import CLASSES
 from headwater.data.reading.names import ROLES, is_code
 from headwater.errors import BadFile
@@ -55,14 +54,6 @@ def is_side(suffix: str) -> bool:
     [True, True, True, False, False]
     """
     return is_code(suffix) or suffix in CLASSES or suffix in (*ROLES["source"], *ROLES["target"])
-
-
-def selection_note(used: Collection[Path], unused: Collection[Path]) -> Bilingual:
-    """Which files of a folder are read and which are not."""
-    return Bilingual(
-        f"of the folder, read: {named(used)}; not read: {named(unused)}",
-        f"目录中读取了：{named(used)}；没有读取：{named(unused)}",
-    )
 
 
 def named(paths: Collection[Path]) -> str:

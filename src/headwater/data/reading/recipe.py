@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headwater.data.bilingual import Bilingual
 from headwater.data.examples import Example
 from headwater.data.reading.columns import example_maker
 from headwater.data.reading.lines import USUAL, Reading
@@ -34,7 +33,7 @@ class Recipe:
     roles: Mapping[str, str] = field(default_factory=dict)  # role -> column
     languages: tuple[str, ...] = ()  # codes of those of source and target, where names tell
     reading: Reading = USUAL
-    notes: tuple[Bilingual, ...] = ()
+    notes: tuple[str, ...] = ()
     format: str = ""  # of instructions: Alpaca, Dolly, prompt/completion
 
     @property

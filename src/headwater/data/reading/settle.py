@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headwater.data.bilingual import Bilingual
 from headwater.data.examples import task_named
 from headwater.data.reading.chats import refuse_chats
 from headwater.data.reading.columns import (
@@ -21,7 +20,7 @@ from headwater.data.reading.columns import (
     task_of,
 )
 from headwater.data.reading.files import CLASSES, Side, gather, pair_up, side_of
-from headwater.data.reading.folders import Kind, alike, is_side, named, selection_note
+from headwater.data.reading.folders import Kind, alike, is_side, named
 from headwater.data.reading.headers import column_names, has_header
 from headwater.data.reading.lines import USUAL, Reading
 from headwater.data.reading.names import language_code
@@ -89,13 +88,12 @@ def settle(paths: Iterable[Path | str], valid: Iterable[Path | str] = (), wanted
     return _table_recipe(parts, wanted, notes)
 
 
-def _with_train(sides: list[Side], notes: list[Bilingual]) -> list[Side]:
+def _with_train(sides: list[Side], notes: list[str]) -> list[Side]:
     """Something must be learned from: when no name says train, the first set is taken for it."""
     if any(side.split == "train" for side in sides):
         return sides
     first = sides[0].split
-    notes.append(Bilingual(f"no file is called train; {first} is taken for it",
-                           f"没有名为 train 的文件，用 {first} 训练"))  # fmt: skip
+    notes.append(f"no file is called train; {first} is taken for it")
     return [side._replace(split="train") if side.split == first else side for side in sides]
 
 
@@ -118,7 +116,7 @@ def _with_another(sides: list[Side]) -> list[Side]:
 
 
 def _read_alike(
-    sides: list[Side], in_folder: set[Path], empty: list[Path], wanted: Wanted, notes: list[Bilingual]
+    sides: list[Side], in_folder: set[Path], empty: list[Path], wanted: Wanted, notes: list[str]
 ) -> list[Side]:
     """Of the files in a folder those that are read alike; files that were named stay."""
     kinds, faults = [], list[Fault]()
@@ -133,7 +131,8 @@ def _read_alike(
     chosen = alike(kinds) if kinds else set[Path]()
     kept = [side for side in sides if side.path in chosen or side.path not in in_folder]
     if unused := sorted({*empty, *(side.path for side in sides)} - {side.path for side in kept}):
-        notes.append(selection_note([side.path for side in kept], unused))
+        read = [side.path for side in kept]
+        notes.append(f"of the folder, read: {named(read)}; not read: {named(unused)}")
     return kept
 
 
@@ -150,7 +149,7 @@ def _kind(side: Side, wanted: Wanted) -> Kind:
     return Kind(side.path, key, True)
 
 
-def _parallel_recipe(sides: list[Side], given: list[Side], wanted: Wanted, notes: list[Bilingual]) -> Recipe:
+def _parallel_recipe(sides: list[Side], given: list[Side], wanted: Wanted, notes: list[str]) -> Recipe:
     languages = {side.language for side in sides}
     if wanted.task == "classification" or (not wanted.task and languages <= CLASSES):
         splits = dict.fromkeys(side.split for side in sides)
@@ -162,15 +161,14 @@ def _parallel_recipe(sides: list[Side], given: list[Side], wanted: Wanted, notes
     split = {side.stem: side.split for side in sides}
     read = {path for files in pairs.values() for path in files}
     if unused := [side.path for side in given if side.path not in read]:
-        notes.append(Bilingual(f"not read, without another side in {left} and {right}: {named(unused)}",
-                               f"没有读取（在 {left} 和 {right} 中没有另一侧）：{named(unused)}"))  # fmt: skip
+        notes.append(f"not read, without another side in {left} and {right}: {named(unused)}")
     parts = [Part(split[stem], "parallel", files) for stem, files in pairs.items()]
     names = tuple(filter(None, map(language_code, (left, right))))
     names = names if len(names) == 2 else ()
     return Recipe("text-to-text", tuple(parts), {"source": left, "target": right}, names, wanted.reading, tuple(notes))
 
 
-def _fixed_recipe(parts: tuple[Part, ...], wanted: Wanted, notes: list[Bilingual]) -> Recipe:
+def _fixed_recipe(parts: tuple[Part, ...], wanted: Wanted, notes: list[str]) -> Recipe:
     layout, task = parts[0].layout, FIXED[parts[0].layout]
     if wanted.task not in ("", task):
         raise BadSetting(f"{parts[0].paths[0].name} is {layout}, which is for {task}, not {wanted.task}; "
@@ -228,7 +226,7 @@ def _delimiter(path: Path, reading: Reading) -> str:
     return max(",;\t", key=rows_alike)
 
 
-def _table_recipe(parts: tuple[Part, ...], wanted: Wanted, notes: list[Bilingual]) -> Recipe:
+def _table_recipe(parts: tuple[Part, ...], wanted: Wanted, notes: list[str]) -> Recipe:
     chosen = wanted.chosen
     sample = _sample(parts[0], wanted.reading)
     names = list(parts[0].header) or list(dict.fromkeys(name for row in sample for name in row))
@@ -245,7 +243,7 @@ def _table_recipe(parts: tuple[Part, ...], wanted: Wanted, notes: list[Bilingual
     roles = {**{role: name for role, name in found.items() if name not in chosen.values()}, **chosen}
     roles, task = _fit(roles, wanted.task, names)
     if left := [name for name in names if name not in roles.values()]:
-        notes.append(Bilingual("columns not used: " + ", ".join(left), "没有用到的列：" + "、".join(left)))
+        notes.append("columns not used: " + ", ".join(left))
     codes = tuple(filter(None, (language_code(roles.get(role, "")) for role in ("source", "target"))))
     languages = codes if len(codes) == 2 else ()
     return Recipe(task, parts, roles, languages, wanted.reading, tuple(notes), format_name)
