@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.data.reading.lines import USUAL, Reading, cut, encoding_of, lines, pieces
+from headwater.data.reading.lines import STATELESS, USUAL, Reading, cut, encoding_of, lines, pieces
 from headwater.data.reading.opening import opened
 from headwater.data.reading.problems import Problems
 from headwater.errors import BadFile, BadSetting, NotFound
@@ -188,3 +188,48 @@ def test_one_endless_line_fits_in_little_memory(tmp_path: Path, size: int) -> No
     command = [sys.executable, "-c", SMALL_MEMORY, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, env=here, check=False)
     assert done.stdout.strip() == str(size + 1), done.stderr[-500:]
+
+
+PARTS = [
+    b"plain",
+    b"\r",
+    b"\n",
+    b"\n\n",
+    "é".encode(),
+    "好".encode(),
+    "好".encode("gbk"),
+    b"\xff",
+    b"\xc3",
+    b"x" * 40,
+    b"\t",
+]
+BYTES = st.lists(st.sampled_from(PARTS), max_size=25).map(b"".join)
+
+
+@given(BYTES, st.sampled_from(["utf-8", "gb18030", "latin-1", "cp1252"]), st.sampled_from([1, 3, 7, 64, 2**20]),
+       st.sampled_from([16, 64, 2**20]), st.sampled_from(["strict", "skip", "replace"]))  # fmt: skip
+def test_lines_decoded_together_are_those_decoded_alone(tmp_path_factory, data, name, block, longest, invalid) -> None:
+    path = tmp_path_factory.mktemp("together") / "a.txt"
+    path.write_bytes(b"begin " + data)
+    found = []
+    for stateless in (STATELESS, ()):
+        problems = Problems()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("headwater.data.reading.lines.STATELESS", stateless)
+            patch.setattr("headwater.data.reading.lines.BLOCK", block)
+            read_so_far: list[object] = []
+            try:
+                read_so_far.extend(pieces(path, Reading(name, invalid, longest), problems))
+            except BadFile as fault:
+                read_so_far.append(str(fault))
+        found.append((read_so_far, problems.repaired))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("block", [4, 9, 2**20])
+def test_a_wrong_byte_is_placed_after_lines_that_were_decoded_together(tmp_path: Path, monkeypatch, block: int) -> None:
+    monkeypatch.setattr("headwater.data.reading.lines.BLOCK", block)
+    path = tmp_path / "a.txt"
+    path.write_bytes("été\n".encode() * 10 + b"bad \xff\n")
+    with pytest.raises(BadFile, match=r"byte 64 \(line 11\) is 0xFF"):
+        read(path)
