@@ -15,8 +15,6 @@ from headwater.data.reading.problems import Problems
 from headwater.data.reading.settle import Wanted, settle
 from headwater.errors import BadFile, BadSetting, NotFound
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
-
 
 def write(path: Path, text: str) -> Path:
     path.write_text(text, encoding="utf-8")
@@ -204,10 +202,9 @@ COUNTS = [  # rows as stated beside the data
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not DATA.is_dir(), reason="the shared data sets are not beside the repository")
 @pytest.mark.parametrize(("names", "choice", "task", "rows"), COUNTS, ids=lambda v: str(v)[:30])
-def test_real_files(names, choice, task, rows) -> None:
-    found = look([DATA / name for name in names], **choice)
+def test_real_files(names, choice, task, rows, public_files) -> None:
+    found = look([public_files / "data" / name for name in names], **choice)
     assert found.task == task
     assert {name: facts.rows for name, facts in found.sets.items()} == rows
     assert not any(facts.problems.count for facts in found.sets.values())
