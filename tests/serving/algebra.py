@@ -1,0 +1,109 @@
+"""Formulas as the page prints them, parsed and multiplied out: it knows the grammar, and nothing of any model."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+
+TOKEN = re.compile(r"\s*(table\[id\]|(?:(?![ᵀ²])[^\W\d])(?:(?![ᵀ²])\w)*|\d+(?:\.\d+)?(?:e[+-]?\d+)?|[=+−·/()√ᵀ²,∞])")
+
+
+def _softmax(x: np.ndarray) -> np.ndarray:
+    shifted = np.exp(x - x.max(-1, keepdims=True))
+    return shifted / shifted.sum(-1, keepdims=True)
+
+
+def _erf(x: np.ndarray) -> np.ndarray:
+    return np.vectorize(math.erf)(x)
+
+
+def rot(x: np.ndarray, turned: int) -> np.ndarray:
+    half = turned // 2
+    return np.concatenate((-x[:, half:turned], x[:, :half], np.zeros_like(x[:, turned:])), -1)
+
+
+FUNCTIONS = {
+    "mean": lambda x: x.mean(-1, keepdims=True),
+    "var": lambda x: x.var(-1, keepdims=True),
+    "softmax": _softmax,
+    "exp": np.exp,
+    "tanh": np.tanh,
+    "relu": lambda x: np.maximum(x, 0),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "quick_gelu": lambda x: x / (1 + np.exp(-1.702 * x)),
+    "gelu": lambda x: x * 0.5 * (1 + _erf(x / math.sqrt(2))),
+    "gelu_tanh": lambda x: x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+}
+
+
+class Formula:
+    """name = expression, read from left to right; products bind tighter than sums, and from the left."""
+
+    def __init__(self, text: str, turned: int = 0) -> None:
+        self.turned, self.at = turned, 0
+        self.tokens, end = [], 0
+        while end < len(text.rstrip()):
+            found = TOKEN.match(text, end)
+            assert found, f"not in the grammar: {text[end:]!r}"
+            self.tokens.append(found[1])
+            end = found.end()
+        self.result = self.take()
+        assert self.take() == "="
+
+    def take(self) -> str:
+        self.at += 1
+        return self.tokens[self.at - 1]
+
+    def next(self) -> str:
+        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+
+    def value(self, known: dict[str, np.ndarray]) -> np.ndarray:
+        self.known, self.at = known, 2
+        made = self.sum()
+        if self.next() == "where":  # x where M = 1, else −∞
+            mask = self.tokens[self.at + 1]
+            assert self.tokens[self.at + 2 :] == ["=", "1", ",", "else", "−", "∞"]
+            return np.where(known[mask] == 1, made, -np.inf)
+        assert self.at == len(self.tokens), f"unread: {self.tokens[self.at :]}"
+        return made
+
+    def sum(self) -> np.ndarray:
+        made = self.product()
+        while self.next() in ("+", "−"):
+            made = made + self.product() if self.take() == "+" else made - self.product()
+        return made
+
+    def product(self) -> np.ndarray:
+        made = self.factor()
+        while (sign := self.next()) and sign not in ("+", "−", ")", "where", ",", "="):
+            if sign == "·":
+                self.take()
+                made = made * self.factor()
+            elif sign == "/":
+                self.take()
+                made = made / self.factor()
+            else:
+                made = made @ self.factor()
+        return made
+
+    def factor(self) -> np.ndarray:
+        token = self.take()
+        if token == "(":
+            made = self.sum()
+            assert self.take() == ")"
+        elif token == "√":
+            made = np.sqrt(self.factor())
+        elif self.next() == "(":
+            self.take()
+            made = self.sum()
+            assert self.take() == ")"
+            made = rot(made, self.turned) if token == "rot" else FUNCTIONS[token](made)
+        elif token[0].isdigit():
+            made = np.array(float(token))
+        else:
+            made = self.known[token]
+        while self.next() in ("ᵀ", "²"):
+            made = made.T if self.take() == "ᵀ" else made**2
+        return made
