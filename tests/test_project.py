@@ -113,7 +113,7 @@ def test_imports_point_one_way(path):
 
 
 ALLOWED = {"torch", "numpy", "safetensors", "tokenizers", "pydantic", "rich", "yaml", "jinja2", "starlette", "uvicorn"}
-ALLOWED |= {"matplotlib", "sacrebleu", "babel", "packaging", "numba", "xformers", "triton", "anyio", "headwater"}
+ALLOWED |= {"h11", "matplotlib", "sacrebleu", "babel", "packaging", "numba", "xformers", "triton", "anyio", "headwater"}
 
 
 @every_file

@@ -12,14 +12,11 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
-import uvicorn
 
 from headwater.families.known import KNOWN
-from headwater.serving.app import app
 from headwater.serving.gate import Guard
-from headwater.serving.patience import Patient
 from headwater.serving.shelf import Item, Shelf
-from headwater.serving.starting import bound
+from headwater.serving.starting import bound, server
 from headwater.serving.tiny import made
 from headwater.weights.native import save_model
 
@@ -101,20 +98,17 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 
 
 @contextlib.contextmanager
-def serving(items: list[Item]):
+def serving(items: list[Item], port: int = 0):
     """A real server on these; its address."""
-    listening = bound("127.0.0.1", 0)
+    listening = bound("127.0.0.1", port)
     port = listening.getsockname()[1]
-    config = uvicorn.Config(
-        app(Shelf(items), Guard("127.0.0.1", port)), http=Patient, ws="none", lifespan="off", log_level="critical"
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    running = server(Shelf(items), Guard("127.0.0.1", port))
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
-    while not server.started:
+    while not running.started:
         time.sleep(0.01)
     yield f"http://127.0.0.1:{port}/"
-    server.should_exit = True
+    running.should_exit = True
     thread.join(10)
 
 

@@ -10,16 +10,14 @@ import threading
 import time
 
 import pytest
-import uvicorn
 from scenes import run
 
 from headwater.errors import Unavailable
-from headwater.serving.app import app
 from headwater.serving.faults import Busy
 from headwater.serving.gate import Guard
 from headwater.serving.patience import Patient
 from headwater.serving.shelf import Shelf
-from headwater.serving.starting import bound
+from headwater.serving.starting import bound, server
 from headwater.serving.worker import Worker
 
 
@@ -28,27 +26,18 @@ class Hurried(Patient):
 
 
 @contextlib.contextmanager
-def running(protocol=Hurried):
+def running(protocol=Hurried, shelf=None):
     listening = bound("127.0.0.1", 0)
     port = listening.getsockname()[1]
-    config = uvicorn.Config(
-        app(Shelf([]), Guard("127.0.0.1", port)),
-        http=protocol,
-        ws="none",
-        lifespan="off",
-        log_level="critical",
-        h11_max_incomplete_event_size=32 << 10,
-        limit_concurrency=100,
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    made = server(shelf or Shelf([]), Guard("127.0.0.1", port), protocol)
+    thread = threading.Thread(target=made.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
-    while not server.started:
+    while not made.started:
         time.sleep(0.01)
     try:
         yield port
     finally:
-        server.should_exit = True
+        made.should_exit = True
         thread.join(10)
 
 

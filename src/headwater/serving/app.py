@@ -35,11 +35,15 @@ log = logging.getLogger("headwater.serving")
 
 @dataclass
 class House:
-    """What the answers share. Everything in it but the static files is touched in the model's thread only."""
+    """What the answers share. Models, traces and what was said are touched in the model's thread only.
+
+    files: another thread, for answers that read a run's files and need no model: they come while a model is busy.
+    """
 
     shelf: Shelf
     static: Static = field(default_factory=Static)
     worker: Worker = field(default_factory=Worker)
+    files: Worker = field(default_factory=partial(Worker, name="files"))
     traces: Traces = field(default_factory=Traces)
     said: choosing.Said = field(default_factory=choosing.Said)
 
@@ -134,13 +138,15 @@ ASKS: dict[str, type[asking.Ask]] = {
     "block": asking.Block,
     "thumbs": asking.Thumbs,
 }
+OF_FILES = {"shelf_list", "run"}
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 async def answered(house: House, name: str, request: Request) -> Response:
-    """Parse, answer in the model's thread, and send: bytes as they are, all else as JSON without NaN."""
+    """Parse, answer in the thread for it, and send: bytes as they are, all else as JSON without NaN."""
     ask = asking.parsed(ASKS[name], await request.body() or b"{}")
-    found = await house.worker.call(partial(getattr(house, name), ask))
+    worker = house.files if name in OF_FILES else house.worker
+    found = await worker.call(partial(getattr(house, name), ask))
     if isinstance(found, bytes):
         return Response(found, media_type="application/octet-stream")
     return Response(_json(found), media_type="application/json")
@@ -191,7 +197,7 @@ def guarded(handler: Handler) -> Handler:
             number = secrets.token_hex(4)
             log.exception("error %s in %s", number, request.scope["path"])
             en = f"something went wrong in the server; its terminal says what, under {number}"
-            return JSONResponse(told(Fault(Both(en, f"服务器出了错;它的终端里有说明,编号 {number}"))), 500)
+            return JSONResponse(told(Fault(Both(en, f"服务器出了错；它的终端里有说明，编号 {number}"))), 500)
 
     return handle
 

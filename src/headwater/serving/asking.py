@@ -12,7 +12,8 @@ from headwater.inspection.words import Both
 from headwater.serving.shelf import Opened
 from headwater.weights.strict_json import parse_object
 
-MOST_BODY, MOST_TEXT, MOST_TOKENS = 1 << 20, 60_000, 2048
+MOST_BODY, MOST_TEXT = 1 << 20, 60_000
+MOST_TOKENS, MOST_PROMPT = 2048, 8192  # of a text that is looked at, and of one that is gone on with
 
 Name = Annotated[str, Field(min_length=1, max_length=120)]
 Text = Annotated[str, Field(max_length=MOST_TEXT)]
@@ -94,9 +95,9 @@ class Lens(OfText):
 
 
 class Why(OfText):
-    """Which output is asked about: the token said at a place (-1: the last), or a label."""
+    """Which output is explained: a label, or the token said at a place (-1: the last; None: the server picks one)."""
 
-    place: Annotated[int, Field(ge=-1, le=MOST_TOKENS)] = -1
+    place: Annotated[int, Field(ge=-1, le=MOST_TOKENS)] | None = None
     token: Id | None = None
 
 
@@ -165,42 +166,44 @@ def _whole(value: dict[str, Any], kind: type[Ask]) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list) and k in ("rows", "columns") else v for k, v in value.items()}
 
 
-def reading_of(opened: Opened, ask: OfText) -> Reading:
-    """The tokens that are meant; a decoder that has a source and no text writes one itself."""
+def reading_of(opened: Opened, ask: OfText, most: int = MOST_TOKENS) -> Reading:
+    """The tokens that are meant; a decoder that has a source and no text writes one itself.
+
+    Tokens are counted first: a text that is too long is refused before the model does anything.
+    """
     subject = opened.subject
-    if ask.ids is None:
-        source = ask.source_ids or ask.source
-        given = read(opened.given, source, ask.text or None) if subject.two else read(opened.given, ask.text)
-        _check_length(given)
-        return given
+    if ask.ids is None and not subject.two:
+        return read(opened.given, counted(subject.prompt(ask.text), most))
     if subject.two and not (ask.source_ids or ask.source):
         raise BadInput(
             Both(
                 "an encoder-decoder reads a source, got none; give source or source_ids",
-                "编码器-解码器要读源文,却没有;请填源文",
+                "编码器-解码器要读源文，却没有；请填源文",
             )
         )
-    _check_ids("ids", ask.ids, subject.model.writer)
-    source_ids = (ask.source_ids or subject.prompt(ask.source)) if subject.two else []
+    source_ids = counted(ask.source_ids or subject.prompt(ask.source), most) if subject.two else []
     if subject.two:
         _check_ids("source_ids", source_ids, subject.model.encoder)
+    if ask.ids is None:
+        target = counted(subject.target(ask.text), most) if ask.text else None
+        return read(opened.given, source_ids, target)
+    _check_ids("ids", counted(ask.ids, most), subject.model.writer)
     tokens = named(ask.ids, subject.tokenizer, source=not subject.two)
     source_tokens = named(source_ids, subject.tokenizer, source=True)
     follows = tokens[1:] if subject.model.decoder is not None else ()
-    made = Reading(subject.model, subject.tokenizer, tokens, source_tokens, follows, labels=subject.labels)
-    _check_length(made)
-    return made
+    return Reading(subject.model, subject.tokenizer, tokens, source_tokens, follows, labels=subject.labels)
+
+
+def counted(ids: list[int], most: int = MOST_TOKENS) -> list[int]:
+    """The ids, if they are not too many."""
+    if len(ids) > most:
+        en = f"at most {most} tokens are read here, got {len(ids)}; shorten the text"
+        raise BadInput(Both(en, f"这里最多读 {most} 个词元，得到 {len(ids)} 个；请缩短文字"))
+    return ids
 
 
 def _check_ids(what: str, ids: list[int], stack: Any) -> None:
     size = stack.embed.tokens.num_embeddings
     if beyond := [n for n in ids if n >= size]:
         en = f"{what} must be below {size}, got {beyond[0]}; they are another model's"
-        raise BadInput(Both(en, f"{what} 应小于 {size},得到 {beyond[0]};它们属于别的模型"))
-
-
-def _check_length(reading: Reading) -> None:
-    longest = max(len(reading.tokens), len(reading.source))
-    if longest > MOST_TOKENS:
-        en = f"the page shows up to {MOST_TOKENS} tokens, got {longest}; shorten the text"
-        raise BadInput(Both(en, f"本页最多显示 {MOST_TOKENS} 个词元,得到 {longest} 个;请缩短文字"))
+        raise BadInput(Both(en, f"{what} 应小于 {size}，得到 {beyond[0]}；它们属于别的模型"))

@@ -6,7 +6,7 @@ Choosing is generation's own code, so the page, Python and the command line agre
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from headwater.errors import BadInput, Fault
 from headwater.generation.ask import Voice
+from headwater.generation.choosers import Chooser
 from headwater.generation.choosers import named as choosers_named
 from headwater.generation.picking import Choice, Stage, choose
 from headwater.generation.requests import Event, Request, Row
@@ -65,20 +66,21 @@ def next_token(opened: Opened, ask: Chosen, said: Said) -> dict[str, Any]:
         raise BadInput(
             Both(
                 "an encoder alone has no next token: it fills gaps; hide a token instead",
-                "编码器没有下一个词元,它填空;请改为遮住一个词元",
+                "编码器没有下一个词元，它填空；请改为遮住一个词元",
             )
         )
     reading = begun(opened, ask)
     scores, shares = said.of(opened, reading)
-    choice = chosen(opened, reading, ask, scores)
+    row = row_of(opened, reading, ask, len(scores))
+    choice = chosen(row, scores)
     return {
         "tokens": labels(reading.tokens),
         "source": labels(reading.source),
         "shares": plain(shares),
         "token": choice.token,
         "ends": choice.token in opened.subject.ends,
-        "stages": [stage.by for stage in choice.stages],
-        "left": [int((stage.shares > 0).sum()) for stage in choice.stages],
+        "stages": [{"by": "the model", "value": None}, *map(stage_name, row.request.choosers)],
+        "left": left(row, scores),
         "rows": candidates(reading, choice.stages, choice.token, ask.shown),
     }
 
@@ -89,7 +91,7 @@ def begun(opened: Opened, ask: OfText) -> Reading:
         start = opened.subject.start
         if start is None:
             raise BadInput(
-                Both("this model names no token to begin with; give ids", "这个模型没有指明开头的词元;请给 ids")
+                Both("this model names no token to begin with; give ids", "这个模型没有指明开头的词元；请给 ids")
             )
         ids = [start]
         if ask.text:
@@ -99,20 +101,43 @@ def begun(opened: Opened, ask: OfText) -> Reading:
     return reading_of(opened, ask)
 
 
-def chosen(opened: Opened, reading: Reading, ask: Chosen, scores: Tensor) -> Choice:
-    """As generate would: the number of tokens said is the step, so a seed gives one whole answer."""
+def row_of(opened: Opened, reading: Reading, ask: Chosen, vocab: int) -> Row:
+    """The request as generate would make it: the number of tokens said is the step, so a seed gives one answer."""
     voice = Voice.of(opened.subject.voice)
     ids = tuple(t.id for t in reading.tokens)
     choosers = (*voice.rules, *choosers_named(**ask.choosers()))
     for chooser in choosers:
-        chooser.check(len(scores))
+        chooser.check(vocab)
     prompt, new = ids[: len(ids) - ask.new], ids[len(ids) - ask.new :]
     row = Row(Request(prompt, None, choosers, len(new) + 1, seed=ask.seed, trace=True), len(new) + 1)
     row.events = [Event(token, "", 0.0, (), None) for token in new]
+    return row
+
+
+def chosen(row: Row, scores: Tensor) -> Choice:
     (choice,) = choose(scores[None], [row])
     if isinstance(choice, Fault):
         raise choice
     return choice
+
+
+def stage_name(chooser: Chooser) -> dict[str, Any]:
+    """The kind of a chooser and its number, for the page to put into words."""
+    settings = [getattr(chooser, field.name) for field in fields(chooser)]  # type: ignore[arg-type]
+    value = next((setting for setting in settings if isinstance(setting, (int, float))), None)
+    return {"by": type(chooser).__name__, "value": value}
+
+
+def left(row: Row, scores: Tensor) -> list[int]:
+    """How many tokens may still be chosen after each stage: those whose score is not −∞.
+
+    Counted before the softmax, in which a low temperature makes some probabilities too small for a float.
+    """
+    counts, now = [], scores[None]
+    for step in (None, *row.request.choosers):
+        now = now if step is None else step(now, [row.said])
+        counts.append(int((now > -torch.inf).sum()))
+    return counts
 
 
 def candidates(reading: Reading, stages: Any, token: int, count: int) -> list[dict[str, Any]]:
@@ -133,12 +158,12 @@ def hidden(opened: Opened, ask: Hidden) -> dict[str, Any]:
         raise BadInput(
             Both(
                 "only an encoder fills gaps; this model writes one token after another",
-                "只有编码器填空;这个模型逐个写词元",
+                "只有编码器填空；这个模型逐个写词元",
             )
         )
     if not 0 <= ask.place < len(reading.tokens):
         n = len(reading.tokens)
-        raise BadInput(Both(f"place must be below {n}, got {ask.place}", f"位置应小于 {n},得到 {ask.place}"))
+        raise BadInput(Both(f"place must be below {n}, got {ask.place}", f"位置应小于 {n}，得到 {ask.place}"))
     mask = getattr(reading.tokenizer, "mask", None)
     was = reading.tokens[ask.place]
     if mask is not None:

@@ -149,7 +149,7 @@ class Gate:
             raise NoToken(
                 Both(
                     "this server asks for its token; open the link that its terminal shows",
-                    "本服务要令牌;请打开终端里显示的链接",
+                    "本服务要令牌；请打开终端里显示的链接",
                 )
             )
         return None
@@ -160,19 +160,17 @@ def _check_host(hosts: Iterable[str], guard: Guard) -> None:
         case [host] if guard.knows(host.lower()):
             return
     own = guard.entrance().split("/")[2]
-    raise Refused(Both(f"this server answers as {own}; open it by that address", f"本服务的地址是 {own};请用它打开"))
+    raise Refused(Both(f"this server answers as {own}; open it by that address", f"本服务的地址是 {own}；请用它打开"))
 
 
 def _check_site(headers: Headers, scheme: str) -> None:
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
     if (origin is not None and origin != f"{scheme}://{headers['host']}") or site not in (None, "same-origin", "none"):
         en = "another site may not ask this server; type its address into the browser"
-        raise Refused(Both(en, "别的网站不能向本服务提问;请在浏览器里直接输入地址"))
+        raise Refused(Both(en, "别的网站不能向本服务提问；请在浏览器里直接输入地址"))
 
 
 def _check_body(headers: Headers) -> None:
-    if "content-length" in headers and "transfer-encoding" in headers:
-        raise Fault(Both("a request must say its length in one way, got two", "请求只能用一种方式说明长度,得到两种"))
     kind, _, more = headers.get("content-type", "").partition(";")
     if kind.strip().lower() != "application/json" or more.strip().lower() not in ("", "charset=utf-8"):
         raise WrongType(Both("a request must be application/json", "请求应是 application/json"))

@@ -1,20 +1,48 @@
-"""Slow clients are closed: a protocol with a deadline for headers, for bodies, and for readers that do not read.
+"""The HTTP protocol of the server: strict about the form of a request, with deadlines for slow clients.
 
 uvicorn alone waits without end for the rest of a request, so a few hundred idle sockets would keep everybody out.
+h11 alone accepts forms that two programs may read differently: bare line feeds, folded headers, two lengths.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+LOOSE = re.compile(rb"(?<!\r)\n|\n[ \t]")  # a line feed alone, or a header that goes on in the next line
+
+
+class Strict(h11.Connection):
+    """Refuses a request that has both Content-Length and Transfer-Encoding, or lines that do not end in CR LF."""
+
+    def next_event(self) -> Any:
+        if self.their_state is h11.IDLE:
+            head = self.trailing_data[0].partition(b"\r\n\r\n")[0]
+            if LOOSE.search(head):
+                raise h11.RemoteProtocolError("a header line must end in CR LF and may not be folded")
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {bytes(name) for name, _ in event.headers}
+            if {b"content-length", b"transfer-encoding"} <= names:
+                raise h11.RemoteProtocolError("a request must say its length in one way")
+        return event
 
 
 class Patient(H11Protocol):
+    """Deadlines for headers, for bodies, and for readers that do not read."""
+
     headers_seconds, body_seconds, reading_seconds = 10.0, 30.0, 30.0
     _phase: str = ""
     _timer: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.conn = Strict(h11.SERVER, self.config.h11_max_incomplete_event_size or 32 << 10)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -45,7 +73,6 @@ class Patient(H11Protocol):
             return
         if self._timer is not None:
             self._timer.cancel()
-        seconds = {"headers": self.headers_seconds, "body": self.body_seconds}
         self._phase, self._timer = phase, None
         if phase:
-            self._timer = self.loop.call_later(seconds[phase], self.transport.abort)
+            self._timer = self.loop.call_later(getattr(self, f"{phase}_seconds"), self.transport.abort)

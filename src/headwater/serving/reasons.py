@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from headwater.core.heads import ClassScores
-from headwater.errors import BadInput
 from headwater.inspection.ablation import ablate, ablations
 from headwater.inspection.credit import ENOUGH, attribution
 from headwater.inspection.results import plain
-from headwater.inspection.subjects import Reading, Token
-from headwater.inspection.words import Both
+from headwater.inspection.scores import language
+from headwater.inspection.subjects import Reading, Token, still
 from headwater.serving.asking import EachOff, Why, Without, reading_of
 from headwater.serving.shelf import Opened
 from headwater.serving.tracing import labels
@@ -21,8 +22,9 @@ MOST_WHY = 256  # tokens: every one of them may cost a pass
 
 def why(opened: Opened, ask: Why) -> dict[str, Any]:
     """log p of the output, shared out among the tokens; by integrated gradients where they add up, else by blanking."""
-    reading = _short(reading_of(opened, ask))
-    place, token = _place(reading, ask.place), ask.token
+    reading = reading_of(opened, ask, MOST_WHY)
+    place = first_place(opened, reading) if ask.place is None else _place(reading, ask.place)
+    token = ask.token
     if not reading.causal and not isinstance(reading.model.head, ClassScores):
         reading, token = _hidden(reading, place), reading.tokens[place].id if token is None else token
     elif token is None and place < len(reading.follows):
@@ -36,6 +38,30 @@ def why(opened: Opened, ask: Why) -> dict[str, Any]:
     return {**sides, **scores, **facts, "nothing": plain(found.baseline)}
 
 
+def first_place(opened: Opened, reading: Reading) -> int:
+    """A place worth asking about: of a written answer its least certain word, of a gap text the first word, else the
+    last place, after which the next token comes. Marks such as <eos> and punctuation are passed over."""
+    said = reading.follows if opened.shape == "both" else reading.tokens if opened.shape == "encoder" else ()
+    marks = _marks(reading)
+    words = [n for n, token in enumerate(said) if token.id not in marks and any(map(str.isalnum, token.text))]
+    if not words:
+        return len(reading.tokens) - 1
+    if opened.shape == "encoder":
+        return words[0]
+    written = torch.tensor([token.id for token in said])
+    with still(reading.model), torch.inference_mode():
+        states, rows = reading.states()
+        log_p = language(reading.model)(states, rows)[0].float().log_softmax(-1)
+    sure = log_p[: len(written)].gather(1, written[:, None])[:, 0]
+    return min(words, key=lambda n: float(sure[n]))
+
+
+def _marks(reading: Reading) -> set[int]:
+    """Ids that are no words: those that begin, end, hide or pad."""
+    tokenizer = reading.tokenizer
+    return {tokenizer.special(role) for role in tokenizer.specials} if tokenizer is not None else set()
+
+
 def _hidden(reading: Reading, place: int) -> Reading:
     """A model that looks both ways would look at the answer: it is hidden where there is a mask."""
     mask = getattr(reading.tokenizer, "mask", None)
@@ -46,7 +72,7 @@ def _hidden(reading: Reading, place: int) -> Reading:
 
 def without(opened: Opened, ask: Without) -> dict[str, Any]:
     """What the model says with one head switched off, and at which places that tells."""
-    reading = _short(reading_of(opened, ask))
+    reading = reading_of(opened, ask, MOST_WHY)
     place = _place(reading, ask.place)
     found = ablate(opened.given, reading, ask.layer, ask.head, kind=ask.kind, place=place)
     choices = [{**labels([c.token])[0], "shares": plain([c.before, c.after])} for c in found.choices]
@@ -62,13 +88,5 @@ def _place(reading: Reading, place: int) -> int:
 
 def each_off(opened: Opened, ask: EachOff) -> dict[str, Any]:
     """How much the loss of the text rises without each head of a layer. Asked layer by layer: others want answers."""
-    found = ablations(opened.given, _short(reading_of(opened, ask)), kind=ask.kind, layers=[ask.layer])
+    found = ablations(opened.given, reading_of(opened, ask, MOST_WHY), kind=ask.kind, layers=[ask.layer])
     return {"kind": found.kind, "layer": ask.layer, "loss": plain(found.loss), "change": plain(found.change[ask.layer])}
-
-
-def _short(reading: Reading) -> Reading:
-    length = max(len(reading.tokens), len(reading.source))
-    if length > MOST_WHY:
-        en = f"up to {MOST_WHY} tokens can be asked about here, got {length}; shorten the text"
-        raise BadInput(Both(en, f"这里最多能问 {MOST_WHY} 个词元,得到 {length} 个;请缩短文字"))
-    return reading

@@ -46,13 +46,13 @@ class Item:
         except OSError:
             if self.kind == "run" and self.path.is_dir():
                 en = f"{self.name} has no model yet; wait for its first evaluation"
-                raise NotFound(Both(en, f"{self.name} 还没有模型;请等第一次评估")) from None
+                raise NotFound(Both(en, f"{self.name} 还没有模型；请等第一次评估")) from None
             raise gone(self.name) from None
 
 
 def gone(name: str) -> NotFound:
     en = f"{name} was here when the page was opened and is gone now; put it back, or choose another"
-    return NotFound(Both(en, f"{name} 在打开页面时还在,现在不见了;请放回去,或另选一个"))
+    return NotFound(Both(en, f"{name} 在打开页面时还在，现在不见了；请放回去，或另选一个"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,13 +87,13 @@ class Shelf:
         if at and step.isdecimal() and self.items.get(run, Item("", "")).kind == "run":
             return self._past(run, int(step))
         en = f"this server was not started on {name[:60]!r}; {nearest(name, self.items)}"
-        raise NotFound(Both(en, f"本服务启动时没有给它 {name[:60]!r};有:{'、'.join(list(self.items)[:5])}"))
+        raise NotFound(Both(en, f"本服务启动时没有给它 {name[:60]!r}；有：{'、'.join(list(self.items)[:5])}"))
 
     def _past(self, run: str, step: int) -> Item:
         path = self.run(run) / "checkpoints" / f"step-{step:08d}"
         if step not in checkpoints(self.run(run)) or not (path / MODEL).is_file():
             en = f"{run} has no checkpoint of step {step}; older ones are let go as training goes on"
-            raise NotFound(Both(en, f"{run} 没有第 {step} 步的检查点;训练中较早的会被删去"))
+            raise NotFound(Both(en, f"{run} 没有第 {step} 步的检查点；训练中较早的会被删去"))
         return Item(f"{run}@{step}", "checkpoint", path)
 
     def run(self, name: str) -> Path:
@@ -101,7 +101,7 @@ class Shelf:
         if item.kind != "run" or item.path is None:
             runs = [n for n, one in self.items.items() if one.kind == "run"]
             en = f"{name} is a model, not a run; {nearest(name, runs) if runs else 'there are no runs'}"
-            raise NotFound(Both(en, f"{name} 是模型,不是训练记录;记录有:{'、'.join(runs[:5]) or '无'}"))
+            raise NotFound(Both(en, f"{name} 是模型，不是训练记录；记录有：{'、'.join(runs[:5]) or '无'}"))
         if not item.path.is_dir():
             raise gone(name)
         return item.path

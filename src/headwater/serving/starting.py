@@ -13,15 +13,16 @@ import uvicorn
 from headwater.errors import BadSetting, Unavailable
 from headwater.serving.app import app
 from headwater.serving.gate import Guard, is_loopback
+from headwater.serving.listener import Listener
 from headwater.serving.patience import Patient
 from headwater.serving.shelf import Shelf
 
 
-def bound(host: str, port: int) -> socket.socket:
+def bound(host: str, port: int) -> Listener:
     """A listening socket; port 0 takes a free one."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        made = socket.socket(family, socket.SOCK_STREAM)
+        made = Listener(family, socket.SOCK_STREAM)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((_address(host), port))
         made.listen(128)
@@ -49,25 +50,30 @@ def _address(host: str) -> str:
     return host
 
 
+def server(shelf: Shelf, guard: Guard, protocol: type[Patient] = Patient) -> uvicorn.Server:
+    """A server with bounds on headers and waiting; how many connections there are is bounded by its Listener."""
+    config = uvicorn.Config(
+        app(shelf, guard),
+        loop="asyncio",  # the one that accepts through Listener
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=3,
+        h11_max_incomplete_event_size=32 << 10,
+    )
+    return uvicorn.Server(config)
+
+
 def serve(shelf: Shelf, host: str, port: int, token: bool, say: Callable[[str], None]) -> None:
     """Serve until Ctrl-C. say(link) is called when the page can be opened, and again when a one-time link is used."""
     if not token and not is_loopback(host):
         Guard(host, port)  # refuses, with words
     listening = bound(host, port)
     guard = Guard(host, listening.getsockname()[1], secrets.token_urlsafe(32) if token else "", say)
-    config = uvicorn.Config(
-        app(shelf, guard),
-        http=Patient,
-        ws="none",
-        lifespan="off",
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=100,
-        timeout_keep_alive=5,
-        timeout_graceful_shutdown=3,
-        h11_max_incomplete_event_size=32 << 10,
-    )
     say(guard.entrance())
-    uvicorn.Server(config).run(sockets=[listening])
+    server(shelf, guard).run(sockets=[listening])

@@ -12,7 +12,7 @@ from headwater.generation.ask import Voice, stream
 from headwater.inspection.scores import says_tokens
 from headwater.inspection.subjects import still
 from headwater.inspection.words import Both
-from headwater.serving.asking import Talk
+from headwater.serving.asking import MOST_PROMPT, Talk, counted
 from headwater.serving.shelf import Opened
 from headwater.text.chat import encode_chat
 
@@ -20,12 +20,14 @@ SECONDS = 120.0
 
 
 def talk(opened: Opened, ask: Talk) -> Iterator[dict[str, Any]]:
-    """Events: {"text", "token", "share"} as it is said, then {"done", "ids", "source_ids"}; or one {"labels"}."""
+    """Events: {"text", "token", "share"} as it is said, at last {"done", "ids", "source_ids"} with how many tokens were
+    generated and read; or one {"labels"}.
+    """
     subject = opened.subject
     if not says_tokens(subject.model) or opened.shape == "encoder":
         yield labelled(opened, ask)
         return
-    prompt = _prompt(opened, ask)
+    prompt = counted(_prompt(opened, ask), MOST_PROMPT)
     new: list[int] = []
     stopped = "length"
     settings = {**ask.choosers(), "seed": ask.seed, "max_tokens": ask.tokens, "seconds": SECONDS}
@@ -33,11 +35,12 @@ def talk(opened: Opened, ask: Talk) -> Iterator[dict[str, Any]]:
         new.append(event.token)
         stopped = event.stopped or stopped
         yield {"text": event.text, "token": event.token, "share": round(float(torch.tensor(event.logprob).exp()), 6)}
+    counts = {"done": stopped, "generated": len(new), "read": len(prompt)}
     if subject.two:
         said = new[:-1] if new and new[-1] in subject.ends else new
-        yield {"done": stopped, "ids": [subject.start, *said], "source_ids": prompt}
+        yield {**counts, "ids": [subject.start, *said], "source_ids": prompt}
     else:
-        yield {"done": stopped, "ids": [*prompt, *new], "source_ids": []}
+        yield {**counts, "ids": [*prompt, *new], "source_ids": []}
 
 
 def _prompt(opened: Opened, ask: Talk) -> list[int]:
@@ -49,7 +52,7 @@ def _prompt(opened: Opened, ask: Talk) -> list[int]:
             raise BadInput(
                 Both(
                     "this model has no chat template; give it a text to go on with",
-                    "这个模型没有对话模板;请给一段让它续写的文字",
+                    "这个模型没有对话模板；请给一段让它续写的文字",
                 )
             )
         return encode_chat(subject.tokenizer, [m.model_dump() for m in ask.messages])
@@ -63,10 +66,10 @@ def labelled(opened: Opened, ask: Talk) -> dict[str, Any]:
         raise BadInput(
             Both(
                 "this model neither writes nor names labels; look at its attention, or use headwater embed",
-                "这个模型既不写字也不给标签;请看它的注意力,或用 headwater embed",
+                "这个模型既不写字也不给标签；请看它的注意力，或用 headwater embed",
             )
         )
-    ids = subject.prompt(ask.text)
+    ids = counted(subject.prompt(ask.text))
     with still(subject.model), torch.inference_mode():
         answer = subject.model(torch.tensor([ids]))[0].float().softmax(-1)
     if answer.dim() == 1:

@@ -63,7 +63,7 @@ class Trace:
             raise Unavailable(
                 Both(
                     "this model's attention has no weights to show: it never makes the matrix",
-                    "这个模型的注意力没有权重可看:它从不算出那个矩阵",
+                    "这个模型的注意力没有权重可看：它从不算出那个矩阵",
                 )
             )
 
@@ -102,11 +102,11 @@ class Trace:
         """[H, Q, S], worked out again where it was let go."""
         if kind not in self.kinds:
             en = f"this model has no attention {kind[:40]!r}; {nearest(kind, self.kinds)}"
-            raise BadInput(Both(en, f"这个模型没有 {kind[:40]!r} 这种注意力;有:{'、'.join(self.kinds)}"))
+            raise BadInput(Both(en, f"这个模型没有 {kind[:40]!r} 这种注意力；有：{'、'.join(self.kinds)}"))
         where = self.kinds[kind].spots
         if not 0 <= layer < len(where):
             raise BadInput(
-                Both(f"{kind} has {len(where)} layers, got {layer}", f"{kind} 有 {len(where)} 层,得到 {layer}")
+                Both(f"{kind} has {len(where)} layers, got {layer}", f"{kind} 有 {len(where)} 层，得到 {layer}")
             )
         if where[layer] not in self.held:
             self._run([where[layer]])
@@ -118,7 +118,7 @@ class Trace:
         weights = self.layer(kind, layer)
         if not -2 <= head < len(weights):
             raise BadInput(
-                Both(f"{kind} has {len(weights)} heads, got {head}", f"{kind} 有 {len(weights)} 个头,得到 {head}")
+                Both(f"{kind} has {len(weights)} heads, got {head}", f"{kind} 有 {len(weights)} 个头，得到 {head}")
             )
         return weights.mean(0) if head == -1 else weights.amax(0) if head == -2 else weights[head]
 
@@ -199,5 +199,5 @@ class Traces:
 
     def get(self, name: str) -> Trace:
         if name not in self.held:
-            raise Forgotten(Both("this picture is no longer kept; it is made anew", "这幅图已不再保留;正在重做"))
+            raise Forgotten(Both("this picture is no longer kept; it is made anew", "这幅图已不再保留；正在重做"))
         return self.held[name]

@@ -1,4 +1,4 @@
-"""One model call at a time, in a thread of its own, so that the event loop stays free; a bounded number wait."""
+"""One call at a time in a thread of its own, so that the event loop stays free; a bounded number wait."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ DONE: Any = object()
 
 
 class Worker:
-    def __init__(self, most: int = 64) -> None:
+    def __init__(self, most: int = 64, name: str = "model") -> None:
         self.most, self.waiting = most, 0
-        self.pool = ThreadPoolExecutor(1, "model")
+        self.pool = ThreadPoolExecutor(1, name)
 
     async def call(self, work: Callable[[], T]) -> T:
-        """work() in the model's thread."""
+        """work() in the thread of this worker."""
         self._admit()
         try:
             return await asyncio.get_running_loop().run_in_executor(self.pool, work)
@@ -63,7 +63,7 @@ class Worker:
             raise Busy(
                 Both(
                     f"{self.most} questions are waiting already; ask again in a moment",
-                    f"已有 {self.most} 个提问在等;请稍后再问",
+                    f"已有 {self.most} 个提问在等；请稍后再问",
                 )
             )
         self.waiting += 1

@@ -1,0 +1,129 @@
+"""What is too long is refused before any work, and what needs no model is answered while a model is busy."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from test_patience import call, posting, running
+
+from headwater.core.stack import TransformerStack
+from headwater.generation import ask as generation
+from headwater.serving.app import House
+from headwater.serving.tiny import made
+
+BOTH, LONG = "tiny encoder-decoder", "the cat " * 7000
+ASKED = {
+    "attention": {},
+    "tokens": {},
+    "walk": {},
+    "why": {},
+    "next": {},
+    "lens": {},
+    "without": {"kind": "decoder.cross_attn", "layer": 0, "head": 0},
+    "each_off": {"kind": "decoder.cross_attn", "layer": 0},
+    "talk": {},
+}
+
+
+SIDES = [(name, side) for name in ASKED for side in ("source", "text") if (name, side) != ("talk", "text")]
+
+
+@pytest.mark.parametrize(("name", "side"), SIDES)
+def test_a_text_is_counted_before_the_model_works(client, monkeypatch, name, side):
+    """No forward pass, and no answer is written, for a text that is refused."""
+    worked = []
+    passed = TransformerStack.forward
+    monkeypatch.setattr(TransformerStack, "forward", lambda *a, **k: (worked.append(1), passed(*a, **k))[1])
+    monkeypatch.setattr(generation, "generate", lambda *a, **k: worked.append(2))
+    other = {"source": "the cat"} if side == "text" else {}
+    body = {"model": "dates", side: LONG, **other, **ASKED[name]}  # a model trained here has no longest text of its own
+    answer = client.post(f"/api/{name}", json=body)
+    assert answer.status_code == 422 and "tokens are read here, got" in answer.text
+    assert "shorten the text" in answer.text and "请缩短文字" in answer.json()["error"]["message_zh"]
+    assert worked == []
+
+
+def test_a_text_that_fits_is_read(client, monkeypatch):
+    worked = []
+    passed = TransformerStack.forward
+    monkeypatch.setattr(TransformerStack, "forward", lambda *a, **k: (worked.append(1), passed(*a, **k))[1])
+    assert client.post("/api/why", json={"model": "dates", "source": "the dog", "text": "a cat"}).status_code == 200
+    assert worked, "the planted work is seen where it is done"
+
+
+@pytest.mark.parametrize(("name", "body"), [("shelf", {}), ("run", {"run": "dates"})])
+def test_runs_are_told_while_a_model_is_busy(shelf, monkeypatch, name, body):
+    """A model call that does not end holds up neither the list of runs nor a run's metrics."""
+    begun, done = threading.Event(), threading.Event()
+
+    def busy(self, ask):
+        begun.set()
+        done.wait(20)
+        return {}
+
+    monkeypatch.setattr(House, "about", busy)
+    with running(shelf=shelf) as port, ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(post, port, "about", {"model": "dates"})
+        try:
+            assert begun.wait(10)
+            began = time.monotonic()
+            assert b" 200 " in post(port, name, body) and time.monotonic() - began < 1
+            assert not slow.done(), "the model is still busy"
+        finally:
+            done.set()
+        assert b" 200 " in slow.result()
+
+
+def post(port, name, body):
+    raw = json.dumps(body).encode()
+    return call(port, posting(port, name, len(raw), more="connection: close\r\n") + raw, 20)
+
+
+# ------------------------------------------------------------------------------------------------ what the page counts
+
+
+def test_temperature_keeps_every_token(ask):
+    """At a low temperature many probabilities are too small for a float, and all tokens may still be chosen."""
+    vocab = len(made("tiny decoder").tokenizer)
+    sent = ask("next", model="tiny decoder", text="the cat", temperature=0.01, top_k=7)
+    assert [stage["by"] for stage in sent["stages"]] == ["the model", "Temperature", "TopK"]
+    assert [stage["value"] for stage in sent["stages"]] == [None, 0.01, 7]
+    assert sent["left"] == [vocab, vocab, 7]
+
+
+def test_tokens_read_and_generated_are_counted_apart(client):
+    for model, key in ((BOTH, "source"), ("tiny decoder", "text")):
+        answer = client.post("/api/talk", json={"model": model, key: "the cat sat", "tokens": 5})
+        *said, last = [json.loads(line) for line in answer.text.splitlines()]
+        assert last["generated"] == len(said) <= 5
+        assert last["read"] == len(made(model).tokenizer.encode("the cat sat"))
+
+
+# ---------------------------------------------------------------------------------------- which word is explained first
+
+
+def test_the_least_certain_word_is_explained_first(ask):
+    """Of a written answer: no mark such as <eos>, and of the words the one the model was least sure of."""
+    sent = ask("why", model=BOTH, source="the dog sat", text="the cat sat on the mat .")
+    loaded = made(BOTH)
+    ids = torch.tensor([[token["id"] for token in sent["tokens"]]])
+    source = torch.tensor([[token["id"] for token in sent["source"]]])
+    with torch.no_grad():
+        shares = loaded.model(ids, source=source)[0].softmax(-1)
+    follows = [token["id"] for token in sent["follows"]]
+    assert follows[-1] == loaded.ends[0], "the last one is <eos>"
+    words = [n for n, token in enumerate(sent["follows"][:-1]) if any(map(str.isalnum, token["text"]))]
+    assert len(words) < len(follows) - 1, "there is punctuation to pass over"
+    assert sent["place"] == min(words, key=lambda n: float(shares[n, follows[n]]))
+
+
+def test_a_gap_is_a_word_and_the_next_token_is_next(ask):
+    sent = ask("why", model="tiny encoder", text=", the cat")
+    assert sent["tokens"][sent["place"]]["text"] == "▢" and sent["output"].strip() == "the"
+    sent = ask("why", model="tiny decoder", text="the cat")
+    assert sent["place"] == len(sent["tokens"]) - 1
