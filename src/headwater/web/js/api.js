@@ -1,5 +1,6 @@
-// Asking the server: JSON, bytes, or lines as they come. Every refusal becomes an Asked error with a kind and words.
+// Asking the server: JSON, bytes, or lines as they come. Every refusal becomes an error with a kind and words.
 // @ts-check
+import { reachable, untilAnswered } from "./connection.js";
 import { said, t } from "./words.js";
 
 export class Refusal extends Error {
@@ -19,14 +20,9 @@ const WAITS = [150, 400, 1000, 2000];
  */
 async function ask(name, body, signal) {
   for (let turn = 0; ; turn++) {
-    let answer;
-    try {
-      const headers = { "content-type": "application/json" };
-      answer = await fetch(`/api/${name}`, { method: "POST", headers, body: JSON.stringify(body), signal });
-    } catch (error) {
-      if (signal?.aborted) throw error;
-      throw new Refusal("Gone", t("error.gone"), 0);
-    }
+    const headers = { "content-type": "application/json" };
+    const request = { method: "POST", headers, body: JSON.stringify(body), signal };
+    const answer = await untilAnswered(() => fetch(`/api/${name}`, request), signal);
     if (answer.ok) return answer;
     if (answer.status === 503 && turn < WAITS.length) {
       await new Promise((resolve) => setTimeout(resolve, WAITS[turn]));
@@ -63,7 +59,11 @@ export async function lines(name, body, each, signal) {
   const decoder = new TextDecoder();
   let rest = "";
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await reader.read().catch((error) => {
+      if (signal.aborted) throw error;
+      reachable();
+      throw new Refusal("Gone", t("error.cut"), 0);
+    });
     rest += decoder.decode(value, { stream: !done });
     const whole = rest.split("\n");
     rest = whole.pop() ?? "";

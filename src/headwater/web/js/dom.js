@@ -58,10 +58,28 @@ function append(element, children) {
   }
 }
 
-/** Put these in place of all that is inside. @param {Element} element @param {...(Child | Child[])} children */
+/**
+ * Put these in place of all that is inside. The control that had the keyboard's focus has it again if it is still there.
+ * @param {Element} element @param {...(Child | Child[])} children
+ */
 export function fill(element, ...children) {
+  const focused = element.contains(document.activeElement) ? selectorOf(document.activeElement) : "";
   element.replaceChildren();
   append(element, children);
+  if (focused) /** @type {HTMLElement | null} */ (element.querySelector(focused))?.focus({ preventScroll: true });
+}
+
+/** What finds a control again after its part was drawn anew. @param {Element | null} control */
+function selectorOf(control) {
+  if (!control) return "";
+  if (control.id) return `#${CSS.escape(control.id)}`;
+  const name = ["data-at", "data-value", "data-view", "data-id", "data-keep", "aria-label"].find((n) =>
+    control.hasAttribute(n),
+  );
+  if (!name) return "";
+  const group = control.parentElement?.closest("[role=group][aria-label]")?.getAttribute("aria-label");
+  const own = `${control.localName}[${name}="${CSS.escape(control.getAttribute(name) ?? "")}"]`;
+  return group ? `[aria-label="${CSS.escape(group)}"] ${own}` : own;
 }
 
 /**

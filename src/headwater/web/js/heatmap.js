@@ -30,6 +30,8 @@ export class HeatMap {
     this.cell = null;
     /** @type {Map<string, HTMLCanvasElement | null>} null while it is on its way */
     this.tiles = new Map();
+    /** @type {Map<string, HTMLCanvasElement | null>} of what was shown before: drawn until the new tile has come */
+    this.former = new Map();
     this.canvas = h("canvas", { class: "heat", tabindex: 0, role: "img", "aria-label": options.label });
     /** @type {any} */ (this.canvas).vector = () => this.vector();
     home.append(this.canvas);
@@ -50,8 +52,7 @@ export class HeatMap {
   /** Another matrix of the same tokens. @param {Source} source */
   show(source) {
     this.source = source;
-    this.tiles.clear();
-    this.draw();
+    this.recolour();
   }
 
   /** The whole matrix as vectors; beyond FINEST rows a rectangle is the largest of several weights, as on the screen. */
@@ -75,8 +76,9 @@ export class HeatMap {
     return vector({ rows: tall, columns: wide, byte, cell, ...names });
   }
 
-  /** Colours changed. */
+  /** Every tile is fetched anew; the old ones stay in sight until then. */
   recolour() {
+    for (const [key, tile] of this.tiles) if (tile) this.former.set(key, tile);
     this.tiles.clear();
     this.draw();
   }
@@ -201,7 +203,7 @@ export class HeatMap {
   tile(level, row, column) {
     const key = `${level} ${row} ${column}`;
     const held = this.tiles.get(key);
-    if (held !== undefined) return held;
+    if (held !== undefined) return held ?? this.former.get(key);
     this.tiles.set(key, null);
     const source = this.source;
     const side = (/** @type {number} */ n, /** @type {number} */ at) =>
@@ -211,11 +213,12 @@ export class HeatMap {
       (bytes) => {
         if (source !== this.source) return;
         this.tiles.set(key, painted(bytes, wide, tall));
+        this.former.delete(key);
         this.draw();
       },
-      () => this.tiles.delete(key),
+      () => source === this.source && this.tiles.delete(key),
     );
-    return null;
+    return this.former.get(key);
   }
 
   /** @param {CanvasRenderingContext2D} pen */

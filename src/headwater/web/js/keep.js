@@ -1,6 +1,6 @@
 // Taking a view away: its picture as PNG or SVG, its numbers as JSON. All made here, nothing is sent.
 // @ts-check
-import { css, h } from "./dom.js";
+import { css, h, s } from "./dom.js";
 import { t } from "./words.js";
 
 /** A name that any file system takes. @param {string} name */
@@ -39,10 +39,50 @@ export function svgText(picture) {
   return new XMLSerializer().serializeToString(copy);
 }
 
+const MARGIN = 16;
+const LINE = 24;
+
+/** A copy of a picture with a line above it. @param {SVGSVGElement} picture @param {string} title */
+export function titled(picture, title) {
+  return sheet([picture], title);
+}
+
+/**
+ * Pictures side by side under one title, as one that stands alone.
+ * @param {SVGSVGElement[]} pictures @param {string} title @param {number} [across] pictures in a row
+ */
+export function sheet(pictures, title, across = 1) {
+  const size = (/** @type {SVGSVGElement} */ p) => [Number(p.getAttribute("width")), Number(p.getAttribute("height"))];
+  const made = s("svg", { "font-family": css("--font"), "font-size": 12 });
+  made.append(s("text", { x: MARGIN, y: MARGIN + 12, fill: css("--ink"), "font-size": 15, "font-weight": 600 }, title));
+  const pen = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
+  pen.font = `600 15px ${css("--font")}`;
+  let [y, wide] = [MARGIN + LINE, Math.ceil(pen.measureText(title).width) + 2 * MARGIN];
+  for (let n = 0; n < pictures.length; n += across) {
+    let [x, tall] = [MARGIN, 0];
+    for (const picture of pictures.slice(n, n + across)) {
+      const copy = /** @type {SVGSVGElement} */ (picture.cloneNode(true));
+      copy.setAttribute("x", String(x));
+      copy.setAttribute("y", String(y));
+      made.append(copy);
+      const [width, height] = size(picture);
+      x += width + MARGIN;
+      tall = Math.max(tall, height);
+    }
+    wide = Math.max(wide, x);
+    y += tall + MARGIN;
+  }
+  made.setAttribute("width", String(wide));
+  made.setAttribute("height", String(y));
+  made.setAttribute("viewBox", `0 0 ${wide} ${y}`);
+  return made;
+}
+
 /**
  * One that can also draw itself as vectors.
  * @typedef {HTMLCanvasElement & {vector?: () => SVGSVGElement | Promise<SVGSVGElement>}} Canvas
  */
+/** @typedef {Canvas | SVGSVGElement | null} Picture */
 
 /** @param {SVGSVGElement} picture */
 async function drawn(picture) {
@@ -60,18 +100,18 @@ async function drawn(picture) {
 
 /**
  * Buttons to keep what is seen.
- * @param {string} name @param {(() => Canvas | SVGSVGElement | null) | null} picture @param {() => any} data
+ * @param {string} name @param {(() => Picture | Promise<Picture>) | null} picture @param {() => any} data
  */
 export function keepers(name, picture, data) {
   const file = plainName(name);
   const save = async (/** @type {string} */ kind) => {
-    const seen = picture?.();
     if (kind === "json")
       return hand(new Blob([JSON.stringify(await data(), null, 1)], { type: "application/json" }), `${file}.json`);
+    const seen = await picture?.();
     if (!seen) return;
     const vector = seen instanceof SVGSVGElement ? seen : await seen.vector?.();
     if (kind === "svg") return vector && hand(new Blob([svgText(vector)], { type: "image/svg+xml" }), `${file}.svg`);
-    hand(await png(seen instanceof SVGSVGElement ? await drawn(seen) : seen), `${file}.png`);
+    hand(await png(vector ? await drawn(vector) : /** @type {Canvas} */ (seen)), `${file}.png`);
   };
   const kinds = picture ? ["png", "svg", "json"] : ["json"];
   const button = (/** @type {string} */ kind) =>

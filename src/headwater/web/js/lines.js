@@ -12,6 +12,8 @@ const FAINT = 0.02;
  * @property {string[]} columns tokens that are looked at
  * @property {Float32Array} weights rows × columns, row by row
  * @property {number} width
+ * @property {number} power 0.5 shows small weights
+ * @property {(row: number | null, column: number | null) => void} [hover] which line is under the pointer
  */
 /** @param {Web} data */
 export function lines(data) {
@@ -28,12 +30,16 @@ export function lines(data) {
   for (let r = 0; r < rows.length; r++)
     for (let c = 0; c < columns.length; c++) {
       const weight = weights[r * columns.length + c];
-      if (weight < FAINT) continue;
+      const strength = weight ** data.power;
+      if (strength < FAINT) continue;
       const mid = (from + to) / 2;
       const path = s("path", {
         d: `M${from},${y(r)} C${mid},${y(r)} ${mid},${y(c)} ${to},${y(c)}`,
-        "stroke-width": 0.6 + 3 * weight,
-        "stroke-opacity": Math.min(1, 0.08 + weight * 0.9),
+        "stroke-width": 0.6 + 3 * strength,
+        "stroke-opacity": Math.min(1, 0.08 + strength * 0.9),
+        "data-weight": weight,
+        onpointerenter: () => data.hover?.(r, c),
+        onpointerleave: () => data.hover?.(null, null),
       });
       path.append(s("title", {}, `${visible(rows[r])} → ${visible(columns[c])}: ${weight.toFixed(4)}`));
       byRow[r].push(path);
@@ -61,8 +67,9 @@ export function lines(data) {
     /** @type {SVGPathElement[][]} */ own,
   ) =>
     labels.forEach((label, n) => {
-      const enter = () => focus(own[n]);
-      const leave = () => focus(null);
+      const best = () => strongest(own[n]);
+      const enter = () => (focus(own[n]), data.hover?.(...best()));
+      const leave = () => (focus(null), data.hover?.(null, null));
       const shown = visible(label).length > 18 ? visible(label).slice(0, 17) + "…" : visible(label);
       picture.append(
         s(
@@ -83,6 +90,12 @@ export function lines(data) {
         ),
       );
     });
+  /** Where the strongest of these lines begins and ends. */
+  const strongest = (/** @type {SVGPathElement[]} */ mine) => {
+    const most = mine.reduce((a, b) => (Number(b.dataset.weight) > Number(a.dataset.weight) ? b : a), mine[0]);
+    const at = (/** @type {SVGPathElement[][]} */ side_) => side_.findIndex((paths) => paths.includes(most));
+    return /** @type {[number | null, number | null]} */ (most ? [at(byRow), at(byColumn)] : [null, null]);
+  };
   side(rows, from - 8, "end", byRow);
   side(columns, to + 8, "start", byColumn);
   return picture;

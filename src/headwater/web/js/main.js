@@ -1,6 +1,7 @@
 // The frame of the page: which view, which model, which language, light or dark.
 // @ts-check
 import { post } from "./api.js";
+import { reachable } from "./connection.js";
 import { fill, h } from "./dom.js";
 import { select, trouble } from "./parts.js";
 import { go, here, link, taste } from "./state.js";
@@ -33,6 +34,20 @@ const VIEWS = {
   check: () => import("./views/check.js"),
   training: () => import("./views/training.js"),
 };
+
+const TRIES = 5;
+
+/** A view's module. One that could not be fetched is fetched under another address: browsers remember the failure. */
+async function loaded(/** @type {string} */ name) {
+  for (let turn = 0; ; turn++) {
+    try {
+      return /** @type {View} */ (await (turn ? import(`./views/${name}.js?again=${turn}`) : VIEWS[name]()));
+    } catch (error) {
+      if (!(error instanceof TypeError) || turn >= TRIES) throw error;
+      await reachable();
+    }
+  }
+}
 
 const nav = h("nav", { class: "views" });
 const top = h("div", { class: "tools" });
@@ -87,7 +102,7 @@ function frame() {
     Object.keys(VIEWS).map((name) =>
       h(
         "a",
-        { href: link(name, { model: current }), "aria-current": name === view ? "page" : null },
+        { href: link(name, { model: current }), "data-view": name, "aria-current": name === view ? "page" : null },
         t(`view.${name}`),
       ),
     ),
@@ -129,7 +144,7 @@ async function render(anew = false) {
   fill(main, root);
   window.scrollTo(0, 0);
   try {
-    const view = await VIEWS[name]();
+    const view = await loaded(name);
     const about = view.needs === "model" ? await theModel(params.model, leaving.signal) : null;
     if (leaving.signal.aborted) return;
     if (view.needs === "model" && !about) return go("start", {}, true);

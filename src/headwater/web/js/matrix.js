@@ -13,6 +13,7 @@ import { number } from "./words.js";
  * @property {number} [power] 0.5 shows small weights
  * @property {number} [cell] pixels of a cell
  * @property {boolean} [numbers] write the numbers into the cells
+ * @property {string} [none] what stands for a value that is null
  * @property {string} label what it is, for those who do not see it
  * @property {(row: number, column: number) => boolean} [marked] cells with a frame
  * @property {(row: number, column: number) => string} [shown] what is said of a cell, where its value is only a shade
@@ -71,7 +72,7 @@ export function matrix(values, look) {
       rowLabels: look.rows,
       columnLabels: look.columns,
       signed: look.signed,
-      text: look.numbers ? (r, c) => written(values[r][c]) : undefined,
+      text: look.numbers ? (r, c) => written(values[r][c], look.none) : undefined,
       marked: look.marked,
     });
   canvas.addEventListener("pointermove", (event) => {
@@ -79,7 +80,7 @@ export function matrix(values, look) {
     const inside = r >= 0 && c >= 0 && r < rows && c < columns;
     const name = (/** @type {string[] | undefined} */ names, /** @type {number} */ n) =>
       names ? visible(names[n] ?? "") : String(n);
-    const value = () => look.shown?.(r, c) ?? number(values[r][c]);
+    const value = () => look.shown?.(r, c) ?? (values[r][c] === null ? (look.none ?? "–") : number(values[r][c]));
     said.textContent = inside ? `${name(look.rows, r)} · ${name(look.columns, c)}: ${value()}` : "\u00a0";
   });
   canvas.addEventListener("pointerleave", () => (said.textContent = "\u00a0"));
@@ -123,9 +124,9 @@ function cut(pen, label, room) {
   return shown + "…";
 }
 
-/** @param {number | null} value */
-function written(value) {
-  return value === null ? "" : Math.abs(value) >= 100 ? value.toFixed(0) : value.toFixed(2);
+/** @param {number | null} value @param {string} [none] */
+function written(value, none = "") {
+  return value === null ? none : Math.abs(value) >= 100 ? value.toFixed(0) : value.toFixed(2);
 }
 
 /**
@@ -142,7 +143,7 @@ function numbers(pen, values, bytes, look, at) {
   values.forEach((row, r) =>
     row.forEach((value, c) => {
       pen.fillStyle = ink(bytes[r * columns + c], look.signed);
-      pen.fillText(written(value), at.left + (c + 0.5) * at.cell, at.top + (r + 0.5) * at.cell);
+      pen.fillText(written(value, look.none), at.left + (c + 0.5) * at.cell, at.top + (r + 0.5) * at.cell);
     }),
   );
 }

@@ -1,5 +1,6 @@
 // The page's two languages: flat message files, one word for one thing.
 // @ts-check
+import { untilAnswered } from "./connection.js";
 
 /** @type {Record<string, string>} */
 let messages = {};
@@ -7,7 +8,8 @@ let current = "en";
 
 /** @param {string} language */
 export async function speak(language) {
-  const answer = await fetch(new URL(`../messages/${language === "zh" ? "zh" : "en"}.json`, import.meta.url));
+  const file = new URL(`../messages/${language === "zh" ? "zh" : "en"}.json`, import.meta.url);
+  const answer = await untilAnswered(() => fetch(file));
   messages = await answer.json();
   current = language === "zh" ? "zh" : "en";
   document.documentElement.lang = current === "zh" ? "zh-CN" : "en";

@@ -3,7 +3,7 @@
 import { bytes, post } from "../api.js";
 import { fill, h, visible } from "../dom.js";
 import { HeatMap } from "../heatmap.js";
-import { keepers } from "../keep.js";
+import { keepers, titled } from "../keep.js";
 import { lines } from "../lines.js";
 import { scale } from "../matrix.js";
 import { card, choice, heading, working } from "../parts.js";
@@ -68,12 +68,28 @@ class Seen {
       card(
         null,
         this.bar,
-        h("div", { class: "split" }, this.grid, h("div", { class: "stage" }, this.large, this.said)),
+        h("div", { class: "split" }, this.grid, h("div", { class: "stage" }, this.said, this.large)),
       ),
       card(t("attention.heads"), h("p", { class: "faint" }, t("attention.heads.lead")), this.table),
     ];
     /** @type {Map<string, Promise<Float32Array>>} */
     this.rows = new Map();
+    /** @type {Promise<any> | null} */
+    this.anew = null;
+  }
+
+  /**
+   * Bytes of this trace. A server that was started anew has forgotten it, and makes it again.
+   * @param {string} name @param {Record<string, any>} body
+   */
+  async bytes(name, body) {
+    const ask = () => bytes(name, { trace: this.trace.trace, ...body }, this.context.signal);
+    return ask().catch(async (error) => {
+      if (error.kind !== "Forgotten") throw error;
+      this.anew ??= post("attention", asked(this.context.params), this.context.signal).finally(() => (this.anew = null));
+      this.trace.trace = (await this.anew).trace;
+      return ask();
+    });
   }
 
   theme() {
@@ -169,10 +185,20 @@ class Seen {
       h("span", { class: "grow" }),
       keepers(
         `attention-${this.context.params.model}-${kind}-${this.now.layer}-${head}`,
-        () => this.large.querySelector("canvas.heat, svg.lines"),
+        () => this.picture(),
         () => this.data(),
       ),
     );
+  }
+
+  /** What is shown, whole and with a title, as vectors. */
+  async picture() {
+    const { model } = this.context.params;
+    const { kind, layer, head } = this.now;
+    const which = head === -1 ? t("head.mean") : head === -2 ? t("head.max") : `${t("head")} ${head}`;
+    const title = `${visible(model)} · ${word("kind", kind)} · ${t("layer")} ${layer} · ${which}`;
+    const shown = this.large.querySelector("svg.lines") ?? (await this.map?.vector());
+    return shown ? titled(/** @type {SVGSVGElement} */ (shown), title) : null;
   }
 
   // ------------------------------------------------------------------------------------------------------- the grid
@@ -183,7 +209,7 @@ class Seen {
     const pick = (/** @type {number} */ layer, /** @type {number} */ head) => this.set({ layer, head });
     fill(this.table, headTable(facts, pick));
     fill(this.grid, h("p", { class: "faint" }, t("attention.grid")));
-    const atlas = await bytes("thumbs", { trace: this.trace.trace, kind }, this.context.signal).catch(() => null);
+    const atlas = await this.bytes("thumbs", { kind }).catch(() => null);
     if (kind !== this.now.kind || !atlas) return;
     const grid = thumbGrid(facts, new Uint8Array(atlas), pick);
     fill(this.grid, h("p", { class: "faint" }, t("attention.grid.how")), h("div", { class: "scroll" }, grid));
@@ -239,13 +265,7 @@ class Seen {
   /** @param {any} now */
   tiles({ kind, layer, head, power }) {
     return async (/** @type {number} */ level, /** @type {number} */ row, /** @type {number} */ column) =>
-      new Uint8Array(
-        await bytes(
-          "tile",
-          { trace: this.trace.trace, kind, layer, head, level, row, column, power },
-          this.context.signal,
-        ),
-      );
+      new Uint8Array(await this.bytes("tile", { kind, layer, head, level, row, column, power }));
   }
 
   /** One row of exact weights. @param {number} row */
@@ -255,11 +275,9 @@ class Seen {
     const columns = this.sides(kind)[1].length;
     let held = this.rows.get(key);
     if (!held) {
-      held = bytes(
-        "block",
-        { trace: this.trace.trace, kind, layer, head, rows: [row, row + 1], columns: [0, columns] },
-        this.context.signal,
-      ).then((b) => new Float32Array(b));
+      const block = { kind, layer, head, rows: [row, row + 1], columns: [0, columns] };
+      held = this.bytes("block", block).then((b) => new Float32Array(b));
+      held.catch(() => this.rows.delete(key));
       this.rows.set(key, held);
       if (this.rows.size > 400) this.rows.clear();
     }
@@ -286,6 +304,23 @@ class Seen {
     });
   }
 
+  /**
+   * @param {import("../parts.js").Token[]} rows @param {import("../parts.js").Token[]} columns
+   * @param {Float32Array} weights @param {[number, number | null]} row first in sight, and which of those
+   * @param {[number, number | null]} column @param {number} wide
+   */
+  tellLine(rows, columns, weights, [r0, r], [c0, c], wide) {
+    const one = (/** @type {number} */ i, /** @type {number} */ j) =>
+      t("attention.says", {
+        from: visible(rows[r0 + i].text),
+        to: visible(columns[c0 + j].text),
+        i: r0 + i,
+        j: c0 + j,
+        weight: number(weights[i * wide + j]),
+      });
+    this.said.textContent = r === null || c === null ? "\u00a0" : one(r, c);
+  }
+
   async showLines() {
     const { kind, layer, head } = this.now;
     const [rows, columns] = this.sides(kind);
@@ -296,19 +331,17 @@ class Seen {
     const [r0, c0] = [Math.min(first, Math.max(0, rows.length - 1)), Math.min(first, Math.max(0, columns.length - 1))];
     const [r1, c1] = [Math.min(rows.length, r0 + WINDOW), Math.min(columns.length, c0 + WINDOW)];
     const weights = new Float32Array(
-      await bytes(
-        "block",
-        { trace: this.trace.trace, kind, layer, head, rows: [r0, r1], columns: [c0, c1] },
-        this.context.signal,
-      ),
+      await this.bytes("block", { kind, layer, head, rows: [r0, r1], columns: [c0, c1] }),
     );
-    if (this.now.how !== "lines") return;
+    if (this.now.how !== "lines" || this.now.layer !== layer || this.now.head !== head) return;
     const label = (/** @type {any} */ x) => x.label;
     const picture = lines({
       rows: rows.slice(r0, r1).map((x, n) => this.label(x, r0 + n)),
       columns: columns.slice(c0, c1).map(label),
       weights,
       width: this.large.clientWidth,
+      power: this.now.power,
+      hover: (r, c) => this.tellLine(rows, columns, weights, [r0, r], [c0, c], c1 - c0),
     });
     const longest = Math.max(rows.length, columns.length);
     const step = (/** @type {number} */ by) =>
@@ -347,14 +380,7 @@ class Seen {
     const { kind, layer, head } = this.now;
     const [rows, columns] = this.sides(kind).map((side) => side.slice(0, 256));
     const weights = new Float32Array(
-      await bytes("block", {
-        trace: this.trace.trace,
-        kind,
-        layer,
-        head,
-        rows: [0, rows.length],
-        columns: [0, columns.length],
-      }),
+      await this.bytes("block", { kind, layer, head, rows: [0, rows.length], columns: [0, columns.length] }),
     );
     const matrix = rows.map((_, r) => Array.from(weights.subarray(r * columns.length, (r + 1) * columns.length)));
     return {

@@ -51,7 +51,7 @@ export class Gaps {
             h("span", { class: "grow" }),
             keepers(
               `gap-${params.model}`,
-              () => barPicture(data.rows),
+              () => barPicture(data.rows, t("next.gap", { word: visible(data.was.text) })),
               () => data,
             ),
           ),
@@ -63,36 +63,81 @@ export class Gaps {
   }
 }
 
-/** The candidates as a picture that can be kept. @param {any[]} rows */
-export function barPicture(rows) {
-  const [tall, wide] = [22, 560];
-  const most = Math.max(...rows.flatMap((row) => [row.shares[0], row.shares.at(-1)]), 1e-9);
+const [ROW, NAMES, BARS] = [22, 130, 300]; // pixels: a row, the room for names, and for bars
+
+/** Rows of names, bars and numbers under a title. @param {number} rows @param {string} title */
+function rowsPicture(rows, title) {
+  const pen = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
+  pen.font = `600 13px ${css("--font")}`;
+  const wide = Math.max(560, Math.ceil(pen.measureText(title).width) + 24);
+  const tall = rows * ROW + 34;
   const picture = s("svg", {
-    viewBox: `0 0 ${wide} ${rows.length * tall + 8}`,
+    viewBox: `0 0 ${wide} ${tall}`,
     width: wide,
-    height: rows.length * tall + 8,
+    height: tall,
     "font-family": css("--font"),
     "font-size": 13,
   });
+  picture.append(s("text", { x: 12, y: 18, fill: css("--ink"), "font-weight": 600 }, title));
+  return picture;
+}
+
+/** @param {SVGSVGElement} picture @param {number} n @param {string} name @param {string} shown */
+function rowTexts(picture, n, name, shown) {
+  const y = n * ROW + 44;
+  picture.append(
+    s("text", { x: NAMES - 10, y, "text-anchor": "end", fill: css("--ink") }, visible(name).slice(0, 16)),
+    s("text", { x: NAMES + BARS + 20, y, fill: css("--soft") }, shown),
+  );
+}
+
+/** The candidates as a picture that can be kept. @param {any[]} rows @param {string} title */
+export function barPicture(rows, title) {
+  const most = Math.max(...rows.flatMap((row) => [row.shares[0], row.shares.at(-1)]), 1e-9);
+  const picture = rowsPicture(rows.length, title);
   rows.forEach((row, n) => {
-    const y = n * tall + 4;
     const bar_ = (/** @type {number} */ share, /** @type {number} */ inset, /** @type {string} */ opacity) =>
       s("rect", {
-        x: 130,
-        y: y + inset,
-        width: (300 * share) / most,
-        height: tall - 4 - 2 * inset,
+        x: NAMES,
+        y: n * ROW + 30 + inset,
+        width: (BARS * share) / most,
+        height: ROW - 4 - 2 * inset,
         fill: css("--accent"),
         "fill-opacity": opacity,
         rx: 2,
       });
-    picture.append(
-      s("text", { x: 120, y: y + 14, "text-anchor": "end", fill: css("--ink") }, visible(row.text).slice(0, 16)),
-      bar_(row.shares[0], 1, "0.25"),
-      bar_(row.shares.at(-1), 5, "1"),
-      s("text", { x: 450, y: y + 14, fill: css("--soft") }, row.shown ?? percent(row.shares.at(-1))),
-    );
+    picture.append(bar_(row.shares[0], 1, "0.25"), bar_(row.shares.at(-1), 5, "1"));
+    rowTexts(picture, n, row.text, percent(row.shares.at(-1)));
   });
+  return picture;
+}
+
+/**
+ * Numbers with a sign, as bars to both sides of a line that is zero.
+ * @param {{text: string, value: number, shown: string}[]} rows @param {string} title
+ * @param {number} floor the scale ends here or above
+ */
+export function signedPicture(rows, title, floor) {
+  const most = Math.max(...rows.map((row) => Math.abs(row.value)), floor);
+  const picture = rowsPicture(rows.length, title);
+  const zero = NAMES + BARS / 2;
+  rows.forEach((row, n) => {
+    const width = ((BARS / 2) * Math.abs(row.value)) / most;
+    picture.append(
+      s("rect", {
+        x: row.value < 0 ? zero - width : zero,
+        y: n * ROW + 32,
+        width,
+        height: ROW - 6,
+        fill: colour(row.value < 0 ? 30 : 225, true),
+        "data-value": row.value,
+      }),
+    );
+    rowTexts(picture, n, row.text, row.shown);
+  });
+  picture.append(
+    s("line", { x1: zero, x2: zero, y1: 28, y2: rows.length * ROW + 30, stroke: css("--soft"), "data-zero": zero }),
+  );
   return picture;
 }
 

@@ -149,7 +149,7 @@ class Steps {
   keep() {
     return keepers(
       `next-${this.context.params.model}`,
-      () => (this.data ? barPicture(this.data.rows) : null),
+      () => (this.data ? barPicture(this.data.rows, t("next.bars")) : null),
       () => ({ model: this.context.params.model, ...this.data }),
     );
   }
@@ -282,8 +282,8 @@ class Steps {
     const names = h(
       "p",
       { class: "faint" },
-      stages.flatMap((/** @type {string} */ by, /** @type {number} */ n) => [
-        h("span", { class: "stage-name" }, `${n ? chooser(by) : t("the.model")} (${count(left[n])})`),
+      stages.flatMap((/** @type {any} */ stage, /** @type {number} */ n) => [
+        h("span", { class: "stage-name" }, t("next.left", { stage: n ? chooser(stage) : t("the.model"), n: count(left[n]) })),
         n < last ? " → " : "",
       ]),
     );
@@ -318,8 +318,7 @@ class Steps {
   }
 }
 
-/** A chooser as people call it: Temperature(0.7) is temperature 0.7. @param {string} by */
-function chooser(by) {
-  const [name, more = ""] = by.split("(");
-  return `${word("chooser", name)} ${more.replace(/\)$/, "")}`.trim();
+/** In words: temperature 0.7. @param {{by: string, value: number | null}} stage */
+function chooser({ by, value }) {
+  return `${word("chooser", by)} ${value ?? ""}`.trim();
 }

@@ -45,7 +45,6 @@ export async function drawPositions(place, { params, signal }) {
             h(
               "figure",
               {},
-              h("figcaption", {}, t(`position.${one.acts}.curve`)),
               chart({
                 curves: one.curves.slice(0, 12).map((/** @type {number[]} */ ys, /** @type {number} */ n) => ({
                   name: one.curves.length > 1 ? `${t("head")} ${n}` : t("position.score"),
@@ -54,8 +53,7 @@ export async function drawPositions(place, { params, signal }) {
                 })),
                 width,
                 x: t("distance"),
-                y: "",
-                label: one.where,
+                title: t(`position.${one.acts}.curve`),
               }),
             ),
           );

@@ -27,6 +27,7 @@ export async function mount(root, context) {
   const conversation = new Conversation(context, way);
   fill(root, heading(t(`talk.${way}`), t(`talk.${way}.lead`)), conversation.page);
   if (params.text) conversation.box.value = params.text;
+  return { update: () => true, theme: () => {} }; // its address follows what is said and set; the turns themselves are not in it
 }
 
 class Conversation {
@@ -43,28 +44,33 @@ class Conversation {
     this.list = h("div", { class: "turns", "aria-live": "polite" });
     this.box = textarea("", () => this.send(), { id: "say", rows: 3 });
     this.button = h("button", { type: "submit", class: "main", id: "send" }, t("talk.send"));
-    this.settings = { temperature: 0, tokens: 64 };
+    const { temperature, tokens } = context.params;
+    this.settings = { temperature: Number(temperature ?? 0) || 0, tokens: Number(tokens ?? 64) || 64 };
+    const change = (/** @type {"temperature" | "tokens"} */ name, /** @type {number} */ v) => {
+      this.settings[name] = v;
+      context.set({ [name]: v || null });
+    };
     const greedy = t("greedy");
     const sliders = h(
       "div",
       { class: "sliders inline" },
       slider(t("temperature"), {
         id: "talk-temperature",
-        value: 0,
+        value: this.settings.temperature,
         min: 0,
         max: 2,
         step: 0.05,
         shown: (v) => (v ? v.toFixed(2) : greedy),
-        change: (v) => (this.settings.temperature = v),
+        change: (v) => change("temperature", v),
       }),
       slider(t("talk.length"), {
         id: "talk-length",
-        value: 64,
+        value: this.settings.tokens,
         min: 8,
         max: 256,
         step: 8,
         shown: String,
-        change: (v) => (this.settings.tokens = v),
+        change: (v) => change("tokens", v),
       }),
     );
     const form = h(
@@ -89,6 +95,7 @@ class Conversation {
     const text = this.box.value.trim();
     if (!text) return;
     const running = (this.running = new AbortController());
+    this.context.set({ text });
     this.context.signal.addEventListener("abort", () => running.abort());
     this.button.textContent = t("talk.stop");
     const said = h("p", { class: "answer" });
@@ -138,7 +145,7 @@ class Conversation {
     this.turns.push({ asked: text, said: whole, ...line });
     after.append(
       h("a", { class: "door small", href: this.attention(line) }, t("talk.look")),
-      h("span", { class: "faint" }, t("talk.why", { n: line.ids.length, why: word("stopped", line.done) })),
+      h("span", { class: "faint" }, t("talk.why", { n: line.generated, m: line.read, why: word("stopped", line.done) })),
     );
   }
 

@@ -3,8 +3,8 @@
 import { post } from "../api.js";
 import { chart, smooth } from "../chart.js";
 import { css, fill, h, visible } from "../dom.js";
-import { keepers } from "../keep.js";
-import { card, choice, heading, select, trouble } from "../parts.js";
+import { keepers, sheet } from "../keep.js";
+import { card, choice, heading, notice, select, slider, trouble } from "../parts.js";
 import { link } from "../state.js";
 import { count, number, t } from "../words.js";
 import { Scrub } from "./scrub.js";
@@ -42,9 +42,12 @@ export async function mount(root, context) {
     root.append(h("p", { class: "notice" }, t("training.none")), h("pre", {}, "headwater demo\nheadwater ui runs"));
     return;
   }
-  const wanted = params.run ?? params.model;
-  const name = runs.includes(wanted) ? wanted : runs[0];
+  const model = params.model?.replace(/@\d+$/, "");
+  const name = params.run ?? (runs.includes(model) ? model : runs[0]);
+  if (!runs.includes(name)) await post("run", { run: name }, context.signal); // refuses a name that it does not know
   const shown = new Run(context, name, runs);
+  if (!params.run && params.model && model !== name)
+    root.append(notice(t("training.other", { model: visible(params.model), run: visible(name) })));
   root.append(...shown.page);
   await shown.refresh();
   const timer = setInterval(() => document.visibilityState === "visible" && shown.live && shown.refresh(), POLL);
@@ -75,12 +78,23 @@ class Run {
     /** @type {any[] | null} */
     this.beside = null;
     this.live = true;
+    this.asking = false;
+    this.problem = h("div", {});
     this.status = h("span", { class: "faint", role: "status" });
     this.curves = h("div", { class: "charts" });
     this.samples = h("div", {});
     this.scrub = new Scrub(context, name);
     const others = [["", t("training.alone")], ...runs.filter((r) => r !== name).map((r) => [r, r])];
     this.logs = h("span", {});
+    const smoothing = slider(t("training.smoothing"), {
+      id: "smoothing",
+      value: this.smoothing,
+      min: 0,
+      max: 0.99,
+      step: 0.01,
+      shown: (v) => (v ? v.toFixed(2) : t("off")),
+      change: (v) => context.set({ smooth: v || null }),
+    });
     const bar = h(
       "div",
       { class: "row" },
@@ -99,23 +113,40 @@ class Run {
           )
         : null,
       this.logs,
+      smoothing,
       this.status,
       h("span", { class: "grow" }),
       h("a", { href: link("attention", { model: name }) }, t("view.attention")),
       keepers(
         `run-${name}`,
-        () => this.curves.querySelector("svg"),
+        () => this.picture(),
         () => this.lines,
       ),
     );
     this.page = [
-      card(null, bar, this.curves),
+      card(null, bar, this.problem, this.curves),
       card(t("training.samples"), h("p", { class: "faint" }, t("training.samples.lead")), this.samples),
       this.scrub.page,
     ];
   }
 
+  /** The weight of what came before in the smoothed curves; 0 is none of them. */
+  get smoothing() {
+    return Math.max(0, Math.min(0.99, Number(this.context.params.smooth ?? 0) || 0));
+  }
+
+  /** All charts on one sheet. */
+  async picture() {
+    const charts = [...this.curves.querySelectorAll("svg.chart")];
+    const strip_ = /** @type {any} */ (this.curves.querySelector(".strip canvas"));
+    const pictures = /** @type {SVGSVGElement[]} */ (charts);
+    if (strip_) pictures.push(sheet([await strip_.vector()], t("training.layers")));
+    return sheet(pictures, `${t("training.title")} · ${visible(this.name)}`, 2);
+  }
+
   async refresh() {
+    if (this.asking) return;
+    this.asking = true;
     try {
       const data = await post("run", { run: this.name, after: this.last }, this.context.signal);
       if (data.last < this.last) [this.lines, this.last] = [[], -1];
@@ -128,11 +159,11 @@ class Run {
       if (changed) this.draw();
       this.scrub.has(data.checkpoints, data.samples);
       if (this.context.params.beside && !this.beside) await this.compare();
+      fill(this.problem);
     } catch (error) {
-      if (!this.context.signal.aborted) {
-        this.live = false;
-        fill(this.curves, trouble(error));
-      }
+      if (!this.context.signal.aborted) fill(this.problem, trouble(error)); // what was drawn stays, and it is asked again
+    } finally {
+      this.asking = false;
     }
   }
 
@@ -170,52 +201,43 @@ class Run {
     const width = Math.max(300, Math.min(560, room > 700 ? room / 2 - 12 : room));
     const plot = (/** @type {string} */ title, /** @type {import("../chart.js").Curve[]} */ curves, scale = false) =>
       curves.some((c) => c.points.length)
-        ? h(
-            "figure",
-            {},
-            h("figcaption", {}, title),
-            chart({ curves, width, log: scale, x: t("step"), y: title, label: title }),
-          )
+        ? h("figure", {}, chart({ curves, width, log: scale, x: t("step"), title }))
         : null;
-    const loss = of(train, "loss");
     const [accent, warm, third] = [css("--accent"), css("--warm"), css("--third")];
-    /** @type {import("../chart.js").Curve[]} */
-    const losses = [
-      { name: "", colour: accent, points: loss, faint: true },
-      { name: t("training.train"), colour: accent, points: smooth(loss, 0.9) },
-      { name: t("training.valid"), colour: warm, points: of(valid, "loss"), dots: true },
-    ];
-    if (this.beside)
-      losses.push({
-        name: visible(this.besideName ?? ""),
-        colour: third,
-        points: smooth(
-          of(
-            this.beside.filter((x) => x.split === "train"),
-            "loss",
-          ),
-          0.9,
-        ),
-      });
     const scores = [...new Set(valid.flatMap((line) => Object.keys(line)))].filter(
       (name) => !LEAVE_OUT.has(name) && valid.some((line) => typeof line[name] === "number"),
     );
     const hues = [accent, warm, third];
     const notes = this.lines.filter((line) => line.note);
+    const other = visible(this.besideName ?? "");
+    const theirs = (/** @type {string} */ split) => (this.beside ?? []).filter((x) => x.split === split);
     fill(
       this.curves,
       this.lines.length ? null : h("p", { class: "notice" }, t("training.empty")),
-      plot(t("training.loss"), losses, log),
-      scores.map((name, n) => plot(name, [{ name, colour: hues[(n + 1) % 3], points: of(valid, name), dots: true }])),
-      plot(t("training.lr"), [{ name: t("training.lr"), colour: third, points: of(train, "lr") }]),
       plot(
-        t("training.norm"),
+        t("training.loss"),
         [
-          { name: t("training.norm"), colour: css("--soft"), points: of(train, "grad_norm"), faint: true },
-          { name: t("training.smooth"), colour: warm, points: smooth(of(train, "grad_norm"), 0.9) },
+          ...this.raw(t("training.train"), accent, of(train, "loss")),
+          { name: t("training.valid"), colour: warm, points: of(valid, "loss"), dots: true },
+          ...this.raw(`${other} · ${t("training.train")}`, third, of(theirs("train"), "loss")),
+          {
+            name: `${other} · ${t("training.valid")}`,
+            colour: third,
+            points: of(theirs("valid"), "loss"),
+            dots: true,
+            dashed: true,
+          },
         ],
-        true,
+        log,
       ),
+      scores.map((name, n) =>
+        plot(name, [
+          { name, colour: hues[(n + 1) % 3], points: of(valid, name), dots: true },
+          { name: `${other} · ${name}`, colour: css("--soft"), points: of(theirs("valid"), name), dots: true, dashed: true },
+        ]),
+      ),
+      plot(t("training.lr"), [{ name: t("training.lr"), colour: third, points: of(train, "lr") }]),
+      plot(t("training.norm"), this.raw(t("training.norm"), warm, of(train, "grad_norm")), true),
       strip(train, `gradients-${this.name}`, room),
       notes.length
         ? h(
@@ -226,6 +248,20 @@ class Run {
         : null,
     );
     this.drawSamples();
+  }
+
+  /**
+   * A curve as it was measured; where smoothing is on it is drawn weakly, and its moving average strongly.
+   * @param {string} name @param {string} colour @param {[number, number][]} points
+   * @returns {import("../chart.js").Curve[]}
+   */
+  raw(name, colour, points) {
+    const weight = this.smoothing;
+    if (!weight) return [{ name, colour, points }];
+    return [
+      { name, colour, points, faint: true },
+      { name: t("training.smooth", { name }), colour, points: smooth(points, weight) },
+    ];
   }
 
   drawSamples() {

@@ -6,46 +6,31 @@ import { keepers } from "../keep.js";
 import { matrix, scale } from "../matrix.js";
 import { bar, card, heading, percent, select, working } from "../parts.js";
 import { asked } from "../state.js";
-import { t } from "../words.js";
+import { count, t } from "../words.js";
 import { ready } from "./attention.js";
 import { textForm } from "./text.js";
 
 export const needs = "model";
 
-const PLAIN = new Set(["A", "M"]); // shares and permissions have no sign
+const WIDTH = 16; // rows and columns of a wide matrix that are drawn
+const UNSIGNED = /^(A|M|p)(_\w+)?$/; // shares and permissions have no sign
 
-/** @type {Record<string, (step: any, facts: any) => string>} */
-const FORMULAS = {
-  embedding: (step) => (step.scale === 1 ? "E = table[id]" : `E = table[id] · ${step.scale}`),
-  position: (step) => (["NoPosition"].includes(step.kind) ? "x = E" : "x = E + P"),
-  qkv: () => "q = x W_q    k = x W_k    v = x W_v",
-  scores: (_, facts) => `S = q kᵀ · ${facts.scale}    (1/√${facts.head_dim})`,
-  mask: () => "S_ij ← −∞  where  M_ij = 0",
-  softmax: () => "A_ij = exp(S_ij) / Σ_j exp(S_ij)",
-  values: () => "z_i = Σ_j A_ij v_j",
-  heads: () => "out = [z¹; z²; …] W_o",
-  add_norm: (step) =>
-    step.norms.some((/** @type {string} */ n) => n.includes("post_norm"))
-      ? "x ← norm(x + out)"
-      : "x ← x + attention(norm(x))",
-  cross: () => "x ← x + attention(q from x; k, v from the source)",
-  ffn: (step) => (step.gated ? "ffn(x) = W_down (act(W_gate x) · W_up x)" : "ffn(x) = W_down act(W_up x)"),
-  block: () => "y = x + ffn(x)",
-};
+/** @typedef {{name: string, shape: number[], rows: string, columns: string, values: (number | null)[][]}} Table */
 
 /** @param {HTMLElement} root @param {import("../main.js").Context} context */
 export async function mount(root, context) {
   const place = h("div", { class: "stack" });
   fill(root, heading(t("walk.title"), t("walk.lead")), textForm(context, { go: "walk.go" }), place);
+  let asked_ = "";
+  /** @type {any} */
+  let data = null;
   const show = async () =>
     working(place, context.signal, async () => {
       const { params } = context;
       if (!ready(context)) return h("p", { class: "notice" }, t("text.give"));
-      const data = await post(
-        "walk",
-        { ...asked(params), layer: Number(params.layer ?? 0) || 0, head: Number(params.head ?? 0) || 0 },
-        context.signal,
-      );
+      const body = { ...asked(params), layer: Number(params.layer ?? 0) || 0, head: Number(params.head ?? 0) || 0 };
+      if (JSON.stringify(body) !== asked_) data = await post("walk", body, context.signal);
+      asked_ = JSON.stringify(body);
       return tour(data, context);
     });
   await show();
@@ -62,9 +47,11 @@ export async function mount(root, context) {
 
 /** @param {any} data @param {import("../main.js").Context} context */
 function tour(data, { params, set }) {
-  const { facts, steps, tokens } = data;
-  const names = [...steps.map((/** @type {any} */ s) => s.step), "output"];
-  const at = Math.max(0, names.indexOf(params.at ?? "embedding"));
+  const { facts, steps } = data;
+  const spoken = steps.some((/** @type {any} */ one) => one.step === "output");
+  const all = spoken ? steps : [...steps, { step: "output", key: "output", formulas: [], tables: [], weights: [] }];
+  const names = all.map((/** @type {any} */ one) => one.key);
+  const at = Math.max(0, names.indexOf(params.at ?? names[0]));
   const numbers = (/** @type {number} */ n) =>
     Array.from({ length: n }, (_, i) => /** @type {[string, string]} */ ([String(i), String(i)]));
   const bar_ = h(
@@ -84,7 +71,7 @@ function tour(data, { params, set }) {
   const trail = h(
     "ol",
     { class: "trail" },
-    names.map((name, n) =>
+    all.map((/** @type {any} */ one, /** @type {number} */ n) =>
       h(
         "li",
         {},
@@ -92,16 +79,18 @@ function tour(data, { params, set }) {
           "button",
           {
             type: "button",
+            "data-value": one.key,
             "aria-current": n === at ? "step" : null,
             class: n < at ? "past" : "",
-            onclick: () => set({ at: name }, true),
+            onclick: () => set({ at: one.key }, true),
           },
-          t(`walk.${name}`),
+          t(`walk.${one.step}`),
         ),
       ),
     ),
   );
-  const shown = names[at] === "output" ? output(data) : step(steps[at], data, tokens);
+  const known = new Map(steps.flatMap((/** @type {any} */ one) => [...one.tables, ...one.weights]).map((x) => [x.name, x]));
+  const shown = [step(all[at], data, known), all[at].step === "output" ? output(data) : null];
   const move = (/** @type {number} */ by) =>
     h(
       "button",
@@ -119,69 +108,106 @@ function tour(data, { params, set }) {
     h(
       "section",
       { class: "card step", "data-step": names[at] },
-      h("h2", {}, `${at + 1}. ${t(`walk.${names[at]}`)}`),
+      h("h2", {}, `${at + 1}. ${t(`walk.${all[at].step}`)}`),
       shown,
       h("div", { class: "row" }, move(-1), move(1)),
     ),
   ];
 }
 
-/** @param {any} step_ @param {any} data @param {any[]} tokens */
-function step(step_, data, tokens) {
-  const labels = tokens.map((x) => x.label);
-  const formula = FORMULAS[step_.step](step_, data.facts);
-  const note =
-    step_.step === "position"
-      ? t(step_.kind === "NoPosition" ? "walk.position.none" : "walk.position.some", { kind: step_.kind })
-      : step_.step === "mask"
-        ? t(step_.sees === "Everyone" ? "walk.mask.all" : "walk.mask.past")
-        : step_.step === "qkv" && step_.turned !== "NoPosition"
-          ? t("walk.turned", { kind: step_.turned })
-          : "";
-  const tables = step_.tables.map((/** @type {any} */ table) => {
-    const square = table.columns === "tokens";
-    const signed = !PLAIN.has(table.name);
-    const look = {
-      rows: table.rows === "tokens" ? labels.slice(0, table.values.length) : undefined,
-      columns: square ? labels : undefined,
-      signed,
-      cell: square ? 34 : 24,
-      numbers: square,
-      label: table.name,
-    };
-    return h(
-      "figure",
-      {},
-      h(
-        "figcaption",
-        {},
-        h("strong", {}, table.name),
-        " ",
-        h(
-          "span",
-          { class: "faint" },
-          `[${table.shape.join(" × ")}]`,
-          !square && table.shape[1] > table.values[0]?.length
-            ? ` · ${t("walk.first", { n: table.values[0].length })}`
-            : "",
-        ),
-      ),
-      matrix(table.values, look),
-    );
-  });
+/** Names in a formula, in the order in which they stand. @param {string} formula @returns {string[]} */
+function namesIn(formula) {
+  return formula.replace(/[ᵀ²]/g, " ").match(/table\[id\]|[\p{L}_][\p{L}\p{N}_]*/gu) ?? [];
+}
+
+/** @param {any} step_ @param {any} data @param {Map<string, Table>} known every matrix of the walk */
+function step(step_, data, known) {
+  const used = [...new Set(step_.formulas.flatMap((/** @type {string} */ f) => [...namesIn(f.split(" = ")[1]), namesIn(f)[0]]))]
+    .filter((name) => known.has(name))
+    .map((name) => /** @type {Table} */ (known.get(name)));
+  const weights = used.filter((table) => table.rows === "dims");
+  const tables = used.filter((table) => table.rows !== "dims");
+  const unsigned = tables.length > 0 && tables.every((table) => UNSIGNED.test(table.name));
   return h(
     "div",
     {},
-    h("p", { class: "formula" }, formula),
+    step_.formulas.map((/** @type {string} */ formula) => h("p", { class: "formula" }, formula)),
+    step_.formulas.length ? h("p", { class: "prose" }, t(`walk.${step_.step}.text`, words(step_, data)), " ", note(step_, data)) : null,
     h(
-      "p",
-      { class: "prose" },
-      t(`walk.${step_.step}.text`, { d: data.facts.d_model, k: data.facts.head_dim, h: data.facts.heads }),
-      " ",
-      note,
+      "div",
+      { class: "tables" },
+      tables.map((table) => figure(table, data, step_)),
     ),
-    h("div", { class: "tables" }, tables),
-    step_.tables.every((/** @type {any} */ x) => PLAIN.has(x.name)) ? scale("0", "1") : scale("−", "+", true),
+    tables.length ? (unsigned ? scale("0", "1") : scale("−", "+", true)) : null,
+    weights.length
+      ? h(
+          "details",
+          {},
+          h("summary", {}, t("walk.weights", { names: weights.map((table) => table.name).join(", ") })),
+          h(
+            "div",
+            { class: "tables" },
+            weights.map((table) => figure(table, data, step_)),
+          ),
+        )
+      : null,
+  );
+}
+
+/** What a message may name. @param {any} step_ @param {any} data */
+function words(step_, { facts }) {
+  const [from, to] = step_.own ?? [0, 0];
+  return { d: facts.d_model, k: facts.head_dim, h: step_.heads ?? facts.heads, from, to: to - 1, n: step_.layer ?? 0, vocab: count(step_.vocab ?? 0) };
+}
+
+/** @param {any} step_ @param {any} data */
+function note(step_, { facts }) {
+  if (step_.step === "position")
+    return t(step_.kind === "NoPosition" ? "walk.position.none" : "walk.position.some", { kind: step_.kind });
+  if (step_.step === "mask") return t(step_.sees === "Everyone" ? "walk.mask.all" : "walk.mask.past");
+  if (step_.step === "scores" && step_.usual) return t("walk.scores.usual", { k: facts.head_dim });
+  return "";
+}
+
+/** @param {Table} table @param {any} data @param {any} step_ */
+function figure(table, data, step_) {
+  /** @type {Record<string, string[] | undefined>} */
+  const named = {
+    tokens: data.tokens.map((/** @type {any} */ x) => x.label),
+    source: data.source.map((/** @type {any} */ x) => x.label),
+    words: step_.words?.map((/** @type {any} */ x) => x.label),
+  };
+  const wide = table.columns === "dims";
+  const values = table.values
+    .slice(0, table.rows === "dims" ? WIDTH : undefined)
+    .map((row) => row.slice(0, wide ? WIDTH : undefined));
+  const side = (/** @type {string} */ what, /** @type {number} */ n) =>
+    named[what]?.length === n ? named[what] : undefined;
+  const cut = table.shape[1] > values[0].length || table.shape[0] > values.length;
+  return h(
+    "figure",
+    { "data-table": table.name },
+    h(
+      "figcaption",
+      {},
+      h("strong", {}, table.name),
+      " ",
+      h(
+        "span",
+        { class: "faint" },
+        `[${table.shape.join(" × ")}]`,
+        cut ? ` · ${t("walk.first", { rows: values.length, n: values[0].length })}` : "",
+      ),
+    ),
+    matrix(values, {
+      rows: side(table.rows, values.length),
+      columns: side(table.columns, values[0].length),
+      signed: !UNSIGNED.test(table.name),
+      cell: wide ? 24 : 34,
+      numbers: !wide,
+      none: "−∞",
+      label: table.name,
+    }),
   );
 }
 
@@ -190,24 +216,18 @@ function output(data) {
   if (!data.output.length) return h("p", { class: "notice" }, t("walk.output.none"));
   const most = data.output[0].share;
   return h(
-    "div",
-    {},
-    h("p", { class: "formula" }, "p = softmax(W_out y)"),
-    h("p", { class: "prose" }, t("walk.output.text")),
-    h(
-      "ol",
-      { class: "candidates" },
-      data.output.map((/** @type {any} */ x) =>
+    "ol",
+    { class: "candidates" },
+    data.output.map((/** @type {any} */ x) =>
+      h(
+        "li",
+        {},
         h(
-          "li",
-          {},
-          h(
-            "span",
-            { class: "plain-row" },
-            h("span", { class: "word" }, visible(x.text)),
-            bar(x.share, most),
-            h("span", { class: "num strong" }, percent(x.share)),
-          ),
+          "span",
+          { class: "plain-row" },
+          h("span", { class: "word" }, visible(x.text)),
+          bar(x.share, most),
+          h("span", { class: "num strong" }, percent(x.share)),
         ),
       ),
     ),

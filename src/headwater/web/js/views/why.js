@@ -9,7 +9,8 @@ import { bar, card, choice, heading, percent, working } from "../parts.js";
 import { asked } from "../state.js";
 import { number, t, word } from "../words.js";
 import { ready } from "./attention.js";
-import { barPicture } from "./gaps.js";
+import { arrows } from "./heads.js";
+import { barPicture, signedPicture } from "./gaps.js";
 import { textForm } from "./text.js";
 
 export const needs = "model";
@@ -25,22 +26,29 @@ export async function mount(root, context) {
   const heads = says_tokens ? new Heads(context) : null;
   fill(place, credit.page, heads?.page);
   await credit.show(context.params);
+  if (heads) heads.credit = credit;
   await heads?.show(context.params);
   return {
     update: (/** @type {Record<string, string>} */ params) => {
       if (["text", "source", "ids", "sids"].some((name) => context.params[name] !== params[name])) return false;
       const before = context.params;
       context.params = params;
-      if (before.place !== params.place) credit.show(params);
-      if (["off", "kind", "place"].some((name) => before[name] !== params[name])) heads?.show(params);
+      const moved = before.place !== params.place ? credit.show(params) : Promise.resolve();
+      if (["off", "kind", "place"].some((name) => before[name] !== params[name])) moved.then(() => heads?.show(params));
       return true;
     },
     theme: () => (credit.draw(), heads?.show(context.params)),
   };
 }
 
-/** The place that is asked about; -1 is the last. @param {Record<string, string>} params */
-const placeOf = (params) => (params.place === undefined ? -1 : Math.max(0, Number(params.place) || 0));
+const FLOOR = 0.1; // nat: the scale of the colours never ends below it, so that noise stays pale
+const CERTAIN = 0.9;
+
+/** The place that is asked about; the server picks one where none is given. @param {Record<string, string>} params */
+const placeOf = (params) => (params.place === undefined ? null : Math.max(0, Number(params.place) || 0));
+
+/** With its sign. @param {number} v @param {number} digits */
+const signed = (v, digits) => (v >= 0 ? "+" : "−") + Math.abs(v).toFixed(digits);
 
 /** A signed share as a byte of the signed ramp. @param {number} v @param {number} most */
 const byteOf = (v, most) => 127.5 + 127.5 * Math.max(-1, Math.min(1, most ? v / most : 0));
@@ -59,13 +67,8 @@ class Credit {
       () => (this.data ? creditPicture(this.data) : null),
       () => this.data,
     );
-    const row = h(
-      "div",
-      { class: "row" },
-      scale(t("why.against"), t("why.for"), true),
-      h("span", { class: "grow" }),
-      keep,
-    );
+    this.legend = h("span", {});
+    const row = h("div", { class: "row" }, this.legend, h("span", { class: "grow" }), keep);
     this.page = card(t("why.credit"), h("p", { class: "faint" }, t("why.credit.lead")), this.place, row);
   }
 
@@ -81,8 +84,11 @@ class Credit {
     const { data } = this;
     if (!data) return;
     const read = this.context.about.shape === "encoder" ? data.tokens.length : data.place + 1;
-    const every = [...data.scores, ...data.source_scores];
-    const most = Math.max(...every.map(Math.abs), 1e-9);
+    const largest = Math.max(...[...data.scores, ...data.source_scores].map(Math.abs), 0);
+    const most = Math.max(largest, FLOOR);
+    const end = most.toFixed(2);
+    fill(this.legend, scale(`${t("why.against")} −${end}`, `+${end} nat ${t("why.for")}`, true));
+    const certain = Math.exp(data.log_p) >= CERTAIN ? "why.certain" : "why.still";
     const gaps = this.context.about.shape === "encoder";
     const outputs = gaps
       ? data.tokens
@@ -92,6 +98,7 @@ class Credit {
       this.context.about.says_tokens ? h("p", { class: "faint" }, t(gaps ? "why.choose.gap" : "why.choose")) : null,
       this.context.about.says_tokens ? this.outputs(outputs, data.place) : null,
       h("p", { class: "answer" }, t("why.says", { word: visible(data.output), p: percent(Math.exp(data.log_p)) })),
+      largest < FLOOR ? h("p", { class: "notice", id: "nothing" }, t(certain, { floor: FLOOR })) : null,
       data.source.length ? this.side(t("text.source"), data.source, data.source_scores, most) : null,
       this.side(data.source.length ? t("why.written") : t("text"), data.tokens.slice(0, read), data.scores, most),
       h("p", { class: "faint" }, t(`why.by.${data.by}`)),
@@ -124,7 +131,7 @@ class Credit {
         "span",
         { class: "chip scored", style, "data-score": scores[n] },
         visible(token.text),
-        h("small", {}, (scores[n] >= 0 ? "+" : "−") + Math.abs(scores[n]).toFixed(2)),
+        h("small", {}, signed(scores[n], 2)),
       );
     };
     return h("div", {}, h("p", { class: "faint" }, name), h("div", { class: "chips" }, tokens.map(one)));
@@ -133,15 +140,11 @@ class Credit {
 
 /** @param {any} data */
 function creditPicture(data) {
-  const rows = [...data.source, ...data.tokens].map((/** @type {any} */ token, /** @type {number} */ n) => {
-    const score = [...data.source_scores, ...data.scores][n];
-    return {
-      text: token.label,
-      shares: [Math.abs(score)],
-      shown: (score >= 0 ? "+" : "−") + Math.abs(score).toFixed(3),
-    };
-  });
-  return barPicture(rows);
+  const side = (/** @type {any[]} */ tokens, /** @type {number[]} */ scores) =>
+    scores.map((score, n) => ({ text: tokens[n].label, value: score, shown: signed(score, 3) }));
+  const rows = [...side(data.source, data.source_scores), ...side(data.tokens, data.scores)];
+  const word_ = t("why.says", { word: visible(data.output), p: percent(Math.exp(data.log_p)) });
+  return signedPicture(rows, `${word_} · ${t("why.credit")} (nat)`, FLOOR);
 }
 
 // ------------------------------------------------------------------------------------------------- heads, switched off
@@ -150,12 +153,15 @@ class Heads {
   /** @param {import("../main.js").Context} context */
   constructor(context) {
     this.context = context;
+    /** @type {Credit | null} */
+    this.credit = null;
     const { shape } = context.about;
     this.kinds =
       shape === "both" ? ["decoder.cross_attn", "decoder.self_attn", "encoder.self_attn"] : [`${shape}.self_attn`];
     this.grid = h("div", {});
     this.result = h("div", {});
     this.bar = h("div", { class: "row" });
+    this.legend = h("span", {});
     /** @type {Map<string, (number | null)[]>} the change without each head of a layer, by kind and layer */
     this.changes = new Map();
     this.page = card(
@@ -183,7 +189,7 @@ class Heads {
             t("attention.kind"),
           )
         : null,
-      scale(t("why.better"), t("why.worse"), true),
+      this.legend,
     );
     this.drawGrid(kind, count, heads, at);
     await this.turnOff(kind, at);
@@ -203,7 +209,8 @@ class Heads {
     this.kind = kind;
     this.at = at;
     const all = [...this.changes].filter(([key]) => key.startsWith(kind)).flatMap(([, row]) => row.map((v) => v ?? 0));
-    const most = Math.max(...all.map(Math.abs), 1e-9);
+    const most = Math.max(...all.map(Math.abs), 0.01);
+    fill(this.legend, scale(`${t("why.better")} −${number(most)}`, `+${number(most)} nat ${t("why.worse")}`, true));
     const focused = this.grid.contains(document.activeElement);
     const cell = (/** @type {number} */ layer, /** @type {number} */ head) => {
       const change = this.changes.get(`${kind} ${layer}`)?.[head];
@@ -216,6 +223,7 @@ class Heads {
         "data-at": `${layer}.${head}`,
         "data-change": change ?? "",
         "aria-pressed": String(on),
+        tabindex: on ? 0 : -1,
         "aria-label": `${t("layer")} ${layer}, ${t("head")} ${head}: ${said}`,
         title: `${layer}.${head}: ${said}`,
         style: change === undefined ? {} : { background: colour(byte, true) },
@@ -230,7 +238,7 @@ class Heads {
     fill(
       this.grid,
       h("p", { class: "faint" }, t("attention.grid.how")),
-      h("div", { class: "scroll cells-box" }, h("div", { class: "thumbs", role: "group", style }, rows.flat())),
+      h("div", { class: "scroll cells-box" }, h("div", { class: "thumbs", role: "group", style, onkeydown: arrows }, rows.flat())),
     );
     if (focused) /** @type {HTMLElement | null} */ (this.grid.querySelector("[aria-pressed=true]"))?.focus();
   }
@@ -238,11 +246,9 @@ class Heads {
   /** @param {string} kind @param {number[]} at */
   async turnOff(kind, [layer, head]) {
     await working(this.result, this.context.signal, async () => {
-      const found = await post(
-        "without",
-        { ...asked(this.context.params), kind, layer, head, place: placeOf(this.context.params) },
-        this.context.signal,
-      );
+      const place = placeOf(this.context.params) ?? this.credit?.data?.place ?? -1;
+      const body = { ...asked(this.context.params), kind, layer, head, place };
+      const found = await post("without", body, this.context.signal);
       const most = Math.max(...found.choices.flatMap((/** @type {any} */ c) => c.shares));
       const rise = found.loss === null ? null : found.loss_without - found.loss;
       const rows = found.choices
@@ -284,7 +290,11 @@ class Heads {
           h("span", { class: "grow" }),
           keepers(
             `without-${layer}-${head}`,
-            () => barPicture(found.choices),
+            () =>
+              barPicture(
+                found.choices,
+                t("why.without", { layer, head, word: visible(found.tokens[found.place].text) }),
+              ),
             () => found,
           ),
         ),
