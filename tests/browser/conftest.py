@@ -113,6 +113,12 @@ def serving(items: list[Item], port: int = 0):
 
 
 @pytest.fixture(scope="session")
+def start_server():
+    """A server on these items, as a context."""
+    return serving
+
+
+@pytest.fixture(scope="session")
 def address(folders):
     with serving([Item("doomed", "model", folders["doomed"]), Item(EVIL, "run", folders[EVIL])]) as where:
         yield where

@@ -48,18 +48,19 @@ export function titled(picture, title) {
 }
 
 /**
- * Pictures side by side under one title, as one that stands alone.
+ * Pictures side by side under one title, or under none, as one that stands alone.
  * @param {SVGSVGElement[]} pictures @param {string} title @param {number} [across] pictures in a row
  */
 export function sheet(pictures, title, across = 1) {
   const size = (/** @type {SVGSVGElement} */ p) => [Number(p.getAttribute("width")), Number(p.getAttribute("height"))];
   const made = s("svg", { "font-family": css("--font"), "font-size": 12 });
-  made.append(s("text", { x: MARGIN, y: MARGIN + 12, fill: css("--ink"), "font-size": 15, "font-weight": 600 }, title));
+  const heading = { x: MARGIN, y: MARGIN + 12, fill: css("--ink"), "font-size": 15, "font-weight": 600 };
+  if (title) made.append(s("text", heading, title));
   const pen = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
   pen.font = `600 15px ${css("--font")}`;
-  let [y, wide] = [MARGIN + LINE, Math.ceil(pen.measureText(title).width) + 2 * MARGIN];
+  let [y, wide] = [title ? MARGIN + LINE : 0, Math.ceil(pen.measureText(title).width) + 2 * MARGIN];
   for (let n = 0; n < pictures.length; n += across) {
-    let [x, tall] = [MARGIN, 0];
+    let [x, tall] = [title ? MARGIN : 0, 0];
     for (const picture of pictures.slice(n, n + across)) {
       const copy = /** @type {SVGSVGElement} */ (picture.cloneNode(true));
       copy.setAttribute("x", String(x));

@@ -113,15 +113,19 @@ export function barPicture(rows, title) {
 }
 
 /**
- * Numbers with a sign, as bars to both sides of a line that is zero.
- * @param {{text: string, value: number, shown: string}[]} rows @param {string} title
+ * Numbers with a sign, as bars to both sides of a line that is zero. A row without a number is a heading.
+ * @param {{text: string, value: number | null, shown: string}[]} rows @param {string} title
  * @param {number} floor the scale ends here or above
  */
 export function signedPicture(rows, title, floor) {
-  const most = Math.max(...rows.map((row) => Math.abs(row.value)), floor);
+  const most = Math.max(...rows.map((row) => Math.abs(row.value ?? 0)), floor);
   const picture = rowsPicture(rows.length, title);
   const zero = NAMES + BARS / 2;
   rows.forEach((row, n) => {
+    if (row.value === null) {
+      picture.append(s("text", { x: 12, y: n * ROW + 44, fill: css("--soft") }, row.text));
+      return;
+    }
     const width = ((BARS / 2) * Math.abs(row.value)) / most;
     picture.append(
       s("rect", {

@@ -3,7 +3,7 @@
 import { post } from "../api.js";
 import { chart, smooth } from "../chart.js";
 import { css, fill, h, visible } from "../dom.js";
-import { keepers, sheet } from "../keep.js";
+import { keepers, sheet, titled } from "../keep.js";
 import { card, choice, heading, notice, select, slider, trouble } from "../parts.js";
 import { link } from "../state.js";
 import { count, number, t } from "../words.js";
@@ -137,11 +137,11 @@ class Run {
 
   /** All charts on one sheet. */
   async picture() {
-    const charts = [...this.curves.querySelectorAll("svg.chart")];
-    const strip_ = /** @type {any} */ (this.curves.querySelector(".strip canvas"));
-    const pictures = /** @type {SVGSVGElement[]} */ (charts);
-    if (strip_) pictures.push(sheet([await strip_.vector()], t("training.layers")));
-    return sheet(pictures, `${t("training.title")} · ${visible(this.name)}`, 2);
+    const charts = /** @type {SVGSVGElement[]} */ ([...this.curves.querySelectorAll("svg.chart")]);
+    const layers = /** @type {any} */ (this.curves.querySelector(".strip canvas"));
+    const parts = [sheet(charts, "", 2)];
+    if (layers) parts.push(titled(await layers.vector(), t("training.layers")));
+    return sheet(parts, `${t("training.title")} · ${visible(this.name)}`);
   }
 
   async refresh() {

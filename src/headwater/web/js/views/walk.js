@@ -131,7 +131,7 @@ function step(step_, data, known) {
   return h(
     "div",
     {},
-    step_.formulas.map((/** @type {string} */ formula) => h("p", { class: "formula" }, formula)),
+    step_.formulas.length ? h("p", { class: "formula" }, step_.formulas.join("\n")) : null,
     step_.formulas.length ? h("p", { class: "prose" }, t(`walk.${step_.step}.text`, words(step_, data)), " ", note(step_, data)) : null,
     h(
       "div",

@@ -64,7 +64,7 @@ class Credit {
     this.place = h("div", { class: "credit" });
     const keep = keepers(
       `why-${context.params.model}`,
-      () => (this.data ? creditPicture(this.data) : null),
+      () => (this.data ? creditPicture(this.data, this.read) : null),
       () => this.data,
     );
     this.legend = h("span", {});
@@ -80,10 +80,15 @@ class Credit {
     });
   }
 
+  /** How many of the tokens were read before the word. */
+  get read() {
+    return this.context.about.shape === "encoder" ? this.data.tokens.length : this.data.place + 1;
+  }
+
   draw() {
     const { data } = this;
     if (!data) return;
-    const read = this.context.about.shape === "encoder" ? data.tokens.length : data.place + 1;
+    const { read } = this;
     const largest = Math.max(...[...data.scores, ...data.source_scores].map(Math.abs), 0);
     const most = Math.max(largest, FLOOR);
     const end = most.toFixed(2);
@@ -97,7 +102,7 @@ class Credit {
       this.place,
       this.context.about.says_tokens ? h("p", { class: "faint" }, t(gaps ? "why.choose.gap" : "why.choose")) : null,
       this.context.about.says_tokens ? this.outputs(outputs, data.place) : null,
-      h("p", { class: "answer" }, t("why.says", { word: visible(data.output), p: percent(Math.exp(data.log_p)) })),
+      h("p", { class: "answer" }, t("why.says", { word: visible(data.output).trim(), p: percent(Math.exp(data.log_p)) })),
       largest < FLOOR ? h("p", { class: "notice", id: "nothing" }, t(certain, { floor: FLOOR })) : null,
       data.source.length ? this.side(t("text.source"), data.source, data.source_scores, most) : null,
       this.side(data.source.length ? t("why.written") : t("text"), data.tokens.slice(0, read), data.scores, most),
@@ -138,12 +143,17 @@ class Credit {
   }
 }
 
-/** @param {any} data */
-function creditPicture(data) {
-  const side = (/** @type {any[]} */ tokens, /** @type {number[]} */ scores) =>
-    scores.map((score, n) => ({ text: tokens[n].label, value: score, shown: signed(score, 3) }));
-  const rows = [...side(data.source, data.source_scores), ...side(data.tokens, data.scores)];
-  const word_ = t("why.says", { word: visible(data.output), p: percent(Math.exp(data.log_p)) });
+/** @param {any} data @param {number} read */
+function creditPicture(data, read) {
+  const side = (/** @type {string} */ name, /** @type {any[]} */ tokens, /** @type {number[]} */ scores) => [
+    { text: name, value: null, shown: "" },
+    ...scores.map((score, n) => ({ text: tokens[n].label, value: score, shown: signed(score, 3) })),
+  ];
+  const rows = [
+    ...(data.source.length ? side(t("text.source"), data.source, data.source_scores) : []),
+    ...side(t(data.source.length ? "why.written" : "text"), data.tokens, data.scores.slice(0, read)),
+  ];
+  const word_ = t("why.says", { word: visible(data.output).trim(), p: percent(Math.exp(data.log_p)) });
   return signedPicture(rows, `${word_} · ${t("why.credit")} (nat)`, FLOOR);
 }
 
