@@ -156,7 +156,8 @@ def test_the_number_of_a_line_is_told(visit):
 
 
 def test_the_number_under_the_pointer_is_in_sight(visit):
-    page = visit(viewport={"width": 1440, "height": 900}).go("attention", **asked("decoder"), layer=1, head=1)
+    long = {"model": SHAPES["decoder"], "text": " ".join([TEXT] * 5)}
+    page = visit(viewport={"width": 1440, "height": 900}).go("attention", **long, layer=1, head=1)
     page.wait_for_selector("canvas.heat")
     page.wait_for_timeout(300)
     x, y = page.evaluate("document.querySelector('.map').heat.middle(0, 0)")
