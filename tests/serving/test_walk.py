@@ -17,6 +17,7 @@ from headwater.core.norms import LayerNorm, OffsetRMSNorm, RMSNorm
 from headwater.core.positions import Rotary
 from headwater.core.shapes import decoder, encoder, transformer
 from headwater.core.stack import Block, Branch, ParallelBlock, pre
+from headwater.fast.packed import pack
 from headwater.inspection.subjects import Subject
 from headwater.parts import swap
 from headwater.serving.asking import Step
@@ -85,13 +86,14 @@ MODELS = {
 }
 
 
-def walked(spec, layer=0, head=1):
+def walked(spec, layer=0, head=1, change=lambda model: None):
     loaded = made("tiny decoder")
     loaded.model = spec.build(seed=3).eval()
     with torch.no_grad():
         for name, weight in loaded.model.named_parameters():  # biases and gains that are not 0 and 1
             if name.endswith("bias") or "norm" in name:
                 weight.add_(0.3 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name))))
+    change(loaded.model)
     opened = Opened(Item("x", "made"), (), Subject.of(loaded), loaded)
     source = {"source": SOURCE} if opened.subject.two else {}
     return walk(opened, Step(model="x", text=TEXT, layer=layer, head=head, **source)), loaded
@@ -132,6 +134,11 @@ def wrong(sent):
 @pytest.mark.parametrize("name", MODELS)
 def test_every_formula_is_true(name, layer):
     sent, _ = walked(MODELS[name], layer)
+    assert wrong(sent) == []
+
+
+def test_every_formula_of_packed_weights_is_true():
+    sent, _ = walked(MODELS["decoder, rotary, grouped, gated"], 1, change=lambda model: pack(model, "int8"))
     assert wrong(sent) == []
 
 

@@ -67,8 +67,10 @@ def _weight(layer: Any, rows: slice | Tensor) -> Tensor:
     """Rows of a weight; of packed ones only those are widened."""
     if not hasattr(layer, "widened"):
         return layer.weight[rows]
-    chosen = range(layer.rows)[rows] if isinstance(rows, slice) else rows.tolist()
-    return torch.cat([layer.widened(n, n + 1) for n in chosen])
+    if isinstance(rows, slice):
+        first, last, _ = rows.indices(layer.rows)
+        return layer.widened(first, last)
+    return torch.cat([layer.widened(n, n + 1) for n in rows.tolist()])
 
 
 def norm(x: str, module: nn.Module, number: int) -> Formula:
