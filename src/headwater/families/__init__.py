@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headwater.families.family import FAMILIES, Family, family, find, head_kind
 
-from headwater.families import albert, bart, bert, fairseq, gpt2, llama, neox, t5  # isort: skip  # each registers its relations
+from headwater.families import albert, bart, bert, fairseq, gpt2, llama, megatron, neox, t5  # isort: skip  # each registers its relations
 
 __all__ = [
     "FAMILIES",
@@ -18,6 +18,7 @@ __all__ = [
     "gpt2",
     "head_kind",
     "llama",
+    "megatron",
     "neox",
     "t5",
 ]

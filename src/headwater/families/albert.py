@@ -22,8 +22,9 @@ from headwater.core import (
     post,
 )
 from headwater.errors import BadFile
-from headwater.families.bert import SPAN, TAGS, tied
+from headwater.families.bert import SPAN, TAGS, settings, tied
 from headwater.families.family import act, family
+from headwater.families.writer import Config, encoder_sizes, writer
 from headwater.weights.names import table
 from headwater.weights.settings import Settings
 
@@ -100,3 +101,12 @@ def albert(c: Settings, kind: str) -> Model:
     stack = Stack(c.size("hidden_size"), embed, (block,) * groups, order=order)
     std = c.number("initializer_range", default=0.02)
     return Model(encoder=stack, head=heads[kind], tied=tied(heads[kind]), init=(("*", Normal(std)),))
+
+
+@writer("albert", "Albert", language="ForMaskedLM")
+def albert_config(spec: Model) -> Config | None:
+    s, said = encoder_sizes(spec), settings(spec)
+    if s is None or said is None or spec.encoder is None:
+        return None
+    groups = {"num_hidden_groups": len(spec.encoder.layers), "embedding_size": s.embed.width or s.d_model}
+    return said | groups | {"classifier_dropout_prob": said.pop("classifier_dropout")}

@@ -1,8 +1,13 @@
-"""BART, mBART and Marian (the 2017 Transformer as it was published): encoder-decoders with the same names."""
+"""BART, mBART, Marian (the 2017 Transformer as it was published), PEGASUS and Blenderbot: encoder-decoders with the
+same names.
+"""
 
 from __future__ import annotations
 
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from headwater.core import (
     Attention,
@@ -28,6 +33,7 @@ from headwater.core import (
     pre,
 )
 from headwater.families.family import act, family
+from headwater.families.writer import Config, head_dropout, sizes_of, writer
 from headwater.weights.names import Names, table
 from headwater.weights.settings import Settings
 
@@ -68,6 +74,8 @@ HEADS = {
     "class": NO_WORDS + table("classification_head.dense  head.pooled.dense\nclassification_head.out_proj  head.out"),
     "span": NO_WORDS + table("qa_outputs  head.out"),
 }
+NO_BIAS = ("head.out.bias",)
+WORDS = {kind: HEADS[kind] for kind in ("language", "states")}
 
 
 def pair(c: Settings, kind: str, place: Any, last: Any, position: Any, embed_norm: Any) -> Model:
@@ -120,18 +128,98 @@ def places(c: Settings) -> Learned:
     return Learned(c.size("max_position_embeddings") + 2, first=2)
 
 
-@family("bart", names=pair_names("post_norm", TABLE + EMBED_NORM), heads=HEADS, optional=("head.out.bias",))
+@family("bart", names=pair_names("post_norm", TABLE + EMBED_NORM), heads=HEADS, optional=NO_BIAS)
 def bart(c: Settings, kind: str) -> Model:
     return pair(c, kind, post, NoNorm(), places(c), LayerNorm())
 
 
-@family("mbart", names=pair_names("norm", TABLE + EMBED_NORM + FINAL_NORM), heads=HEADS, optional=("head.out.bias",))
+@family("mbart", names=pair_names("norm", TABLE + EMBED_NORM + FINAL_NORM), heads=HEADS, optional=NO_BIAS)
 def mbart(c: Settings, kind: str) -> Model:
     c.read_by_now("normalize_before", "add_final_layer_norm")
     return pair(c, kind, pre, LayerNorm(), places(c), LayerNorm())
 
 
-@family("marian", names=pair_names("post_norm", NO_TABLE), heads=HEADS, optional=("head.out.bias",))
+@family("marian", names=pair_names("post_norm", NO_TABLE), heads=HEADS, optional=NO_BIAS)
 def marian(c: Settings, kind: str) -> Model:
     c.size("max_position_embeddings", default=512)  # sines have no end
     return pair(c, kind, post, NoNorm(), SinusoidalHalves(), NoNorm())
+
+
+@family("pegasus", names=pair_names("norm", NO_TABLE + FINAL_NORM), heads=WORDS, optional=NO_BIAS)
+def pegasus(c: Settings, kind: str) -> Model:
+    c.size("max_position_embeddings", default=1024)  # sines have no end
+    c.read_by_now("normalize_before", "add_final_layer_norm")
+    return pair(c, kind, pre, LayerNorm(), SinusoidalHalves(), NoNorm())
+
+
+@family("blenderbot", names=pair_names("norm", TABLE + FINAL_NORM), heads=WORDS, optional=NO_BIAS)
+def blenderbot(c: Settings, kind: str) -> Model:
+    c.read_by_now("normalize_before", "add_final_layer_norm", "layernorm_variant")
+    return pair(c, kind, pre, LayerNorm(), Learned(c.size("max_position_embeddings")), NoNorm())
+
+
+# ------------------------------------------------------------------------------------------------ config.json of a spec
+
+
+def settings(spec: Model, first: int = 0) -> Config | None:
+    """The inverse of pair(). first: rows of a learned table of positions that are never used."""
+    encoder, decoder = sizes_of(spec.encoder), sizes_of(spec.decoder)
+    if encoder is None or decoder is None:
+        return None
+    position = encoder.embed.position
+    sides = {
+        f"{side}_{name}": value
+        for side, s in (("encoder", encoder), ("decoder", decoder))
+        for name, value in (("layers", s.layers), ("attention_heads", s.heads), ("ffn_dim", s.ffn.d_ff))
+    }
+    return {
+        "vocab_size": encoder.embed.vocab,
+        "d_model": encoder.d_model,
+        **sides,
+        "activation_function": encoder.activation,
+        "scale_embedding": encoder.embed.scale != 1.0,
+        "max_position_embeddings": position.size - first if isinstance(position, Learned) else 1024,
+        "dropout": encoder.embed.dropout,
+        "attention_dropout": encoder.attn.dropout,
+        "activation_dropout": encoder.ffn.dropout,
+        "classifier_dropout": head_dropout(spec),
+        "is_encoder_decoder": True,
+    }
+
+
+def sines(spec: Model, config: Config) -> dict[str, Tensor]:
+    """PEGASUS keeps its computed position table in the file, once for each stack."""
+    model = SinusoidalHalves().build(config["d_model"])
+    model.constants()
+    places = torch.arange(config["max_position_embeddings"])
+    table = model.add(torch.zeros(len(places), config["d_model"]), places)
+    return {f"model.{side}.embed_positions.weight": table for side in ("encoder", "decoder")}
+
+
+@writer("bart", "Bart", language="ForConditionalGeneration")
+def bart_config(spec: Model) -> Config | None:
+    return settings(spec, first=2)
+
+
+@writer("mbart", "MBart", language="ForConditionalGeneration")
+def mbart_config(spec: Model) -> Config | None:
+    return settings(spec, first=2)
+
+
+@writer("marian", "Marian", language="MTModel")
+def marian_config(spec: Model) -> Config | None:
+    said, decoder = settings(spec), sizes_of(spec.decoder)
+    if said is None or decoder is None:
+        return None
+    shared = ("decoder.embed.tokens", "encoder.embed.tokens") in spec.tied
+    return said | {"decoder_vocab_size": decoder.embed.vocab, "share_encoder_decoder_embeddings": shared}
+
+
+@writer("pegasus", "Pegasus", language="ForConditionalGeneration", constants=sines)
+def pegasus_config(spec: Model) -> Config | None:
+    return settings(spec)
+
+
+@writer("blenderbot", "Blenderbot", language="ForConditionalGeneration")
+def blenderbot_config(spec: Model) -> Config | None:
+    return settings(spec)

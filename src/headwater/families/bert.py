@@ -24,6 +24,7 @@ from headwater.core import (
     post,
 )
 from headwater.families.family import act, family
+from headwater.families.writer import Config, encoder_sizes, head_dropout, writer
 from headwater.weights.names import Names, table
 from headwater.weights.settings import Settings
 
@@ -55,7 +56,30 @@ def tied(head: Any) -> tuple[tuple[str, str], ...]:
 
 
 def drop(c: Settings) -> float:
-    return c.number("classifier_dropout", "hidden_dropout_prob", default=0.1) if "classifier_dropout" in c else 0.1
+    """Before a classifier: its own dropout, or where it has none that of the hidden states."""
+    return c.number("classifier_dropout", default=c.number("hidden_dropout_prob", default=0.1))
+
+
+def settings(spec: Model) -> Config | None:
+    """What the config.json of BERT and its close kin says; the inverse of encoder()."""
+    s = encoder_sizes(spec)
+    if s is None:
+        return None
+    position = s.embed.position
+    return {
+        "vocab_size": s.embed.vocab,
+        "hidden_size": s.d_model,
+        "num_hidden_layers": s.layers,
+        "num_attention_heads": s.heads,
+        "intermediate_size": s.ffn.d_ff,
+        "hidden_act": s.activation,
+        "max_position_embeddings": position.size if isinstance(position, Learned) else 512,
+        "type_vocab_size": max(s.embed.kinds, 1),  # transformers adds row 0 of this table to every token
+        "layer_norm_eps": s.norm.eps,
+        "hidden_dropout_prob": s.dropout,
+        "attention_probs_dropout_prob": s.attn.dropout,
+        "classifier_dropout": head_dropout(spec),
+    }
 
 
 BODY = """
@@ -123,6 +147,11 @@ def bert(c: Settings, kind: str) -> Model:
     return encoder(c, heads[kind])
 
 
+@writer("bert", "Bert", language="ForMaskedLM")
+def bert_config(spec: Model) -> Config | None:
+    return settings(spec)
+
+
 # ----------------------------------------------------------------------------------------------------------- RoBERTa
 
 NO_ROBERTA_POOLER = table("[roberta.]pooler.dense  -")
@@ -156,6 +185,15 @@ def roberta(c: Settings, kind: str) -> Model:
         "span": TokenHead(2),
     }
     return encoder(c, heads[kind], first=c.size("pad_token_id", least=0, default=1) + 1)
+
+
+@writer("roberta", "Roberta", language="ForMaskedLM")
+def roberta_config(spec: Model) -> Config | None:
+    said = settings(spec)
+    if said is None:
+        return None
+    first = getattr(getattr(spec.encoder, "embed", None), "position", None)
+    return said | {"pad_token_id": max(getattr(first, "first", 0) - 1, 0)}
 
 
 # -------------------------------------------------------------------------------------------------------- DistilBERT
@@ -205,3 +243,23 @@ def distilbert(c: Settings, kind: str) -> Model:
     }
     std = c.number("initializer_range", default=0.02)
     return Model(encoder=stack, head=heads[kind], tied=tied(heads[kind]), init=(("*", Normal(std)),))
+
+
+@writer("distilbert", "DistilBert", language="ForMaskedLM")
+def distilbert_config(spec: Model) -> Config | None:
+    s = encoder_sizes(spec)
+    if s is None:
+        return None
+    position = s.embed.position
+    return {
+        "vocab_size": s.embed.vocab,
+        "dim": s.d_model,
+        "n_layers": s.layers,
+        "n_heads": s.heads,
+        "hidden_dim": s.ffn.d_ff,
+        "activation": s.activation,
+        "max_position_embeddings": position.size if isinstance(position, Learned) else 512,
+        "dropout": s.embed.dropout,
+        "attention_dropout": s.attn.dropout,
+        "seq_classif_dropout": head_dropout(spec),
+    }

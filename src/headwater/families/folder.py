@@ -7,7 +7,9 @@ loaded: every name, shape and kind has been checked before the first tensor is r
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,12 +21,14 @@ from headwater.core import Model, Transformer
 from headwater.core.init import constants, fresh
 from headwater.errors import BadFile, BadSetting, NotFound, nearest
 from headwater.families.family import FAMILIES, Family, find, head_kind
+from headwater.families.writer import WRITERS
+from headwater.fast.packed import Packed
 from headwater.text.load import load as load_tokenizer
 from headwater.text.tokenizer import Tokenizer
 from headwater.weights.files import atomic, read_bounded
 from headwater.weights.room import check_room
 from headwater.weights.settings import MOST_BYTES, Settings
-from headwater.weights.shards import open_folder, write_folder
+from headwater.weights.shards import INDEX, WHOLE, open_folder, write_folder
 from headwater.weights.strict_json import parse_object
 from headwater.weights.tensors import Tensors
 
@@ -217,23 +221,66 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def save_folder(loaded: Loaded, folder: str | Path) -> Path:
-    """Write the public layout, read it again and compare. The folder must not be there yet, or be empty."""
+    """Write the public layout, read it again and compare. The folder must not be there yet, or be empty.
+
+    All is written aside and put in place when it has been compared, so a fault leaves nothing behind.
+    """
     folder = Path(folder)
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadFile(f"{folder}: it must be a new or empty folder, it holds files; choose another name")
-    relation = FAMILIES[loaded.config["model_type"]]
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as aside:
+        made = Path(aside)
+        _write_public(loaded, made)
+        _compare(loaded, load_folder(made, head=loaded.head).model, folder)
+        folder.mkdir(exist_ok=True)
+        for path in sorted(made.iterdir(), key=lambda path: path.name in (WHOLE, INDEX)):  # the weights last
+            os.replace(path, folder / path.name)
+    return folder
+
+
+def _write_public(loaded: Loaded, folder: Path) -> None:
+    model_type = loaded.config["model_type"]
+    relation = FAMILIES[model_type]
     names = relation.names + relation.heads[loaded.head]
-    ours = dict(loaded.model.named_parameters())
-    write_folder(folder, names.write(ours, **sizes(loaded.spec)))
+    tensors: Mapping[str, Tensor] = names.write(ModelWeights(loaded.model), **sizes(loaded.spec))
+    if model_type in WRITERS and (fixed := WRITERS[model_type].constants(loaded.spec, loaded.config)):
+        tensors = dict(tensors) | fixed
+    write_folder(folder, tensors)
     for name, content in (("config.json", loaded.config), ("generation_config.json", loaded.generation)):
         if content:
             with atomic(folder / name) as file:
                 file.write(json.dumps(content, indent=2, ensure_ascii=False).encode())
     if loaded.tokenizer is not None:
         loaded.tokenizer.save(folder)
-    again = load_folder(folder, head=loaded.head).model
-    for (name, one), (_, two) in zip(loaded.model.named_parameters(), again.named_parameters(), strict=True):
-        if not torch.equal(one, two):
+
+
+def _compare(loaded: Loaded, again: Transformer, folder: Path) -> None:
+    ours, read = ModelWeights(loaded.model), ModelWeights(again)
+    for name in ours:
+        if name not in read or not torch.equal(ours[name], read[name]):
             raise BadFile(f"{folder}: {name} reads back changed; is the disk sound?")
-    return folder
+
+
+class ModelWeights(Tensors):
+    """Every weight of a model under its first path, in float32; packed ones are widened when they are asked for."""
+
+    def __init__(self, model: nn.Module):
+        self._plain = {path: p.detach() for path, p in model.named_parameters()}
+        packed = {path: module for path, module in model.named_modules() if isinstance(module, Packed)}
+        first = {module.blocks.data_ptr(): path for path, module in reversed(list(packed.items()))}  # tied: once
+        self._packed = {f"{path}.weight": packed[path] for path in first.values()}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._plain[name] if name in self._plain else self._packed[name].weight
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self._packed, *self._plain))
+
+    def __len__(self) -> int:
+        return len(self._plain) + len(self._packed)
+
+    def outline(self, name: str) -> Tensor:
+        if name in self._plain:
+            return self._plain[name].to("meta")
+        return torch.empty(self._packed[name].rows, self._packed[name].columns, device="meta")

@@ -6,18 +6,22 @@ With the wrong order a model still writes fluent text, only worse; the likelihoo
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from headwater.core import Model, PerFrequency, Rotary, Transformer
+from headwater.core import Model, NoScaling, PerFrequency, RMSNorm, Rotary, Transformer
 from headwater.core.init import constants
-from headwater.errors import BadFile, BadSetting, nearest
+from headwater.errors import BadFile, BadSetting, Unavailable, nearest
+from headwater.families.export import Misfit, as_public, differences, is_described
 from headwater.families.family import FAMILIES
-from headwater.families.folder import Loaded, sizes, ties, value_of
+from headwater.families.folder import Loaded, ModelWeights, sizes, ties, value_of
 from headwater.fast.packed import PACKED, PackedLinear, PackedTable
 from headwater.parts import swap
 from headwater.text.gguf_text import from_gguf, to_gguf
@@ -62,6 +66,9 @@ SETTINGS = {
 }
 SILENT = {"vocab_size", "rope.dimension_count", "attention.value_length", "rope.scaling.type", "rope.scaling.factor",
           "rope.scaling.original_context_length", "rope.scaling.finetuned"}  # fmt: skip
+
+
+PROBE = "The quick brown fox: 天地玄黄, 1234 → naïve\n\tx = y\n"  # a text that a tokenizer must still cut as before
 
 
 @dataclass(frozen=True)
@@ -174,22 +181,67 @@ def _packed(module: Any, name: str, names: Names, file: GgufFile, by: Mapping[st
     return PackedTable(rows[0], kind) if isinstance(module, nn.Embedding) else PackedLinear(rows[0], kind)
 
 
-def save_gguf(loaded: Loaded, path: str | Path, kind: str = "F16") -> Path:
-    """Write a model of LLaMA's kin as one GGUF file: F32, F16 or Q8_0, with its tokenizer and chat template inside."""
-    model_type, path = str(loaded.config.get("model_type")), Path(path)
-    if model_type not in LAYOUTS or loaded.head != "language":
+def gguf_form(loaded: Loaded) -> Loaded:
+    """The model as one of the families that GGUF has a name for, or a fault that says what they lack."""
+    if loaded.config.get("model_type") in LAYOUTS and loaded.head == "language" and is_described(loaded):
+        return loaded
+    found = as_public(loaded, list(LAYOUTS))
+    if isinstance(found, Misfit):
+        other = found.difference
         raise BadSetting(
-            f"a GGUF file is written of {', '.join(LAYOUTS)} language models, got {model_type!r}; use a folder"
+            f"a GGUF file is written of {', '.join(LAYOUTS)} language models: {found.name} has {other.theirs} as "
+            f"{other.where}, this model has {other.ours}; save it as a folder"
         )
+    return found
+
+
+def save_gguf(loaded: Loaded, path: str | Path, kind: str = "F16") -> Path:
+    """Write a model of LLaMA's kin as one GGUF file: F32, F16 or Q8_0, with its tokenizer and chat template inside.
+
+    The file is written aside, read back and compared; then it is put in place.
+    """
+    path = Path(path)
     if path.exists():
         raise BadFile(f"{path}: it must be a new file, there is one already; choose another name")
-    scaled = loaded.config.get("rope_scaling") or loaded.config.get("rope_parameters", {}).get("rope_type", "default")
-    if scaled not in (None, "default", {}):
+    loaded = gguf_form(loaded)
+    if loaded.tokenizer is None:
+        raise BadSetting("a GGUF file holds the model's tokenizer, this model has none; save it as a folder")
+    if not isinstance(_rotary(loaded).scaling, NoScaling):
         raise BadSetting("a GGUF file is written without rope scaling, this model has some; save it as a folder")
-    names, by = LAYOUTS[model_type].names, sizes(loaded.spec)
-    ours = {name: value.detach() for name, value in loaded.model.named_parameters()}
-    write_gguf(path, {**_metadata(loaded, model_type), **to_gguf(loaded.tokenizer)}, names.write(ours, **by), kind)
+    model_type = loaded.config["model_type"]
+    tensors = LAYOUTS[model_type].names.write(ModelWeights(loaded.model), **sizes(loaded.spec))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as aside:
+        made = Path(aside) / path.name
+        write_gguf(made, {**_metadata(loaded, model_type), **to_gguf(loaded.tokenizer)}, tensors, kind)
+        _check_written(loaded, load_gguf(made), path)
+        os.replace(made, path)
     return path
+
+
+def _check_written(loaded: Loaded, again: Loaded, path: Path) -> None:
+    """A GGUF file has no word for some settings of its families (another activation, a bias): those are refused."""
+    ours = swap(loaded.spec, RMSNorm, lambda norm: replace(norm, eps=_stored(norm.eps)))
+    ours = swap(ours, Rotary, lambda rotary: replace(rotary, theta=_stored(rotary.theta)))
+    if found := differences(ours, replace(again.spec, tied=ours.tied)):
+        other = found[0]
+        raise BadSetting(
+            f"{path}: a GGUF file of {loaded.config['model_type']} has {other.theirs} as {other.where}, this model "
+            f"has {other.ours}; save it as a folder"
+        )
+    if again.tokenizer.encode(PROBE) != loaded.tokenizer.encode(PROBE):
+        raise Unavailable(f"{path}: the tokenizer reads back changed from a GGUF file; save the model as a folder")
+
+
+def _stored(number: float) -> float:
+    """A number as GGUF keeps it, in 32 bits."""
+    return float(torch.tensor(number, dtype=torch.float32))
+
+
+def _rotary(loaded: Loaded) -> Rotary:
+    stack: Any = loaded.spec.decoder
+    found: Rotary = stack.layers[0].branches[0].layer.position
+    return found
 
 
 def _metadata(loaded: Loaded, model_type: str) -> dict[str, Any]:

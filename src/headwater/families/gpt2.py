@@ -22,6 +22,7 @@ from headwater.core import (
     scaled_normal,
 )
 from headwater.families.family import act, family
+from headwater.families.writer import MAX_POSITIONS, Config, decoder_sizes, writer
 from headwater.weights.names import table
 from headwater.weights.settings import Settings
 
@@ -69,3 +70,24 @@ def gpt2(c: Settings, kind: str) -> Model:
     tied = (("head.out", "decoder.embed.tokens"),) if kind == "language" else ()
     init = scaled_normal(layers, c.number("initializer_range", default=0.02))
     return Model(decoder=Stack(d_model, embed, (block,) * layers, norm), head=heads[kind], tied=tied, init=init)
+
+
+@writer("gpt2", "GPT2", language="LMHeadModel")
+def gpt2_config(spec: Model) -> Config | None:
+    s = decoder_sizes(spec)
+    if s is None:
+        return None
+    position = s.embed.position
+    return {
+        "vocab_size": s.embed.vocab,
+        "n_embd": s.d_model,
+        "n_layer": s.layers,
+        "n_head": s.heads,
+        "n_inner": s.ffn.d_ff,
+        "n_positions": position.size if isinstance(position, Learned) else MAX_POSITIONS,
+        "activation_function": s.activation,
+        "layer_norm_epsilon": s.norm.eps,
+        "attn_pdrop": s.attn.dropout,
+        "resid_pdrop": s.dropout,
+        "embd_pdrop": s.embed.dropout,
+    }

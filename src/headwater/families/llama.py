@@ -32,6 +32,7 @@ from headwater.core import (
 )
 from headwater.errors import BadFile
 from headwater.families.family import act, family
+from headwater.families.writer import MAX_POSITIONS, Config, decoder_sizes, first, writer
 from headwater.variants.experts import Experts
 from headwater.weights.names import table
 from headwater.weights.rope import read_rope
@@ -181,3 +182,106 @@ def mixtral(c: Settings, kind: str) -> Model:
     size, count, chosen = c.maybe("size", "sliding_window"), c.size("num_local_experts"), c.size("num_experts_per_tok")
     rule = Window(size) if size else Past()
     return decoder(c, kind, RMSNorm(eps(c, 1e-5)), sees=rule, ffn=lambda plain: Experts(plain, count, chosen))
+
+
+# ------------------------------------------------------------------------------------------------ config.json of a spec
+
+
+def settings(spec: Model) -> Config | None:
+    """What the config.json of every one of them says; the writers below add their own keys."""
+    s = decoder_sizes(spec)
+    if s is None:
+        return None
+    return {
+        "vocab_size": s.embed.vocab,
+        "hidden_size": s.d_model,
+        "intermediate_size": s.ffn.d_ff,
+        "num_hidden_layers": s.layers,
+        "num_attention_heads": s.heads,
+        "num_key_value_heads": s.attn.kv_heads or s.heads,
+        "head_dim": s.head_dim,
+        "hidden_act": s.activation,
+        "rms_norm_eps": s.norm.eps,
+        "attention_dropout": s.attn.dropout,
+        "tie_word_embeddings": bool(spec.tied),
+        **rope_settings(s.attn.position),
+    }
+
+
+def rope_settings(position: Any) -> Config:
+    """The inverse of rotary(). A scaling that has no public name (PerFrequency) is left out, and so never matched."""
+    if not isinstance(position, Rotary):
+        return {"max_position_embeddings": MAX_POSITIONS}
+    scaling, longest = position.scaling, MAX_POSITIONS
+    rope: Config = {"rope_type": "default", "rope_theta": position.theta}
+    if isinstance(scaling, LinearScaling):
+        rope |= {"rope_type": "linear", "factor": scaling.factor}
+    elif isinstance(scaling, DynamicScaling):
+        rope |= {"rope_type": "dynamic", "factor": scaling.factor}
+        longest = scaling.trained
+    elif isinstance(scaling, Llama3Scaling):
+        rope |= {"rope_type": "llama3", "factor": scaling.factor, "low_freq_factor": scaling.low,
+                 "high_freq_factor": scaling.high, "original_max_position_embeddings": scaling.trained}  # fmt: skip
+        longest = int(scaling.factor * scaling.trained)
+    elif isinstance(scaling, YarnScaling):
+        rope |= {"rope_type": "yarn", "factor": scaling.factor, "original_max_position_embeddings": scaling.trained,
+                 "beta_fast": scaling.fast, "beta_slow": scaling.slow}  # fmt: skip
+        rope |= {} if scaling.attention is None else {"attention_factor": scaling.attention}
+        longest = int(scaling.factor * scaling.trained)
+    return {"max_position_embeddings": longest, "rope_parameters": rope}
+
+
+def _window(spec: Model) -> int | None:
+    window = first(spec.decoder, Window)
+    return None if window is None else window.size
+
+
+def _layer_types(spec: Model) -> Config:
+    """Qwen's windows: their size, and which layers have one."""
+    stack: Any = spec.decoder
+    size = _window(spec)
+    kinds = ["full_attention" if first(layer, Window) is None else "sliding_attention" for layer in stack.layers]
+    return {"use_sliding_window": size is not None, "sliding_window": size, "layer_types": kinds}
+
+
+@writer("llama", "Llama")
+def llama_config(spec: Model) -> Config | None:
+    if (said := settings(spec)) is None:
+        return None
+    attn, ffn = first(spec.decoder, Attention), first(spec.decoder, GatedFeedForward)
+    return said | {"attention_bias": bool(attn.bias), "mlp_bias": ffn is not None and ffn.bias}
+
+
+@writer("mistral", "Mistral")
+def mistral_config(spec: Model) -> Config | None:
+    said = settings(spec)
+    return None if said is None else said | {"sliding_window": _window(spec)}
+
+
+@writer("qwen2", "Qwen2")
+def qwen2_config(spec: Model) -> Config | None:
+    said = settings(spec)
+    return None if said is None else said | _layer_types(spec)
+
+
+@writer("qwen3", "Qwen3")
+def qwen3_config(spec: Model) -> Config | None:
+    said = settings(spec)
+    if said is None:
+        return None
+    return said | _layer_types(spec) | {"attention_bias": bool(first(spec.decoder, Attention).bias)}
+
+
+@writer("gemma", "Gemma")
+def gemma_config(spec: Model) -> Config | None:
+    said = settings(spec)
+    return None if said is None else said | {"attention_bias": bool(first(spec.decoder, Attention).bias)}
+
+
+@writer("mixtral", "Mixtral")
+def mixtral_config(spec: Model) -> Config | None:
+    said, experts = settings(spec), first(spec.decoder, Experts)
+    if said is None or experts is None:
+        return None
+    counts = {"num_local_experts": experts.count, "num_experts_per_tok": experts.chosen}
+    return said | counts | {"sliding_window": _window(spec)}

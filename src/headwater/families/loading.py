@@ -5,12 +5,17 @@ A MODEL, wherever one is asked for: a public model folder, a run that was traine
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from headwater.core import Model
+from headwater.core import Model, Transformer
+from headwater.errors import BadFile, BadInput, BadSetting, nearest
+from headwater.families.export import ORDER, as_public, is_described
+from headwater.families.family import FAMILIES
 from headwater.families.folder import Loaded, load_folder, plan, save_folder, tokenizer_of
 from headwater.families.known import locate
+from headwater.families.writer import WRITERS
 from headwater.weights.native import KIND, described, is_native, load_model, save_model
 
 
@@ -51,25 +56,89 @@ def spec_of(name: str | Path) -> Model:
 
 def _ours(folder: Path) -> Loaded:
     """A model in our own layout: what was trained here, or saved from parts."""
-    native, tokenizer = load_model(folder), tokenizer_of(folder)
+    native = load_model(folder)
+    return _with_marks(native.model, tokenizer_of(folder), native.about, folder)
+
+
+def _with_marks(model: Transformer, tokenizer: Any, about: dict[str, Any], where: Path) -> Loaded:
+    """The tokens a text begins and ends with are the tokenizer's."""
     marks = {} if tokenizer is None else {"eos_token_id": tokenizer.eos, "decoder_start_token_id": tokenizer.bos}
-    config = {"model_type": KIND, "about": native.about}
-    labels = [str(label) for label in native.about.get("labels", [])]
-    return Loaded(native.model, tokenizer, config, folder, labels=labels, generation=marks)
+    labels = [str(label) for label in about.get("labels", [])]
+    return Loaded(model, tokenizer, {"model_type": KIND, "about": about}, where, labels=labels, generation=marks)
 
 
-def save(loaded: Loaded, folder: str | Path) -> Path:
-    """Write the public layout (config.json, model.safetensors, tokenizer.json), then read it back and compare.
+class Saved(NamedTuple):
+    """path: what was written; model: as it was written; note: what the user should know, or nothing."""
 
-    A name that ends in .gguf becomes one GGUF file instead.
+    path: Path
+    model: Loaded
+    note: str = ""
+
+
+def save(model: Any, path: str | Path, *, layout: str = "auto") -> Path:
+    """Write a model (of load, or of train) as a folder: config.json, model.safetensors, tokenizer.json.
+
+    layout   "transformers": the public layout of the family that expresses the model, or a fault that says why none
+             does; a model_type, such as "llama": that of this family; "headwater": our own, which holds every model;
+             "auto": the public layout where there is one, otherwise our own, with a warning
+
+    A path that ends in .gguf becomes one GGUF file instead. What was written is read back and compared.
     """
-    if Path(folder).suffix == ".gguf":
-        from headwater.families.gguf import save_gguf
+    saved = save_as(model, path, layout)
+    if saved.note:
+        warnings.warn(saved.note, stacklevel=2)
+    return saved.path
 
-        return save_gguf(loaded, folder)
-    if loaded.config.get("model_type") == KIND:
-        save_model(folder, loaded.model, loaded.config.get("about", {}))
-        if loaded.tokenizer is not None:
-            loaded.tokenizer.save(folder)
-        return Path(folder)
-    return save_folder(loaded, folder)
+
+def save_as(model: Any, path: str | Path, layout: str = "auto") -> Saved:
+    """As save; what there is to say is returned, not warned of."""
+    given, path, known = as_loaded(model), Path(path), ("auto", "transformers", KIND, *WRITERS)
+    if layout not in known:
+        raise BadSetting(
+            f"layout must be auto, transformers, headwater or a model_type, got {layout!r:.60}; "
+            f"{nearest(layout[:60], known)}"
+        )
+    if path.suffix == ".gguf":
+        from headwater.families.gguf import gguf_form, save_gguf
+
+        return Saved(save_gguf(given, path), gguf_form(given))
+    if layout == KIND:
+        return _save_native(given, path)
+    own = str(given.config.get("model_type"))
+    asked = layout in ("auto", own) or (layout == "transformers" and own in WRITERS)
+    if own in FAMILIES and asked and is_described(given):
+        return Saved(save_folder(given, path), given)
+    found = as_public(given, ORDER if layout in ("auto", "transformers") else [layout])
+    if isinstance(found, Loaded):
+        return Saved(save_folder(found, path), found)
+    other = found.difference
+    if layout != "auto":
+        raise BadSetting(
+            f"layout {layout!r} cannot express this model: transformers' {found.name} has {other.theirs} as "
+            f"{other.where}, this model has {other.ours}; save it with layout 'headwater'"
+        )
+    note = (
+        f"written in headwater's own layout, which transformers does not open: its nearest family, {found.name}, has "
+        f"{other.theirs} as {other.where}, this model has {other.ours}"
+    )
+    return _save_native(given, path)._replace(note=note)
+
+
+def as_loaded(model: Any) -> Loaded:
+    """What load gives, as it is; what train gives, or a model alone, with what is known of it."""
+    if isinstance(model, Loaded):
+        return model
+    if isinstance(model, Transformer):
+        return Loaded(model, None, {"model_type": KIND, "about": {}}, Path("model"))
+    if not isinstance(getattr(model, "model", None), Transformer):
+        raise BadInput(f"save needs a model, got {type(model).__name__}; give what load, train or build returns")
+    return _with_marks(model.model, model.tokenizer, model.about, model.folder)
+
+
+def _save_native(loaded: Loaded, folder: Path) -> Saved:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadFile(f"{folder}: it must be a new or empty folder, it holds files; choose another name")
+    save_model(folder, loaded.model, loaded.config.get("about", {}))
+    if loaded.tokenizer is not None:
+        loaded.tokenizer.save(folder)
+    return Saved(folder, loaded)

@@ -13,12 +13,14 @@ from headwater.core import (
     Normal,
     ParallelBlock,
     Past,
+    Rotary,
     Stack,
     Tokens,
     pre,
 )
 from headwater.families.family import act, family
-from headwater.families.llama import rotary
+from headwater.families.llama import rope_settings, rotary
+from headwater.families.writer import Config, decoder_sizes, first, writer
 from headwater.weights.names import table
 from headwater.weights.settings import Settings
 
@@ -59,3 +61,28 @@ def gpt_neox(c: Settings, kind: str) -> Model:
         tied=(("head.out", "decoder.embed.tokens"),) if ties else (),
         init=(("*", Normal(c.number("initializer_range", default=0.02))),),
     )
+
+
+@writer("gpt_neox", "GPTNeoX")
+def gpt_neox_config(spec: Model) -> Config | None:
+    s = decoder_sizes(spec)
+    if s is None:
+        return None
+    position, rope = s.attn.position, rope_settings(s.attn.position)
+    if isinstance(position, Rotary):
+        rope["rope_parameters"]["partial_rotary_factor"] = position.share
+    return {
+        "vocab_size": s.embed.vocab,
+        "hidden_size": s.d_model,
+        "num_hidden_layers": s.layers,
+        "num_attention_heads": s.heads,
+        "intermediate_size": s.ffn.d_ff,
+        "hidden_act": s.activation,
+        "layer_norm_eps": s.norm.eps,
+        "attention_bias": bool(s.attn.bias),
+        "use_parallel_residual": first(spec.decoder, ParallelBlock) is not None,
+        "attention_dropout": s.attn.dropout,
+        "hidden_dropout": s.dropout,
+        "tie_word_embeddings": bool(spec.tied),
+        **rope,
+    }

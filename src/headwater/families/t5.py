@@ -22,6 +22,7 @@ from headwater.core import (
     pre,
 )
 from headwater.families.family import ACTIVATIONS, family
+from headwater.families.writer import Config, first, sizes_of, writer
 from headwater.weights.names import table
 from headwater.weights.settings import Settings
 
@@ -126,3 +127,41 @@ def _init(c: Settings, d_model: int, inner: int, d_kv: int) -> tuple[tuple[str, 
         ("*.ffn.down.weight", Normal(f * d_ff**-0.5)),
         ("*", Normal(f * d_model**-0.5)),
     )
+
+
+# ------------------------------------------------------------------------------------------------ config.json of a spec
+
+
+def settings(spec: Model) -> Config | None:
+    """The inverse of _pair()."""
+    s, decoder = sizes_of(spec.encoder), sizes_of(spec.decoder)
+    if s is None or decoder is None:
+        return None
+    buckets = first(spec.encoder, RelativeBias) or RelativeBias()
+    named = "gelu" if s.ffn.activation == "gelu_tanh" else s.activation  # `gated-gelu` means the tanh form
+    return {
+        "vocab_size": s.embed.vocab,
+        "d_model": s.d_model,
+        "d_kv": s.head_dim,
+        "d_ff": s.ffn.d_ff,
+        "num_layers": s.layers,
+        "num_decoder_layers": decoder.layers,
+        "num_heads": s.heads,
+        "feed_forward_proj": f"gated-{named}" if isinstance(s.ffn, GatedFeedForward) else s.activation,
+        "relative_attention_num_buckets": buckets.buckets,
+        "relative_attention_max_distance": buckets.reach,
+        "layer_norm_epsilon": s.norm.eps,
+        "dropout_rate": s.dropout,
+        "tie_word_embeddings": any(path == "head.out" for path, _ in spec.tied),
+        "is_encoder_decoder": True,
+    }
+
+
+@writer("t5", "T5", language="ForConditionalGeneration")
+def t5_config(spec: Model) -> Config | None:
+    return settings(spec)
+
+
+@writer("mt5", "MT5", language="ForConditionalGeneration")
+def mt5_config(spec: Model) -> Config | None:
+    return settings(spec)

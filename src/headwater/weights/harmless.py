@@ -27,7 +27,7 @@ _NOTES = """
     _commit_hash finetuning_task task_specific_params prefix problem_type language languages license tags
     pipeline_tag tokenizer_class tokenizer_name processor_class feature_extractor_type _num_labels num_labels
     id2label label2id directionality _diffusers_version adapters keys_to_ignore_at_inference is_composition
-    xla_device tf_legacy_loss use_bfloat16 transformers.js_config
+    xla_device tf_legacy_loss use_bfloat16 transformers.js_config about
 """
 _RUNNING = """
     use_cache output_past output_attentions output_hidden_states output_scores output_logits output_router_logits
