@@ -53,6 +53,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "bart": PAIR,
     "mbart": PAIR,
     "marian": PAIR,
+    "pegasus": PAIR,
+    "blenderbot": PAIR,
+    "megatron-bert": ENCODER,
     "fairseq": FAIRSEQ,
     "fairseq_prenorm": FAIRSEQ,
 }  # fmt: skip

@@ -130,4 +130,12 @@ CASES = [
            {"scale_embedding": True, "activation_function": "swish"}, {"encoder_attention_heads": 8},
            {"decoder_layers": 1},
            {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 37}),
+    *cases("pegasus", "PegasusConfig", "PegasusModel PegasusForConditionalGeneration", PAIR, {"scale_embedding": True},
+           {"activation_function": "relu"}, {"encoder_attention_heads": 8}, {"decoder_layers": 1}),
+    *cases("blenderbot", "BlenderbotConfig", "BlenderbotModel BlenderbotForConditionalGeneration", PAIR,
+           {"scale_embedding": True}, {"activation_function": "relu"}, {"encoder_attention_heads": 8},
+           {"decoder_layers": 1}),
+    *cases("megatron-bert", "MegatronBertConfig", "MegatronBertModel MegatronBertForMaskedLM "
+           "MegatronBertForSequenceClassification MegatronBertForTokenClassification MegatronBertForQuestionAnswering "
+           "MegatronBertForNextSentencePrediction MegatronBertForPreTraining", ENCODER, *ENCODER_ODD),
 ]  # fmt: skip

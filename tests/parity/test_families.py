@@ -48,8 +48,8 @@ DECODERS = [
     for case in BASE
     if case.family in {"gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma", "gpt_neox", "mixtral"}
 ]
-PAIRS = [case for case in BASE if case.family in {"t5", "mt5", "bart", "mbart", "marian"}]
-ENCODERS = [case for case in BASE if case.family in {"bert", "roberta", "albert", "distilbert"}]
+PAIRS = [case for case in BASE if case.family in {"t5", "mt5", "bart", "mbart", "marian", "pegasus", "blenderbot"}]
+ENCODERS = [case for case in BASE if case.family in {"bert", "roberta", "albert", "distilbert", "megatron-bert"}]
 by_id = pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 
 
@@ -184,7 +184,8 @@ FAULTS = {
 }
 EXPECTED = {
     "bert": 6, "roberta": 6, "albert": 6, "distilbert": 6, "gpt2": 7, "llama": 7, "mistral": 6, "qwen2": 7, "qwen3": 7,
-    "gemma": 7, "gpt_neox": 7, "mixtral": 7, "t5": 7, "mt5": 7, "bart": 7, "mbart": 7, "marian": 7,
+    "gemma": 7, "gpt_neox": 7, "mixtral": 7, "t5": 7, "mt5": 7, "bart": 7, "mbart": 7, "marian": 7, "pegasus": 7,
+    "blenderbot": 7, "megatron-bert": 6,
 }  # fmt: skip
 
 

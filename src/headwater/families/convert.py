@@ -1,5 +1,6 @@
-"""Old checkpoints into folders that load: pickles become safetensors, everything else is written anew and compared.
+"""Models in other layouts: runs for transformers, old checkpoints (pickles) for safetensors; all is compared.
 
+    a run, a model folder with safetensors, or a .gguf file          the layout that is asked for (see loading.py)
     a folder with config.json and pytorch_model.bin (or shards)      the public layout, with safetensors
     fairseq's checkpoint.pt with dict.*.txt and byte-pair codes      a folder of the family `fairseq`
 
@@ -20,9 +21,11 @@ import torch
 from torch import Tensor
 
 from headwater.errors import BadFile, BadSetting, NotFound, nearest
+from headwater.families.export import Misfit
 from headwater.families.family import find
-from headwater.families.folder import Loaded, load_folder, plan, sizes
+from headwater.families.folder import Loaded, ModelWeights, load_folder, plan, sizes
 from headwater.families.known import KNOWN, locate
+from headwater.families.loading import find_model, load, save_as
 from headwater.families.old_text import fairseq_tokenizer, public_tokenizer
 from headwater.weights.files import atomic, read_bounded
 from headwater.weights.names import listed
@@ -40,6 +43,8 @@ class Converted:
     tensors: int
     dropped: list[str] = field(default_factory=list)
     remark: str = ""
+    rewrites: tuple[str, ...] = ()
+    misfit: Misfit | None = None
 
 
 def convert(
@@ -49,16 +54,24 @@ def convert(
     vocabulary: str | Path | None = None,
     drop: Iterable[str] = (),
     force: bool = False,
+    layout: str = "auto",
 ) -> Converted:
-    """Convert an old checkpoint (a folder, a file or a known name) into a new folder.
+    """Convert a model (a run, a folder, a file or a known name) into a new folder or .gguf file.
 
     vocabulary: the folder with the tokenizer's files, where they do not lie with the weights.
     drop: patterns of tensor names to leave out, such as heads of its own that no family has.
+    layout: as in save; an old checkpoint becomes what its config.json says.
     """
     new = Path(new)
     if new.exists() and (not new.is_dir() or any(new.iterdir())) and not force:
         raise BadFile(f"{new}: it must be a new or empty folder, it is there already; choose another, or give --force")
     source = Path(old) if Path(old).exists() or str(old) not in KNOWN else locate(str(old))
+    if source.exists() and (loadable := find_model(source)) and _is_whole(loadable):
+        if drop or vocabulary:
+            raise BadSetting(f"--drop and --vocabulary are for old checkpoints, {source} is not one; leave them out")
+        return _convert_model(loadable, new, layout)
+    if layout != "auto":
+        raise BadSetting(f"--layout is for models that load, {source} is an old checkpoint; convert it first")
     folder, pickles = _find(source)
     public = (folder / "config.json").is_file()
     if public:
@@ -75,6 +88,23 @@ def convert(
         _compare(made, written, source)
         _put_in_place(made, new)
     return Converted(new, load_folder(new), len(kept), dropped, remark)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a model can be loaded as it is, without a pickle."""
+    return path.suffix == ".gguf" or any((path / name).is_file() for name in (WHOLE, INDEX))
+
+
+def _convert_model(source: Path, new: Path, layout: str) -> Converted:
+    new.parent.mkdir(parents=True, exist_ok=True)
+    loaded = load(source)
+    with tempfile.TemporaryDirectory(dir=new.parent, prefix=f".{new.name}-") as aside:
+        saved = save_as(loaded, Path(aside) / new.name, layout)
+        if saved.path.is_dir():
+            _put_in_place(saved.path, new)
+        else:
+            os.replace(saved.path, new)
+    return Converted(new, saved.model, len(ModelWeights(saved.model.model)), [], "", saved.rewrites, saved.misfit)
 
 
 # ------------------------------------------------------------------------------------------------------------ reading

@@ -60,7 +60,15 @@ class Misfit:
     difference: Difference
 
 
-def as_public(loaded: Loaded, names: Sequence[str] = ORDER) -> Loaded | Misfit:
+@dataclass(frozen=True)
+class Exported:
+    """A model as a family of transformers has it. rewrites: names of the changes of form, see rewrites.py."""
+
+    model: Loaded
+    rewrites: tuple[str, ...]
+
+
+def as_public(loaded: Loaded, names: Sequence[str] = ORDER) -> Exported | Misfit:
     """The same model as one of these families: its config.json, and its weights in the form the family has."""
     found = match(loaded.spec, names, _said(loaded))
     if isinstance(found, Misfit):
@@ -69,7 +77,8 @@ def as_public(loaded: Loaded, names: Sequence[str] = ORDER) -> Loaded | Misfit:
     if found.rewrites:
         _check_same_answers(loaded.model, model)
     labels = [str(label) for label in found.config.get("id2label", {}).values()]
-    return Loaded(model, loaded.tokenizer, found.config, loaded.where, found.head, labels, _generation(loaded))
+    made = Loaded(model, loaded.tokenizer, found.config, loaded.where, found.head, labels, _generation(loaded))
+    return Exported(made, tuple(change.name for change in found.rewrites))
 
 
 def match(spec: Model, names: Sequence[str] = ORDER, said: Config | None = None) -> Match | Misfit:

@@ -232,7 +232,7 @@ def save_folder(loaded: Loaded, folder: str | Path) -> Path:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as aside:
         made = Path(aside)
         _write_public(loaded, made)
-        _compare(loaded, load_folder(made, head=loaded.head).model, folder)
+        compare(loaded.model, load_folder(made, head=loaded.head).model, folder)
         folder.mkdir(exist_ok=True)
         for path in sorted(made.iterdir(), key=lambda path: path.name in (WHOLE, INDEX)):  # the weights last
             os.replace(path, folder / path.name)
@@ -255,8 +255,9 @@ def _write_public(loaded: Loaded, folder: Path) -> None:
         loaded.tokenizer.save(folder)
 
 
-def _compare(loaded: Loaded, again: Transformer, folder: Path) -> None:
-    ours, read = ModelWeights(loaded.model), ModelWeights(again)
+def compare(model: Transformer, again: Transformer, folder: Path) -> None:
+    """A model and what was read back of it must be equal, number for number."""
+    ours, read = ModelWeights(model), ModelWeights(again)
     for name in ours:
         if name not in read or not torch.equal(ours[name], read[name]):
             raise BadFile(f"{folder}: {name} reads back changed; is the disk sound?")

@@ -192,7 +192,7 @@ def gguf_form(loaded: Loaded) -> Loaded:
             f"a GGUF file is written of {', '.join(LAYOUTS)} language models: {found.name} has {other.theirs} as "
             f"{other.where}, this model has {other.ours}; save it as a folder"
         )
-    return found
+    return found.model
 
 
 def save_gguf(loaded: Loaded, path: str | Path, kind: str = "F16") -> Path:

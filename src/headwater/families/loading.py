@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from headwater.core import Model, Transformer
 from headwater.errors import BadFile, BadInput, BadSetting, nearest
-from headwater.families.export import ORDER, as_public, is_described
+from headwater.families.export import ORDER, Exported, Misfit, as_public, is_described
 from headwater.families.family import FAMILIES
-from headwater.families.folder import Loaded, load_folder, plan, save_folder, tokenizer_of
+from headwater.families.folder import Loaded, compare, load_folder, plan, save_folder, tokenizer_of
 from headwater.families.known import locate
 from headwater.families.writer import WRITERS
 from headwater.weights.native import KIND, described, is_native, load_model, save_model
@@ -68,11 +68,12 @@ def _with_marks(model: Transformer, tokenizer: Any, about: dict[str, Any], where
 
 
 class Saved(NamedTuple):
-    """path: what was written; model: as it was written; note: what the user should know, or nothing."""
+    """What was written, in which form. misfit: why it is not in the layout of a family, where that was hoped for."""
 
     path: Path
     model: Loaded
-    note: str = ""
+    rewrites: tuple[str, ...] = ()
+    misfit: Misfit | None = None
 
 
 def save(model: Any, path: str | Path, *, layout: str = "auto") -> Path:
@@ -85,8 +86,13 @@ def save(model: Any, path: str | Path, *, layout: str = "auto") -> Path:
     A path that ends in .gguf becomes one GGUF file instead. What was written is read back and compared.
     """
     saved = save_as(model, path, layout)
-    if saved.note:
-        warnings.warn(saved.note, stacklevel=2)
+    if saved.misfit is not None:
+        name, other = saved.misfit.name, saved.misfit.difference
+        warnings.warn(
+            f"{path} is in headwater's own layout, which transformers does not open: its nearest family, {name}, has "
+            f"{other.theirs} as {other.where}, this model has {other.ours}",
+            stacklevel=2,
+        )
     return saved.path
 
 
@@ -101,27 +107,24 @@ def save_as(model: Any, path: str | Path, layout: str = "auto") -> Saved:
     if path.suffix == ".gguf":
         from headwater.families.gguf import gguf_form, save_gguf
 
-        return Saved(save_gguf(given, path), gguf_form(given))
-    if layout == KIND:
-        return _save_native(given, path)
+        made = gguf_form(given)
+        return Saved(save_gguf(made, path), made)
     own = str(given.config.get("model_type"))
     asked = layout in ("auto", own) or (layout == "transformers" and own in WRITERS)
     if own in FAMILIES and asked and is_described(given):
         return Saved(save_folder(given, path), given)
+    if layout == KIND:
+        return Saved(_save_native(given, path), given)
     found = as_public(given, ORDER if layout in ("auto", "transformers") else [layout])
-    if isinstance(found, Loaded):
-        return Saved(save_folder(found, path), found)
-    other = found.difference
+    if isinstance(found, Exported):
+        return Saved(save_folder(found.model, path), found.model, found.rewrites)
     if layout != "auto":
+        other = found.difference
         raise BadSetting(
             f"layout {layout!r} cannot express this model: transformers' {found.name} has {other.theirs} as "
             f"{other.where}, this model has {other.ours}; save it with layout 'headwater'"
         )
-    note = (
-        f"written in headwater's own layout, which transformers does not open: its nearest family, {found.name}, has "
-        f"{other.theirs} as {other.where}, this model has {other.ours}"
-    )
-    return _save_native(given, path)._replace(note=note)
+    return Saved(_save_native(given, path), given, misfit=found)
 
 
 def as_loaded(model: Any) -> Loaded:
@@ -135,10 +138,11 @@ def as_loaded(model: Any) -> Loaded:
     return _with_marks(model.model, model.tokenizer, model.about, model.folder)
 
 
-def _save_native(loaded: Loaded, folder: Path) -> Saved:
+def _save_native(loaded: Loaded, folder: Path) -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadFile(f"{folder}: it must be a new or empty folder, it holds files; choose another name")
     save_model(folder, loaded.model, loaded.config.get("about", {}))
     if loaded.tokenizer is not None:
         loaded.tokenizer.save(folder)
-    return Saved(folder, loaded)
+    compare(loaded.model, load_model(folder).model, folder)
+    return folder

@@ -27,9 +27,9 @@ Weights = dict[str, Tensor]  # every weight under each of its paths, tied or not
 
 @dataclass(frozen=True)
 class Rewrite:
-    """says: for the report. spec: the other form, or the same where there is nothing to change."""
+    """name: for the report. spec: the other form, or the same where there is nothing to change."""
 
-    says: str
+    name: str
     spec: Callable[[Model], Model]
     weights: Callable[[Model, Weights], Weights]
 
@@ -128,7 +128,7 @@ def _reordered(spec: Model, weights: Weights) -> Weights:
 
 
 REWRITES = (
-    Rewrite("zeros as the bias of the output", _with_bias, _zero_bias),
-    Rewrite("features reordered, sines before cosines", _halved, _reordered),
-    Rewrite("the embedding scale moved into the token table", _unscaled, _scaled_tables),
+    Rewrite("bias", _with_bias, _zero_bias),
+    Rewrite("sines", _halved, _reordered),
+    Rewrite("scale", _unscaled, _scaled_tables),
 )

@@ -16,6 +16,7 @@ from headwater.data.objectives.answers import answered, windows
 from headwater.data.objectives.labels import classified, word_pieces
 from headwater.data.objectives.lesson import Marks
 from headwater.errors import BadInput, BadSetting, NotFound
+from headwater.families.loading import load
 from headwater.generation.ask import Voice, generate
 from headwater.generation.beam import Beam
 from headwater.text.load import load as load_tokenizer
@@ -23,7 +24,6 @@ from headwater.text.tokenizer import Tokenizer
 from headwater.training.exam import SpanPrediction, scores
 from headwater.training.material import STRIDE, WINDOW
 from headwater.training.objectives import to_tensors
-from headwater.weights.native import load_model
 
 TOGETHER = 64
 
@@ -63,10 +63,11 @@ def load_run(folder: str | Path, outcome: Any = None) -> Trained:
     where = folder / "model" if (folder / "config.yaml").is_file() else folder
     if not where.is_dir():
         raise NotFound(f"{folder} is not the folder of a run or of a model; `headwater runs` lists the runs here")
-    native = load_model(where)
-    if "task" not in native.about:
+    loaded = load(where)
+    about = loaded.config.get("about") or {}
+    if "task" not in about:
         raise BadInput(f"{where} does not say what it was trained for; use headwater.load for a model without a task")
-    return Trained(folder, native.model, load_tokenizer(where), native.about, outcome)
+    return Trained(folder, loaded.model, loaded.tokenizer or load_tokenizer(where), about, outcome)
 
 
 def write(trained: Trained, texts: Sequence[str], beam: int = 4, **settings: Any) -> list[str]:
