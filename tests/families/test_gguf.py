@@ -8,10 +8,12 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
+from made import tiny
 
 import headwater
+from headwater.core import decoder
 from headwater.data.learn import learn
-from headwater.errors import BadFile, BadSetting
+from headwater.errors import BadFile, BadSetting, Unavailable
 from headwater.families.family import FAMILIES
 from headwater.families.folder import Loaded
 from headwater.families.gguf import load_gguf, save_gguf
@@ -99,10 +101,11 @@ def test_faults(tokenizer, tmp_path):
     save_gguf(made(tokenizer), tmp_path / "m.gguf")
     with pytest.raises(BadFile, match="it must be a new file"):
         save_gguf(made(tokenizer), tmp_path / "m.gguf")
-    with pytest.raises(BadSetting, match="a GGUF file is written of llama, qwen2, qwen3 language models, got 'bert'"):
-        save_gguf(
-            Loaded(made(tokenizer).model, tokenizer, {"model_type": "bert"}, tmp_path, "language"), tmp_path / "b.gguf"
-        )
+    said = (
+        "a GGUF file is written of llama, qwen2, qwen3 language models: .* has others as its stacks, this model has enc"
+    )
+    with pytest.raises(BadSetting, match=said):
+        save_gguf(Loaded(tiny("bert").model, tokenizer, {"model_type": "bert"}, tmp_path, "language"), tmp_path / "b")
     raw = (tmp_path / "m.gguf").read_bytes()
     (tmp_path / "odd.gguf").write_bytes(raw.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0lluma", 1))
     with pytest.raises(BadFile, match="architecture 'lluma' is not read from GGUF here; did you mean 'llama'"):
@@ -110,3 +113,59 @@ def test_faults(tokenizer, tmp_path):
     (tmp_path / "short.gguf").write_bytes(raw[:-4000])
     with pytest.raises(BadFile, match="cut short"):
         load_gguf(tmp_path / "short.gguf")
+
+
+# -------------------------------------------------------------------------------------------- models made of parts here
+
+LLAMA = {"placement": "pre", "norm": "rms", "gated": True, "activation": "silu", "bias": False, "position": "rotary",
+         "d_model": 32, "heads": 4, "kv_heads": 2, "layers": 2, "d_ff": 48}  # fmt: skip
+
+
+def own(tokenizer, **changes) -> Loaded:
+    """A decoder in our own layout, as training leaves it: its config.json names no family."""
+    model = decoder(len(tokenizer), **LLAMA | changes).build(seed=0).eval()
+    return Loaded(model, tokenizer, {"model_type": "headwater", "about": {"task": "language-model"}}, Path("run"))
+
+
+def test_a_decoder_of_our_own_is_written_as_llama(tokenizer, tmp_path):
+    loaded = own(tokenizer)
+    save_gguf(loaded, tmp_path / "m.gguf", "F32")
+    again, rows = load_gguf(tmp_path / "m.gguf"), torch.randint(0, len(tokenizer), (2, 9))
+    with torch.no_grad():
+        assert (again.model(rows) - loaded.model(rows)).abs().max() < 2e-5
+    for text in ("the cat sat", "宇宙 玄黄, 12\n"):
+        assert again.tokenizer.encode(text) == tokenizer.encode(text)
+    reader = gguf.GGUFReader(tmp_path / "m.gguf")
+    said = {name: field.contents() for name, field in reader.fields.items()}
+    assert said["general.architecture"] == "llama"
+    assert (said["llama.block_count"], said["llama.embedding_length"], said["llama.feed_forward_length"]) == (2, 32, 48)
+    assert (said["llama.attention.head_count"], said["llama.attention.head_count_kv"]) == (4, 2)
+    assert said["tokenizer.ggml.tokens"][:3] == ["<pad>", "<bos>", "<eos>"]
+    assert len(said["tokenizer.ggml.tokens"]) == len(tokenizer) == said["llama.vocab_size"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"norm": "layer"}, "has RMSNorm.* this model has LayerNorm"),
+        ({"position": "alibi"}, "has Rotary.* this model has Alibi"),
+        ({"activation": "gelu"}, "has 'silu' as decoder.layers.ffn.layer.activation, this model has 'gelu'"),
+        ({"bias": True}, "a GGUF file of llama has no room for all tensors of this model, such as biases"),
+    ],
+    ids=lambda given: str(given)[:20],
+)
+def test_what_gguf_has_no_word_for_is_refused(tokenizer, tmp_path, changes, said):
+    """The last two are models of transformers' llama; a GGUF file of the architecture llama has neither setting."""
+    with pytest.raises(BadSetting, match=said):
+        save_gguf(own(tokenizer, **changes), tmp_path / "m.gguf")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["unigram", "characters"])
+def test_tokenizers_that_gguf_cannot_hold_are_refused(tmp_path, kind):
+    learned = learn(["the cat sat on the mat"] * 20, kind)
+    with pytest.raises(Unavailable, match="only byte-level BPE tokenizers .* save the model as a folder"):
+        save_gguf(own(learned), tmp_path / "m.gguf")
+    with pytest.raises(BadSetting, match="holds the model's tokenizer, this model has none"):
+        save_gguf(Loaded(own(learned).model, None, {}, tmp_path), tmp_path / "m.gguf")
+    assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from headwater.core import Attention, ClassHead, Fused, Model, Stack, TokenHead, Transformer
+from headwater.core import Attention, ClassHead, Fused, LanguageHead, Model, Stack, TokenHead, Transformer
 from headwater.core.init import PAPER
 from headwater.errors import BadFile, Fault
 from headwater.families.family import FAMILIES
@@ -30,6 +30,7 @@ ORDER = (
     "bert", "megatron-bert", "roberta", "distilbert", "albert",
     "marian", "pegasus", "blenderbot", "bart", "mbart", "t5", "mt5",
 )  # fmt: skip
+MOST_TOKENS = 256  # of an answer, as headwater.generate has it; transformers would stop after 20
 AGREE = 1e-3  # a rewritten model must give the answers of the first to this share of the largest; rounding is far below
 
 
@@ -159,7 +160,8 @@ def _said(loaded: Loaded) -> Config:
 def _generation(loaded: Loaded) -> dict[str, Any]:
     """generation_config.json: without one, transformers would fall back on defaults of the family's own tokenizer."""
     ids = {key: value for key, value in _said(loaded).items() if key.endswith("_token_id") and value is not None}
-    return {**loaded.generation, **ids}
+    writes = loaded.spec.decoder is not None and isinstance(loaded.spec.head, LanguageHead)
+    return {**loaded.generation, **ids, "max_new_tokens": MOST_TOKENS} if writes else {}
 
 
 # ----------------------------------------------------------------------------------------------------------- comparing

@@ -252,7 +252,8 @@ def _write_public(loaded: Loaded, folder: Path) -> None:
             with atomic(folder / name) as file:
                 file.write(json.dumps(content, indent=2, ensure_ascii=False).encode())
     if loaded.tokenizer is not None:
-        loaded.tokenizer.save(folder)
+        embed: Any = getattr(loaded.spec.encoder, "embed", None)
+        loaded.tokenizer.save(folder, token_types=getattr(embed, "kinds", 0) > 1)
 
 
 def compare(model: Transformer, again: Transformer, folder: Path) -> None:

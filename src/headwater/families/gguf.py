@@ -214,13 +214,20 @@ def save_gguf(loaded: Loaded, path: str | Path, kind: str = "F16") -> Path:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as aside:
         made = Path(aside) / path.name
         write_gguf(made, {**_metadata(loaded, model_type), **to_gguf(loaded.tokenizer)}, tensors, kind)
-        _check_written(loaded, load_gguf(made), path)
+        _check_written(loaded, made, path)
         os.replace(made, path)
     return path
 
 
-def _check_written(loaded: Loaded, again: Loaded, path: Path) -> None:
+def _check_written(loaded: Loaded, made: Path, path: Path) -> None:
     """A GGUF file has no word for some settings of its families (another activation, a bias): those are refused."""
+    try:
+        again = load_gguf(made)
+    except BadFile:
+        raise BadSetting(
+            f"{path}: a GGUF file of {loaded.config['model_type']} has no room for all tensors of this model, such as "
+            "biases; save it as a folder"
+        ) from None
     ours = swap(loaded.spec, RMSNorm, lambda norm: replace(norm, eps=_stored(norm.eps)))
     ours = swap(ours, Rotary, lambda rotary: replace(rotary, theta=_stored(rotary.theta)))
     if found := differences(ours, replace(again.spec, tied=ours.tied)):

@@ -30,8 +30,8 @@ class PairTokenizer(Tokenizer):
     def piece_bytes(self, token: int) -> bytes:
         return self.target.piece_bytes(token)
 
-    def save(self, folder: str | Path) -> None:
-        super().save(folder)
+    def save(self, folder: str | Path, *, token_types: bool = False) -> None:
+        super().save(folder, token_types=token_types)
         with atomic(Path(folder) / TARGET) as file:
             file.write(json.dumps(self.target.spec, ensure_ascii=False, indent=2).encode() + b"\n")
 

@@ -168,10 +168,15 @@ class Tokenizer:
         made: dict[str, Any] = json.loads(self.engine.to_str())
         return made
 
-    def save(self, folder: str | Path) -> None:
-        """Write tokenizer.json and tokenizer_config.json, the public layout."""
+    def save(self, folder: str | Path, *, token_types: bool = False) -> None:
+        """Write tokenizer.json and tokenizer_config.json, the public layout.
+
+        token_types: transformers' tokenizer shall tell which of two texts a token belongs to, for a model that asks.
+        """
         config: dict[str, Any] = {f"{role}_token": token for role, token in self.specials.items()}
         config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        if token_types:
+            config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
         if self.chat_template:
             config["chat_template"] = self.chat_template
         for name, value in (("tokenizer.json", self.spec), ("tokenizer_config.json", config)):

@@ -1,0 +1,339 @@
+"""A model is written in the layout of a family only where that family's config.json describes it, and whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import warnings
+
+import pytest
+import torch
+from made import ask, ids, tensors, tiny
+
+import headwater
+from headwater.core import (
+    Attention,
+    ClassHead,
+    FeedForward,
+    LayerNorm,
+    Mean,
+    MeanPool,
+    PerFrequency,
+    Picked,
+    Rotary,
+    Sinusoidal,
+    SinusoidalHalves,
+    TokenHead,
+    Tokens,
+    decoder,
+    encoder,
+    transformer,
+)
+from headwater.core.presets import PRESETS, preset
+from headwater.data.learn import learn
+from headwater.families.convert import convert
+from headwater.families.export import ORDER, Match, Misfit, differences, match
+from headwater.families.family import FAMILIES
+from headwater.families.folder import Loaded
+from headwater.families.gguf import save_gguf
+from headwater.families.loading import save_as
+from headwater.families.writer import WRITERS
+from headwater.parts import swap
+from headwater.weights.settings import Settings
+
+SIZES = {"d_model": 16, "heads": 2, "layers": 2, "d_ff": 24}
+LLAMA = {"placement": "pre", "norm": "rms", "gated": True, "activation": "silu", "bias": False, "position": "rotary"}
+PRE = {"placement": "pre", "activation": "gelu"}
+
+
+def read(found: Match):
+    c = Settings(dict(found.config))
+    spec = FAMILIES[found.name].read(c, found.head)
+    c.done()
+    return spec
+
+
+EVERY = [(name, head) for name in ORDER for head in FAMILIES[name].heads]
+
+
+@pytest.mark.parametrize(("name", "head"), EVERY, ids=" ".join)
+def test_a_writer_is_the_inverse_of_its_reader(name, head):
+    """config -> spec -> config -> the same spec, of this family or of one before it that has the same models."""
+    spec = tiny(name, head).spec
+    found = match(spec, [name], {"id2label": {0: "a", 1: "b"}} if head == "tags" else {})
+    assert isinstance(found, Match), found
+    assert found.name == name and not found.rewrites
+    assert differences(read(found), spec) == []
+    found = match(spec)
+    assert isinstance(found, Match) and differences(read(found), spec) == []
+
+
+def test_every_family_of_transformers_is_tried():
+    assert set(ORDER) == set(WRITERS) == set(FAMILIES) - {"xlm-roberta", "camembert", "fairseq", "fairseq_prenorm"}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_a_public_model(name):
+    found = match(preset(name))
+    assert isinstance(found, Match)
+    public = {"gpt3": "gpt2"}.get(name, name.split("-")[0].removesuffix("3"))
+    assert found.name == (public if public in ORDER else "marian")
+
+
+def test_a_config_that_does_not_describe_the_model_is_never_taken(monkeypatch):
+    """The planted fault: a writer that is wrong about one number."""
+    spec = tiny("llama").spec
+    honest = WRITERS["llama"]
+    for key, wrong in (("rms_norm_eps", 1e-3), ("num_key_value_heads", 2), ("rope_parameters", {"rope_theta": 7.0})):
+        lying = dataclasses.replace(honest, config=lambda s, k=key, w=wrong: honest.config(s) | {k: w})
+        monkeypatch.setitem(WRITERS, "llama", lying)
+        assert isinstance(match(spec, ["llama"]), Misfit)
+    monkeypatch.setitem(WRITERS, "llama", honest)
+    assert isinstance(match(spec, ["llama"]), Match)
+
+
+def other_second_layer(spec):
+    first, second = spec.decoder.layers
+    second = swap(second, FeedForward, lambda ffn: dataclasses.replace(ffn, activation="relu"))
+    return dataclasses.replace(spec, decoder=dataclasses.replace(spec.decoder, layers=(first, second)))
+
+
+ODD = {
+    "a norm without bias": ("gpt2", lambda s: swap(s, LayerNorm, lambda n: dataclasses.replace(n, bias=False))),
+    "scores not scaled": ("gpt2", lambda s: swap(s, Attention, lambda a: dataclasses.replace(a, scale=1.0))),
+    "a bias on some projections": ("gpt2", lambda s: swap(s, Attention, lambda a: dataclasses.replace(a, bias="qk"))),
+    "one layer of another kind": ("gpt2", other_second_layer),
+    "no final norm": ("gpt2", lambda s: dataclasses.replace(
+        s, decoder=dataclasses.replace(s.decoder, final_norm=headwater.core.NoNorm()))),
+    "an untied output": ("gpt2", lambda s: dataclasses.replace(s, tied=())),
+    "states pooled in between": ("marian", lambda s: dataclasses.replace(s, bridge=MeanPool(2))),
+    "no token types": ("bert", lambda s: swap(s, Tokens, lambda e: dataclasses.replace(e, kinds=0))),
+    "factors of a GGUF file": ("llama", lambda s: swap(
+        s, Rotary, lambda r: dataclasses.replace(r, scaling=PerFrequency((1.0, 2.0, 3.0, 4.0))))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_whatever_changes_an_answer_is_seen(what):
+    name, change = ODD[what]
+    spec = tiny(name).spec
+    assert isinstance(match(spec, [name]), Match)
+    assert isinstance(match(change(spec), [name]), Misfit)
+
+
+def test_what_changes_no_answer_is_not_a_difference():
+    spec = tiny("gpt2").spec
+    other = swap(spec, Attention, lambda a: dataclasses.replace(a, dropout=0.3, head_dim=8, kv_heads=2))
+    assert differences(spec, dataclasses.replace(other, init=(("*", headwater.core.Zero()),))) == []
+
+
+# ----------------------------------------------------------------------------------------- the same function, rewritten
+
+FORMS = {
+    "marian": (transformer(47, **SIZES), ("bias", "sines")),
+    "pegasus": (transformer(47, placement="pre", **SIZES), ("bias", "sines")),
+    "blenderbot": (transformer(47, placement="pre", position="learned", longest=64, **SIZES), ("bias",)),
+    "gpt_neox": (decoder(47, position="rotary", **PRE, **SIZES), ("scale",)),
+    "llama": (decoder(47, kv_heads=1, **LLAMA, **SIZES), ("scale",)),
+    "gpt2": (decoder(47, position="learned", longest=64, **PRE, **SIZES), ()),
+}
+
+
+def wide(spec):
+    """First weights, wide enough that a wrong term shows."""
+    model, draw = spec.build(seed=0).eval(), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=draw) * 0.1)
+    return model
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_rewritten_model_gives_the_same_answers(name, tmp_path):
+    spec, changes = FORMS[name]
+    model = wide(spec)
+    saved = save_as(model, tmp_path / "m")
+    assert saved.model.config["model_type"] == name and saved.rewrites == changes and saved.misfit is None
+    again = headwater.load(tmp_path / "m")
+    limit = 1e-5 if "sines" in changes else 0.0
+    assert (ask(again.model) - ask(model)).abs().max() <= limit
+    headwater.save(again, tmp_path / "again")  # what was written once is written as it is
+    assert all(torch.equal(t, tensors(tmp_path / "again")[n]) for n, t in tensors(tmp_path / "m").items())
+    assert model.spec == spec, "the model that was given is not changed"
+
+
+def test_a_wrong_rewrite_is_refused(monkeypatch, tmp_path):
+    """The planted fault: sines and cosines in the right order, but the features left where they were."""
+    from headwater.families import export, rewrites
+
+    wrong = tuple(
+        dataclasses.replace(r, weights=lambda spec, weights: weights) if r.name == "sines" else r
+        for r in rewrites.REWRITES
+    )
+    monkeypatch.setattr(export, "REWRITES", wrong)
+    with pytest.raises(headwater.BadFile, match="gives other answers than before; not written"):
+        save_as(wide(FORMS["pegasus"][0]), tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+
+def test_sines_are_reordered_as_they_are_defined():
+    """The law behind `sines`: the second form is the first with its features in another order."""
+    places = torch.arange(9)[None]
+    waves = [kind().build(8) for kind in (Sinusoidal, SinusoidalHalves)]
+    for wave in waves:
+        wave.constants()
+    one, two = (wave.add(torch.zeros(1, 9, 8), places) for wave in waves)
+    assert torch.equal(one[..., [0, 2, 4, 6, 1, 3, 5, 7]], two) and not torch.equal(one, two)
+
+
+# ------------------------------------------------------------------------------------------------- where no family fits
+
+NATIVE = {
+    "mean of the states": (encoder(47, ClassHead(3, Picked(Mean())), position="rotary", **PRE, **SIZES),
+                           "megatron-bert", "head.pooled"),
+    "rotary encoder": (encoder(47, TokenHead(3), position="rotary", **PRE, **SIZES), "megatron-bert",
+                       "encoder.embed.position"),
+    "masked words": (encoder(47, position="rotary", **PRE, **SIZES), "megatron-bert", "head.transform"),
+    "alibi": (decoder(47, position="alibi", **PRE, **SIZES), "gpt_neox", "decoder.layers.self_attn.layer.position"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", NATIVE)
+def test_our_own_layout_where_no_family_fits_and_it_is_said(what, tmp_path):
+    spec, nearest, where = NATIVE[what]
+    model = wide(spec)
+    with pytest.warns(
+        UserWarning, match=f"transformers does not open: its nearest family, {nearest}, has .* as {where}"
+    ):
+        headwater.save(model, tmp_path / "m")
+    assert json.loads((tmp_path / "m" / "config.json").read_text())["model_type"] == "headwater"
+    assert torch.equal(ask(headwater.load(tmp_path / "m").model), ask(model))
+
+
+def test_a_layout_that_cannot_hold_the_model_is_refused(tmp_path):
+    model = wide(FORMS["gpt_neox"][0])
+    said = r"layout 'llama' cannot express this model: transformers' llama has RMSNorm.* this model has LayerNorm\(\)"
+    with pytest.raises(headwater.BadSetting, match=said):
+        headwater.save(model, tmp_path / "m", layout="llama")
+    with pytest.raises(headwater.BadSetting, match="'transformers' cannot express .* gpt_neox has Rotary.* Alibi"):
+        headwater.save(wide(NATIVE["alibi"][0]), tmp_path / "m", layout="transformers")
+    with pytest.raises(headwater.BadSetting, match="got 'lama'; did you mean 'llama'"):
+        headwater.save(model, tmp_path / "m", layout="lama")
+    with pytest.raises(headwater.BadSetting, match="t5 has others as its stacks, this model has decoder"):
+        headwater.save(model, tmp_path / "m", layout="t5")
+    with pytest.raises(headwater.BadInput, match="save needs a model, got str"):
+        headwater.save("runs/mine", tmp_path / "m")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_layout_that_is_asked_for_is_written(tmp_path):
+    model = wide(FORMS["gpt_neox"][0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        headwater.save(model, tmp_path / "ours", layout="headwater")
+        headwater.save(model, tmp_path / "theirs", layout="gpt_neox")
+    assert headwater.load(tmp_path / "ours").spec == model.spec
+    assert headwater.load(tmp_path / "theirs").config["model_type"] == "gpt_neox"
+    with pytest.raises(headwater.BadFile, match="must be a new or empty folder"):
+        headwater.save(model, tmp_path / "ours", layout="headwater")
+    bert = tiny("bert")
+    headwater.save(bert, tmp_path / "native", layout="headwater")
+    assert torch.equal(ask(headwater.load(tmp_path / "native").model), ask(bert.model))
+
+
+# -------------------------------------------------------------------------------------- what its config no longer tells
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return learn(["the cat sat on the mat", "天地玄黄 宇宙洪荒"] * 20, "bpe", vocab=320)
+
+
+@pytest.fixture
+def packed(tokenizer, tmp_path):
+    """A GGUF file whose weights are in few bits."""
+    spec = decoder(len(tokenizer), d_model=32, heads=2, layers=2, d_ff=64, **LLAMA)
+    spec = swap(spec, Tokens, lambda embed: dataclasses.replace(embed, scale=1.0))
+    return headwater.load(save_gguf(Loaded(wide(spec), tokenizer, {}, tmp_path), tmp_path / "packed.gguf", "Q8_0"))
+
+
+def test_packed_weights_are_written_widened(packed, tmp_path):
+    headwater.save(packed, tmp_path / "m")
+    headwater.save(packed, tmp_path / "m.gguf")
+    rows = ids()
+    with torch.no_grad():
+        wanted = packed.model(rows)
+        assert (headwater.load(tmp_path / "m").model(rows) - wanted).abs().max() < 1e-3
+        assert (headwater.load(tmp_path / "m.gguf").model(rows) - wanted).abs().max() < 1e-2
+
+
+def test_rope_factors_of_a_gguf_file_are_not_lost(packed, tmp_path):
+    """config.json has no word for them: they would read back as plain RoPE."""
+    factors = PerFrequency((1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0, 8.0))
+    spec = swap(packed.spec, Rotary, lambda rotary: dataclasses.replace(rotary, scaling=factors))
+    model = wide(spec)
+    loaded = Loaded(model, packed.tokenizer, packed.config, packed.where, "language")
+    with pytest.warns(UserWarning, match="PerFrequency"):
+        headwater.save(loaded, tmp_path / "m")
+    assert torch.equal(ask(headwater.load(tmp_path / "m").model), ask(model))
+    with pytest.raises(headwater.BadSetting, match="has NoScaling.* this model has another PerFrequency"):
+        headwater.save(loaded, tmp_path / "m.gguf")
+
+
+def test_a_new_head_is_written_as_what_it_is(tmp_path):
+    headwater.save(tiny("bert", architectures=["BertForMaskedLM"]), tmp_path / "bert")
+    tuned = headwater.load(tmp_path / "bert", new_head=TokenHead(3))
+    headwater.save(tuned, tmp_path / "tags")
+    again = headwater.load(tmp_path / "tags")
+    assert (again.config["architectures"], again.head) == (["BertForTokenClassification"], "tags")
+    assert torch.equal(ask(again.model), ask(tuned.model))
+
+
+def test_a_fault_leaves_nothing_behind(monkeypatch, tmp_path):
+    from headwater.families import folder
+
+    honest = folder.write_folder
+    monkeypatch.setattr(folder, "write_folder", lambda where, held: honest(where, {n: t * 2 for n, t in held.items()}))
+    with pytest.raises(headwater.BadFile, match="reads back changed"):
+        headwater.save(tiny("bert"), tmp_path / "m")
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------------------------------------------------- on the way
+
+
+def test_two_texts_get_two_token_types(tokenizer, tmp_path):
+    """transformers' tokenizer is told to give them where the model has a use for them."""
+    for name, asks in (("bert", True), ("roberta", False), ("gpt2", False)):
+        more = {"roberta": {"type_vocab_size": 1}}.get(name, {})
+        loaded = tiny(name, vocab_size=len(tokenizer), **more)
+        loaded.tokenizer = tokenizer
+        headwater.save(loaded, tmp_path / name)
+        said = json.loads((tmp_path / name / "tokenizer_config.json").read_text())
+        assert ("token_type_ids" in said.get("model_input_names", [])) == asks
+
+
+def test_the_dropout_of_a_classifier_may_differ_from_that_of_the_states():
+    spec = tiny("bert", "class", classifier_dropout=0.3, hidden_dropout_prob=0.1).spec
+    assert spec.head.dropout == 0.3
+    assert tiny("bert", "class", hidden_dropout_prob=0.2).spec.head.dropout == 0.2
+
+
+def test_convert_says_what_it_wrote(tmp_path, capsys):
+    from headwater.cli import main
+
+    headwater.save(wide(FORMS["pegasus"][0]), tmp_path / "run", layout="headwater")
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "new")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{tmp_path / 'new'}: pegasus with the head 'language', ")
+    assert lines[1].startswith("rewritten, with the same answers: a bias of zeros on the output; sines before cosines")
+    assert lines[-1] == "loaded again and compared: equal"
+    with pytest.warns(UserWarning):
+        headwater.save(wide(NATIVE["alibi"][0]), tmp_path / "alibi")
+    assert main(["convert", str(tmp_path / "alibi"), str(tmp_path / "same")]) == 0
+    assert "nearest family, gpt_neox, has Rotary(share=0.25) as decoder" in capsys.readouterr().out
+    with pytest.raises(headwater.BadSetting, match="--drop and --vocabulary are for old checkpoints"):
+        convert(tmp_path / "run", tmp_path / "other", drop=["a"])
+    with pytest.raises(headwater.BadFile, match="must be a new or empty folder"):
+        convert(tmp_path / "run", tmp_path / "new")
+    convert(tmp_path / "run", tmp_path / "new", force=True)

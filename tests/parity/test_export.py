@@ -1,0 +1,211 @@
+"""What was built or trained here opens in transformers with the same logits and the same tokens, through the disk."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import headwater
+from headwater.core import LayerNorm, Learned, TokenHead, Tokens, decoder, encoder, transformer
+from headwater.core.presets import bert, gpt, llama, t5
+from headwater.data.dates import dates
+from headwater.families.convert import convert
+from headwater.parts import swap
+from headwater.training.use import load_run
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import transformers as T
+
+LIMIT, SHOWS, VOCAB = 2e-5, 1e-3, 53
+T.logging.set_verbosity_error()
+SIZES: dict[str, Any] = {"d_model": 32, "heads": 4, "layers": 2, "d_ff": 48}
+PRE = {"placement": "pre", "activation": "gelu"}
+# The end of an architecture's name, and the class by which a user of transformers would open it.
+AUTO = {
+    "ForCausalLM": T.AutoModelForCausalLM,
+    "LMHeadModel": T.AutoModelForCausalLM,
+    "MTModel": T.AutoModelForSeq2SeqLM,
+    "ForConditionalGeneration": T.AutoModelForSeq2SeqLM,
+    "ForMaskedLM": T.AutoModelForMaskedLM,
+    "ForTokenClassification": T.AutoModelForTokenClassification,
+    "ForQuestionAnswering": T.AutoModelForQuestionAnswering,
+}
+
+
+def kinds(spec, count):
+    return swap(spec, Tokens, lambda embed: replace(embed, kinds=count))
+
+
+# Each a shape that `headwater train` builds, or one of the presets made small.
+BUILT = {
+    "pegasus": transformer(VOCAB, placement="pre", **SIZES),
+    "blenderbot": transformer(VOCAB, placement="pre", position="learned", longest=40, **SIZES),
+    "marian": transformer(VOCAB, **SIZES),
+    "gpt_neox": decoder(VOCAB, position="rotary", **PRE, **SIZES),
+    "gpt2": decoder(VOCAB, position="learned", longest=40, **PRE, **SIZES),
+    "megatron-bert": kinds(encoder(VOCAB, TokenHead(5), position="learned", longest=40, **PRE, **SIZES), 2),
+    "megatron-bert, answers": kinds(encoder(VOCAB, TokenHead(2), position="learned", longest=40, **PRE, **SIZES), 3),
+    "llama, preset": llama(VOCAB, 32, 4, 2, 48, 2, 1e-5, 1e4),
+    "gpt2, preset": gpt(VOCAB, 32, 4, 2, 40),
+    "bert, preset": bert(VOCAB, 32, 4, 2),
+    "t5, preset": t5(VOCAB, 32, 4, 8, 48, 2),
+}
+
+
+def wide(spec) -> headwater.core.Transformer:
+    model, draw = spec.build(seed=0).eval(), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=draw) * 0.1)
+    return model
+
+
+def opened(folder: Path):
+    """The folder as transformers opens it by itself; no tensor may be missing, left over or of another shape."""
+    config = T.AutoConfig.from_pretrained(folder)
+    name = config.architectures[0]
+    auto = next(auto for end, auto in AUTO.items() if name.endswith(end))
+    model, told = auto.from_pretrained(folder, output_loading_info=True)
+    assert not any(told.values()), told
+    assert type(model).__name__ == name
+    return model.eval()
+
+
+@torch.no_grad()
+def apart(ours, theirs, vocab: int, seed: int = 0) -> float:
+    """The largest distance of the logits on a batch with padding on the right."""
+    draw = torch.Generator().manual_seed(seed)
+    rows = torch.randint(5, vocab, (3, 11), generator=draw)
+    keep = torch.arange(11)[None] < torch.tensor([[11], [7], [4]])
+    if ours.encoder is not None and ours.decoder is not None:
+        source = torch.randint(5, vocab, (3, 11), generator=draw)
+        said = theirs(input_ids=source, attention_mask=keep.long(), decoder_input_ids=rows).logits
+        return float((ours(rows, source=source, source_keep=keep) - said).abs().max())
+    types = getattr(ours.writer.spec.embed, "kinds", 0)
+    more = torch.randint(0, types, (3, 11), generator=draw) if types else None
+    said = theirs(input_ids=rows, attention_mask=keep.long(), **({"token_type_ids": more} if types else {}))
+    logits = torch.stack((said.start_logits, said.end_logits), -1) if "start_logits" in said else said.logits
+    return float((ours(rows, keep=keep, kinds=more) - logits)[keep].abs().max())
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_a_model_of_parts_opens_in_transformers(name, tmp_path):
+    model = wide(BUILT[name])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        headwater.save(model, tmp_path / "m")
+    theirs = opened(tmp_path / "m")
+    assert theirs.config.model_type == name.split(",")[0]
+    assert apart(model, theirs, VOCAB) < LIMIT
+    assert apart(headwater.load(tmp_path / "m").model, theirs, VOCAB) < LIMIT
+
+
+def test_a_wrong_model_would_show(tmp_path):
+    """The check above can fail: another eps, or positions one row further, move the logits."""
+    model = wide(BUILT["blenderbot"])
+    headwater.save(model, tmp_path / "m")
+    theirs = opened(tmp_path / "m")
+    for kind, change in ((LayerNorm, lambda n: replace(n, eps=1e-2)), (Learned, lambda p: replace(p, first=1))):
+        wrong = swap(model.spec, kind, change).build(seed=0).eval()
+        wrong.load_state_dict(model.state_dict())
+        assert apart(wrong, theirs, VOCAB) > SHOWS
+
+
+# ------------------------------------------------------------------------------------------------ what was trained here
+
+TINY = {"size": "mini", "max_steps": 3, "batch_tokens": 600, "eval_rows": 4, "eval_every": 3, "log_every": 3}
+RUNS = {
+    "pegasus": ("pairs.tsv", {}),
+    "blenderbot": ("pairs.tsv", {"position": "learned"}),
+    "gpt_neox": ("running.txt", {}),
+    "gpt2": ("running.txt", {"position": "learned", "tokenizer": "characters"}),
+    "megatron-bert": ("words.conll", {"position": "learned"}),
+    "megatron-bert, answers": ("questions.json", {"position": "learned"}),
+    "llama": ("running.txt", {"start": "llama"}),
+}
+NATIVE = {
+    "labels.csv": {},
+    "words.conll": {},
+    "questions.json": {},
+    "running.txt": {"objective": "masked"},
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """One small file for each task, and a LLaMA to start from."""
+    folder = tmp_path_factory.mktemp("data")
+    pairs = dates("train", 120)
+    (folder / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs))
+    (folder / "labels.csv").write_text(
+        "text,label\n" + "".join(f"{p.source.replace(',', '')},{'ab'[p.source[0] == '>']}\n" for p in pairs)
+    )
+    (folder / "words.conll").write_text(
+        "\n\n".join("\n".join(f"{w} {'B-NUM' if w[0].isdigit() else 'O'}" for w in p.source.split()) for p in pairs)
+    )
+    (folder / "running.txt").write_text("\n".join(f"{a} is {b}." for a, b in pairs))
+    asked = [{"context": f"The day was {p.target}. It rained.", "qas": [{"id": str(n), "question": "What day was it?",
+              "answers": [{"text": p.target, "answer_start": 12}]}]} for n, p in enumerate(pairs[:40])]  # fmt: skip
+    (folder / "questions.json").write_text(json.dumps({"data": [{"paragraphs": asked}]}))
+    from headwater.data.learn import learn
+    from headwater.families.folder import Loaded
+
+    tokenizer = learn([text for pair in pairs for text in pair], "bpe", vocab=320)
+    model = llama(len(tokenizer), 32, 4, 2, 48, 2, 1e-5, 1e4).build(seed=0)
+    headwater.save(Loaded(model, tokenizer, {"model_type": "headwater"}, folder), folder / "llama")
+    return folder
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_trained_model_opens_in_transformers(name, files, tmp_path):
+    data, more = RUNS[name]
+    more = more | ({"start": str(files / "llama")} if "start" in more else {})
+    trained = headwater.train(files / data, out=tmp_path / "run", context=32, **TINY, **more)
+    done = convert(tmp_path / "run", tmp_path / "m")
+    assert done.misfit is None
+    theirs, tokenizer = opened(tmp_path / "m"), T.AutoTokenizer.from_pretrained(tmp_path / "m")
+    assert theirs.config.model_type == name.split(",")[0]
+    vocab = len(trained.tokenizer)
+    assert apart(trained.model, theirs, vocab) < LIMIT
+    again = load_run(tmp_path / "m")
+    assert apart(again.model, theirs, vocab) < LIMIT
+    assert again.about == trained.about
+    if trained.about["labels"]:
+        assert list(theirs.config.id2label.values()) == trained.about["labels"]
+    for text in ("15 novembre 2026", "  two spaces\n\ta tab", "天地 naïve", ">>fr 3 May", ""):
+        assert tokenizer(text)["input_ids"] == trained.tokenizer.encode(text)
+        assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == trained.tokenizer.decode(
+            trained.tokenizer.encode(text)
+        )
+
+
+@pytest.mark.parametrize("data", NATIVE)
+def test_what_no_family_has_is_said_and_kept(data, files, tmp_path):
+    trained = headwater.train(files / data, out=tmp_path / "run", context=32, **TINY, **NATIVE[data])
+    done = convert(tmp_path / "run", tmp_path / "m")
+    assert done.misfit is not None and done.misfit.name == "megatron-bert"
+    assert headwater.load(tmp_path / "m").spec == trained.model.spec
+    with pytest.raises(headwater.BadSetting, match="layout 'transformers' cannot express this model"):
+        convert(tmp_path / "run", tmp_path / "n", layout="transformers")
+    assert not (tmp_path / "n").exists()
+
+
+def test_transformers_writes_what_we_write(files, tmp_path):
+    """Greedy, of a model that has learned a little: the same tokens from the run, the folder and transformers."""
+    settings = {**TINY, "max_steps": 40, "eval_every": 40, "lr": 1e-2}
+    trained = headwater.train(files / "pairs.tsv", out=tmp_path / "run", **settings)
+    convert(tmp_path / "run", tmp_path / "m")
+    theirs, tokenizer = opened(tmp_path / "m"), T.AutoTokenizer.from_pretrained(tmp_path / "m")
+    texts = ["15 novembre 2026", "3 May 1999"]
+    given = tokenizer(texts, return_tensors="pt", padding=True)
+    said = tokenizer.batch_decode(theirs.generate(**given, max_new_tokens=12), skip_special_tokens=True)
+    assert any(said), "it writes something"
+    assert said == [trained(text, beam=1, max_tokens=12) for text in texts]
+    assert said == [str(headwater.generate(headwater.load(tmp_path / "m"), text, max_tokens=12)) for text in texts]
