@@ -219,7 +219,7 @@ def test_a_layout_that_cannot_hold_the_model_is_refused(tmp_path):
         headwater.save(wide(NATIVE["alibi"][0]), tmp_path / "m", layout="transformers")
     with pytest.raises(headwater.BadSetting, match="got 'lama'; did you mean 'llama'"):
         headwater.save(model, tmp_path / "m", layout="lama")
-    with pytest.raises(headwater.BadSetting, match="t5 has others as its stacks, this model has decoder"):
+    with pytest.raises(headwater.BadSetting, match="t5 has encoder and decoder as stacks, this model has decoder"):
         headwater.save(model, tmp_path / "m", layout="t5")
     with pytest.raises(headwater.BadInput, match="save needs a model, got str"):
         headwater.save("runs/mine", tmp_path / "m")

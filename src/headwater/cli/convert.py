@@ -42,10 +42,10 @@ def run(args: argparse.Namespace) -> None:
               f"{done.folder}：{kind}{zh}，{done.tensors} 个张量，{weights:,} 个权重"))  # fmt: skip
     _tell_form(done)
     if done.dropped:
-        print(say(f"left out: {', '.join(done.dropped)}", f"去掉的张量:{', '.join(done.dropped)}"))
+        print(say(f"left out: {', '.join(done.dropped)}", f"去掉的张量：{', '.join(done.dropped)}"))
     if done.remark:
-        print(say(f"note: {done.remark}", f"注意:{done.remark}"))
-    print(say("loaded again and compared: equal", "已重新载入并逐一比对:一致"))
+        print(say(f"note: {done.remark}", f"注意：{done.remark}"))
+    print(say("loaded again and compared: equal", "已重新载入并逐一比对：一致"))
 
 
 REWRITES = {

@@ -210,7 +210,7 @@ def _groups(tied: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
 def _differences_of(config: Config | None, name: str, head: str, wanted: Model) -> list[Difference]:
     """What the model of a config.json has else than the wanted one."""
     if config is None:
-        return [Difference("its stacks", _stacks(wanted), "others")] * 100
+        return [Difference("stacks", _stacks(wanted), _stacks_of(name))] * 100
     try:
         theirs = essence(FAMILIES[name].read(Settings(dict(config)), head))
     except Fault as fault:
@@ -258,6 +258,12 @@ def _shown(value: Any) -> str:
 
 def _stacks(spec: Model) -> str:
     return " and ".join(side for side in ("encoder", "decoder") if getattr(spec, side) is not None)
+
+
+def _stacks_of(name: str) -> str:
+    """The stacks that a family has weights for."""
+    named = {pattern.text.partition(".")[0] for row in FAMILIES[name].names.rows for pattern in row.ours}
+    return " and ".join(side for side in ("encoder", "decoder") if side in named)
 
 
 @torch.inference_mode()
