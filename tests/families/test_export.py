@@ -38,6 +38,7 @@ from headwater.families.folder import Loaded
 from headwater.families.gguf import save_gguf
 from headwater.families.loading import save_as
 from headwater.families.writer import WRITERS
+from headwater.fast.packed import pack
 from headwater.parts import swap
 from headwater.weights.settings import Settings
 
@@ -265,6 +266,15 @@ def test_packed_weights_are_written_widened(packed, tmp_path):
         wanted = packed.model(rows)
         assert (headwater.load(tmp_path / "m").model(rows) - wanted).abs().max() < 1e-3
         assert (headwater.load(tmp_path / "m.gguf").model(rows) - wanted).abs().max() < 1e-2
+
+
+def test_packed_weights_are_rewritten_too(tmp_path):
+    model = wide(decoder(64, d_model=32, heads=2, layers=1, d_ff=64, position="rotary", **PRE))
+    pack(model, "int8")
+    saved = save_as(model, tmp_path / "m")
+    assert saved.rewrites == ("scale",)
+    with torch.no_grad():
+        assert (headwater.load(tmp_path / "m").model(ids()) - model(ids())).abs().max() < 1e-2
 
 
 def test_rope_factors_of_a_gguf_file_are_not_lost(packed, tmp_path):

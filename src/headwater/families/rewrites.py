@@ -20,6 +20,7 @@ from torch import Tensor
 from headwater.core import LanguageHead, Model, Sinusoidal, SinusoidalHalves, Tokens, Transformer
 from headwater.core.init import constants
 from headwater.families.writer import first
+from headwater.fast.packed import Packed
 from headwater.parts import swap
 
 Weights = dict[str, Tensor]  # every weight under each of its paths, tied or not
@@ -41,6 +42,7 @@ def rewritten(model: Transformer, changes: Sequence[Rewrite]) -> Transformer:
         return model
     spec = model.spec
     weights = {path: p.detach() for path, p in model.named_parameters(remove_duplicate=False)}
+    weights |= {f"{path}.weight": m.weight for path, m in model.named_modules() if isinstance(m, Packed)}
     for change in changes:
         weights, spec = change.weights(spec, weights), change.spec(spec)
     made = spec.skeleton()
@@ -84,7 +86,8 @@ def _with_bias(spec: Model) -> Model:
 
 
 def _zero_bias(spec: Model, weights: Weights) -> Weights:
-    return weights | {"head.out.bias": torch.zeros(len(weights["head.out.weight"]))}
+    table = weights["head.out.weight"]
+    return weights | {"head.out.bias": table.new_zeros(len(table))}
 
 
 # --------------------------------------------------------------------------------------------------- order of the sines
@@ -123,6 +126,7 @@ _AXES: dict[str, int | None] = {
 def _reordered(spec: Model, weights: Weights) -> Weights:
     stack: Any = spec.decoder or spec.encoder
     order = torch.cat((torch.arange(0, stack.d_model, 2), torch.arange(1, stack.d_model, 2)))
+    order = order.to(weights["head.out.weight"].device)
     axes = {path: _AXES[_kind(path)] for path in weights}
     return {path: t if (axis := axes[path]) is None else t.index_select(axis, order) for path, t in weights.items()}
 
