@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -265,9 +267,7 @@ def test_an_encoder_that_looks_back_only_would_be_seen(monkeypatch):
 
 
 FORGOTTEN = {
-    "whose keys they are": lambda s: setattr(
-        s, "_tell", lambda slots, tell=s._tell: (tell(slots)[1], setattr(s.whole, "home", None))
-    ),
+    "whose keys they are": lambda s: setattr(s, "tell", lambda home, lengths, tell=s.tell: tell(None, lengths)),
     "the norm after the source": lambda s: [setattr(layer, "cross_post", Norm()) for layer in s.layers],
     "the source": lambda s: [setattr(layer, "cross_q", Matrix()) for layer in s.layers],
 }
@@ -304,10 +304,14 @@ FAULTS = {
     "another scale": lambda s: setattr(s.whole, "scale", 1.0),
     "another eps": lambda s: setattr(s.whole.final, "eps", 1.0),
     "another activation": lambda s: setattr(s.whole, "act", 3),
-    "half of the rotation": lambda s: setattr(s.whole, "turned", s.whole.turned // 2),
+    "a rotation by other angles": lambda s: setattr(s.plan, "angles", partial(other_angles, s.plan.angles)),
     "a window": lambda s: [setattr(layer, "window", 3) for layer in s.layers],
     "keys of the layer before": lambda s: setattr(s.layers[1], "k", s.layers[0].k),
 }
+
+
+def other_angles(angles, count):
+    return tuple(t.flip(0) for t in angles(count))
 
 
 @needs_a_compiler

@@ -8,7 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from headwater.fast.contract import MOST
 from headwater.fast.library import library
+from headwater.machine.pointers import floats, pointer
 
 
 class Best(NamedTuple):
@@ -22,13 +24,15 @@ class Best(NamedTuple):
 def best(scores: Tensor, count: int) -> Best:
     """scores [B, V], V at least count. A row with a NaN or an inf in it has a NaN for its mass."""
     lib, plain = library(), scores.dtype == torch.float32 and scores.device.type == "cpu"
-    if lib is None or not plain or scores.requires_grad:
+    rows, vocab = scores.shape
+    if lib is None or not plain or scores.requires_grad or not 0 < count <= vocab < MOST or not 0 < rows < MOST:
         return _plainly(scores, count)
-    scores, (rows, vocab) = scores.contiguous(), scores.shape
+    scores = scores.contiguous()
     values, ids = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.int32)
     mass = torch.empty(rows)
-    given, *made = (ctypes.c_void_p(t.data_ptr()) for t in (scores, values, ids, mass))
-    lib.best(given, rows, vocab, count, *made, torch.get_num_threads())
+    given = floats(scores, rows, vocab)
+    made = floats(values, rows, count), pointer(ids, torch.int32, rows, count), floats(mass, rows)
+    lib.best(ctypes.c_void_p(given), rows, vocab, count, *map(ctypes.c_void_p, made), torch.get_num_threads())
     return _told(values, ids, mass)
 
 

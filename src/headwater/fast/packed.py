@@ -18,9 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headwater.errors import BadSetting, nearest
+from headwater.errors import BadInput, BadSetting, nearest
+from headwater.fast.contract import MOST, matrix
 from headwater.fast.library import library
-from headwater.fast.structures import CODES, PANEL, Matrix
+from headwater.fast.structures import PANEL
+from headwater.machine.pointers import Misfit, floats
 from headwater.weights.gguf_blocks import KINDS, Kind, pack_q8_0, unpacked
 
 PACKED: dict[str, Kind] = {kind.name: kind for kind in KINDS.values() if kind.name in ("Q8_0", "Q4_0", "Q4_1")}
@@ -35,6 +37,9 @@ class Packed(nn.Module):
 
     def __init__(self, blocks: Tensor, kind: Kind) -> None:
         super().__init__()
+        if blocks.dtype != torch.uint8 or blocks.dim() != 2 or not blocks.shape[1] or blocks.shape[1] % kind.size:
+            want = f"uint8 [rows, a multiple of {kind.size} bytes]"
+            raise Misfit(f"blocks of {kind.name} must be {want}, got {blocks.dtype} {list(blocks.shape)}")
         self.kind, self.rows, self.columns = kind, blocks.shape[0], blocks.shape[1] // kind.size * kind.weights
         self.register_buffer("blocks", blocks.contiguous())
 
@@ -54,8 +59,9 @@ class Packed(nn.Module):
             return unpacked(part, self.kind)
         out = torch.empty(len(part), self.columns)
         if len(part):
-            matrix = Matrix(CODES[self.kind.name], len(part), self.columns, part.data_ptr(), None)
-            lib.widen(ctypes.byref(matrix), ctypes.c_void_p(out.data_ptr()), torch.get_num_threads())
+            given = matrix(part, self.kind.name, len(part), self.columns)
+            to = ctypes.c_void_p(floats(out, len(part), self.columns))
+            lib.widen(ctypes.byref(given), to, torch.get_num_threads())
         return out
 
     def extra_repr(self) -> str:
@@ -65,11 +71,15 @@ class Packed(nn.Module):
 class PackedLinear(Packed):
     def __init__(self, blocks: Tensor, kind: Kind, bias: Tensor | None = None) -> None:
         super().__init__(blocks, kind)
+        if bias is not None and bias.shape != (self.rows,):
+            raise Misfit(f"a bias must have {self.rows} numbers, got {list(bias.shape)}")
         self.in_features, self.out_features = self.columns, self.rows
         self.bias = None if bias is None else nn.Parameter(bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x Wᵀ + b, W widened a few rows at a time."""
+        if x.shape[-1:] != (self.columns,):
+            raise BadInput(f"linear: the last dimension of x must be {self.columns}, got {list(x.shape)}; reshape x")
         if (y := self._product(x)) is not None:
             return y
         size = max(1, TOGETHER // self.columns)
@@ -80,16 +90,19 @@ class PackedLinear(Packed):
 
     def _product(self, x: Tensor) -> Tensor | None:
         """The same in C, W widened into the nearest cache only; None where that cannot be done."""
-        lib, plain = library(), x.dtype == torch.float32 and x.device.type == "cpu"
-        if lib is None or not plain or x.requires_grad or not x.numel():
+        lib, bias = library(), None if self.bias is None else self.bias.contiguous()
+        tensors = [x] if bias is None else [x, bias]
+        plain = all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
+        learns = x.requires_grad or (bias is not None and bias.requires_grad and torch.is_grad_enabled())
+        rows = x.numel() // self.columns
+        if lib is None or not plain or learns or not 0 < rows < MOST or not self.rows:
             return None
-        x, bias = x.contiguous(), None if self.bias is None else self.bias.data_ptr()
-        y = torch.empty(*x.shape[:-1], self.rows)
-        rows, threads = x.numel() // self.columns, torch.get_num_threads()
-        panels = torch.empty(threads * PANEL * self.columns)
-        matrix = Matrix(CODES[self.kind.name], self.rows, self.columns, self.blocks.data_ptr(), bias)
-        given, *made = (ctypes.c_void_p(t.data_ptr()) for t in (x, y, panels))
-        lib.product(ctypes.byref(matrix), given, rows, *made, threads)
+        x, y, threads = x.contiguous(), torch.empty(*x.shape[:-1], self.rows), torch.get_num_threads()
+        panels = torch.empty(threads, PANEL, self.columns)
+        given = matrix(self.blocks, self.kind.name, self.rows, self.columns, bias)
+        read = ctypes.byref(given), ctypes.c_void_p(floats(x, *x.shape)), rows
+        written = ctypes.c_void_p(floats(y, *y.shape)), ctypes.c_void_p(floats(panels, *panels.shape))
+        lib.product(*read, *written, threads)
         return y
 
 
@@ -101,7 +114,7 @@ class PackedTable(Packed):
         self.num_embeddings, self.embedding_dim = self.rows, self.columns
 
     def forward(self, ids: Tensor) -> Tensor:
-        found = self.blocks[ids.flatten()]
+        found = F.embedding(ids.flatten(), self.blocks)  # refuses ids as nn.Embedding does
         return unpacked(found, self.kind).view(*ids.shape, self.columns)
 
 

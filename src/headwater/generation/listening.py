@@ -40,10 +40,9 @@ class Listener(Runner):
     def _read(self, sources: Sequence[Sequence[int]], states: Tensor) -> None:
         _, kv_heads, head_dim, _ = self.plan.shape
         length = max(map(len, sources))
-        self.shape(length)
         keys, values = torch.empty(2, len(sources), kv_heads, length, head_dim)
-        for layer in self.layers:  # a layer's keys are of no use to the next one, which may write over them
-            layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
+        # a layer's keys are of no use to the next one, which may write over them
+        self.attach([(keys, values)] * len(self.layers))
         given = [
             (token, place, row, 0, len(source))
             for row, source in enumerate(sources)

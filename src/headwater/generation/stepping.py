@@ -51,25 +51,18 @@ class Stepper(runner.Runner):
         ends = accumulate(map(len, texts))
         asked = [i for end, text in zip(ends, texts, strict=True) for i in range(end - min(last, len(text)), end)]
         self._pin(slots, max(map(add, begins, map(len, texts))))
-        told = self._tell(slots)
+        self.tell(
+            slots.homes(self.whole.length), None if slots.heard is None else slots.heard.sum(1, dtype=torch.int32)
+        )
         scores = torch.empty(len(asked), self.whole.vocab)
         for first in range(0, len(given), runner.TOGETHER):
             some = given[first : first + runner.TOGETHER]
             before, after = (bisect_left(asked, i) for i in (first, first + len(some)))
             self.run(some, [i - first for i in asked[before:after]], scores[before:after])
-        del told  # C has read it
         slots.held = [
             held._replace(length=held.length + len(text)) for held, text in zip(slots.held, texts, strict=True)
         ]
         return scores
-
-    def _tell(self, slots: Slots) -> tuple[Tensor | None, Tensor | None]:
-        """Tell C in whose slots each row's tokens lie, and how long the sources are."""
-        home = slots.homes(self.whole.length)
-        lengths = None if slots.heard is None else slots.heard.sum(1, dtype=torch.int32)
-        self.whole.home = None if home is None else home.data_ptr()
-        self.whole.source_length = None if lengths is None else lengths.data_ptr()
-        return home, lengths
 
     def _pin(self, slots: Slots, columns: int) -> None:
         """Tell C where the keys and values lie, where they have moved since the last step."""
@@ -77,17 +70,12 @@ class Stepper(runner.Runner):
         same = len(kept) == len(self._pinned) and all(map(is_, kept, self._pinned))
         if same and columns <= self.whole.length and len(slots.held) <= self._pinned[0][0].shape[0]:
             return
+        self._pinned = []  # until all of it is told
         _, kv_heads, head_dim, _ = self.plan.shape
         slots.reserve(self.slots, columns, kv_heads, head_dim)
         pairs = [slots.room[slot] for slot in self.slots]
         heard = self._heard(slots)
-        self.shape(pairs[0][0].shape[2], heard[0][0].shape[2] if heard else 0)
-        assert all(_plain(kept, self.whole.length) for pair in pairs for kept in pair)
-        assert all(_plain(kept, self.whole.heard) for pair in heard for kept in pair)
-        for layer, (k, v) in zip(self.layers, pairs, strict=True):
-            layer.keys, layer.values = k.data_ptr(), v.data_ptr()
-        for layer, (k, v) in zip(self.layers, heard, strict=bool(heard)):
-            layer.source_keys, layer.source_values = k.data_ptr(), v.data_ptr()
+        self.attach(pairs, heard)
         self._pinned = [*pairs, *heard]
 
     def _heard(self, slots: Slots) -> list[tuple[Tensor, Tensor]]:
@@ -100,8 +88,3 @@ class Stepper(runner.Runner):
             slots.sources[slot] = k.float().contiguous(), v.float().contiguous()
         slots.told = None
         return [slots.sources[slot] for slot in self.ears]
-
-
-def _plain(kept: Tensor, columns: int) -> bool:
-    """As step.c reads keys and values: float32 without gaps, so many columns."""
-    return kept.shape[2] == columns and kept.is_contiguous() and kept.dtype == torch.float32

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from headwater.machine.dropout import Drop
 from headwater.machine.library import function, serves
+from headwater.machine.pointers import Misfit, floats, strided_pointer
 
 LONGEST = 8192  # keys: a tile of scores must fit into the processor's cache
 
@@ -34,13 +36,24 @@ class Attention(ctypes.Structure):
 def attends(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
     """Something to learn, not more keys than a tile can hold, and a mask that is not learned."""
     learning = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    free = mask is None or (not mask.requires_grad and mask.dtype in (torch.bool, torch.float32))
-    return learning and k.shape[2] <= LONGEST and free and fits(q, k, v)
+    free = mask is None or (
+        not mask.requires_grad and mask.dtype in (torch.bool, torch.float32) and mask.device.type == "cpu"
+    )
+    return learning and free and fits(q, k, v) and k.shape[2] <= LONGEST
 
 
 def fits(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Heads of one width that is a multiple of 16."""
-    return q.shape[-1] == v.shape[-1] and q.shape[-1] % 16 == 0 and q.numel() > 0 and k.numel() > 0 and serves(q, k, v)
+    """q [B, H, Q, D], k and v [B, G, S, D] of one batch, G a divisor of H, D a multiple of 16; torch says what else."""
+    return (
+        q.dim() == k.dim() == 4
+        and k.shape == v.shape
+        and (q.shape[0], q.shape[3]) == (k.shape[0], k.shape[3])
+        and q.shape[3] % 16 == 0
+        and q.numel() > 0
+        and k.numel() > 0
+        and q.shape[1] % k.shape[1] == 0
+        and serves(q, k, v)
+    )
 
 
 def attend(
@@ -50,6 +63,10 @@ def attend(
 
     window: of a causal triangle only so many keys up to the query's own place; what lies before costs nothing.
     """
+    if not fits(q, k, v):
+        raise Misfit(f"attention in C needs q, k and v that fit, got {[list(t.shape) for t in (q, k, v)]}")
+    if window < 0 or (window and not (causal and q.shape[2] <= k.shape[2])):
+        raise Misfit(f"a window needs a causal triangle over the same tokens, got {window} of {q.shape[2]} queries")
     return _Attend.apply(q, k, v, mask, causal, scale, Drop.drawn(p), window)
 
 
@@ -71,12 +88,11 @@ class _Attend(torch.autograd.Function):
         out = q.new_empty(batch, queries, heads, width).transpose(1, 2)
         sums = q.new_empty(batch, heads, queries)
         shape = batch, heads, k.shape[1], queries, k.shape[2], width
-        if mask is not None:
-            mask = mask.expand(batch, heads, queries, k.shape[2])
-        kind = 0 if mask is None else 1 if mask.dtype == torch.bool else 2
-        pointer, strides = (None, (0,) * 4) if mask is None else (mask.data_ptr(), mask.stride())
-        ctx.told = Attention(*shape, scale, int(causal), kind, window, pointer, (ctypes.c_int64 * 4)(*strides), drop)
-        if _run("attend")(ctx.told, *_at(q), *_at(k), *_at(v), *_at(out), sums.data_ptr()):
+        ctx.told = Attention(*shape, scale, int(causal), window=window, drop=drop)
+        mask = None if mask is None else mask.expand(batch, heads, queries, k.shape[2])
+        _tell_mask(ctx.told, mask)
+        given = _queries(ctx.told, q), _keys(ctx.told, k), _keys(ctx.told, v), _queries(ctx.told, out)
+        if _run("attend")(ctx.told, *chain(*given), floats(sums, batch, heads, queries)):
             raise MemoryError("attention: no memory for a tile of scores")
         ctx.save_for_backward(q, k, v, out, sums, mask)
         return out
@@ -84,21 +100,44 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, sums, _ = ctx.saved_tensors
+        q, k, v, out, sums, mask = ctx.saved_tensors
+        _tell_mask(ctx.told, mask)  # a layer that is computed again has made another
         if above.stride() != out.stride():
             above = torch.empty_like(out).copy_(above)
         dq, dk, dv = (
             torch.empty_like(t.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
             for t in (q, k, v)
         )
-        given = (*_at(q), *_at(k), *_at(v), out.data_ptr(), *_at(above), sums.data_ptr())
-        if _run("attend_back")(ctx.told, *given, *_at(dq), dk.data_ptr(), *_at(dv)):
+        told = ctx.told
+        read = *_queries(told, q), *_keys(told, k), *_keys(told, v), _queries(told, out)[0], *_queries(told, above)
+        written = *_queries(told, dq), _keys(told, dk)[0], *_keys(told, dv)
+        if _run("attend_back")(told, *read, floats(sums, *q.shape[:3]), *written):
             raise MemoryError("attention: no memory for a tile of scores")
         return dq, dk, dv, None, None, None, None, None
 
 
-def _at(x: Tensor) -> tuple[int, Strides]:
-    return x.data_ptr(), Strides(*x.stride()[:3])
+def _queries(told: Attention, x: Tensor) -> tuple[int, Strides]:
+    return _at(x, told.batch, told.heads, told.queries, told.width)
+
+
+def _keys(told: Attention, x: Tensor) -> tuple[int, Strides]:
+    return _at(x, told.batch, told.groups, told.keys, told.width)
+
+
+def _at(x: Tensor, *shape: int) -> tuple[int, Strides]:
+    if x.stride(-1) != 1:
+        raise Misfit(f"C needs heads whose numbers lie side by side, their strides are {list(x.stride())}")
+    return strided_pointer(x, torch.float32, *shape), Strides(*x.stride()[:3])
+
+
+def _tell_mask(told: Attention, mask: Tensor | None) -> None:
+    """mask [B, H, Q, S]: True where a query may look, or a float to add."""
+    if mask is None:
+        return
+    kind = torch.bool if mask.dtype == torch.bool else torch.float32
+    told.mask = strided_pointer(mask, kind, told.batch, told.heads, told.queries, told.keys)
+    told.masked = 1 if kind == torch.bool else 2
+    told.mask_strides = (ctypes.c_int64 * 4)(*mask.stride())
 
 
 @lru_cache

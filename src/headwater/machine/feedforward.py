@@ -15,9 +15,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from headwater.machine.dropout import Drop, dropout
+from headwater.machine.library import serves
 from headwater.machine.linear import (
     GELU,
     RELU,
+    Linear,
     multiplies,
     plain,
     product,
@@ -31,10 +33,20 @@ ACTS: dict[Callable[[Tensor], Tensor], int] = {F.relu: RELU, F.gelu: GELU}
 
 def feed_forward(up: nn.Module, act: Callable[[Tensor], Tensor], p: float, down: nn.Module, x: Tensor) -> Tensor:
     """down(dropout(act(up(x)), p)), in one go where the activation is known here and nobody listens to the maps."""
-    if act in ACTS and plain(up) and plain(down) and multiplies(x, up.weight) and multiplies(x, down.weight.t()):
+    if act in ACTS and plain(up) and plain(down) and _fit(x, up, down):
         return _FeedForward.apply(x, up.weight, up.bias, down.weight, down.bias, ACTS[act], Drop.drawn(p))
     hidden = act(up(x))
     return down(dropout(hidden, p) if p else hidden)
+
+
+def _fit(x: Tensor, up: Linear, down: Linear) -> bool:
+    """Both maps are for C, what one gives is what the other takes, and the result is as wide as x."""
+    return (
+        multiplies(x, up.weight, up.bias)
+        and down.weight.shape == up.weight.shape[::-1]
+        and multiplies(x, down.weight.t())
+        and (down.bias is None or (down.bias.shape == x.shape[-1:] and serves(down.bias)))
+    )
 
 
 class _FeedForward(torch.autograd.Function):

@@ -37,8 +37,3 @@ def function(name: str, gives: Any, *takes: Any) -> Any:
     found = getattr(compiled(), name)
     found.restype, found.argtypes = gives, takes
     return found
-
-
-def at(x: Tensor | None) -> int | None:
-    """Where the numbers of a tensor lie, as C is told."""
-    return None if x is None else x.data_ptr()

@@ -17,7 +17,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from headwater.machine.dropout import Drop
-from headwater.machine.library import at, function, serves
+from headwater.machine.library import function, serves
+from headwater.machine.pointers import Misfit, floats
 
 FEW = 2**25  # multiplications below which laying W out, and calling C, would not pay
 DEEP, SUMMED, TALL = 512, 256, 96  # DEEP of linear.c and of weights.c, TALL of six.h
@@ -29,14 +30,14 @@ class Linear(nn.Linear):
     """y = x · Wᵀ + b"""
 
     def forward(self, x: Tensor) -> Tensor:
-        if multiplies(x, self.weight):
+        if multiplies(x, self.weight, self.bias):
             return _Maps.apply(x, self.weight, self.bias)[0]
         return F.linear(x, self.weight, self.bias)
 
 
 def maps(x: Tensor, *layers: nn.Module) -> Sequence[Tensor]:
     """Every layer of the same x. On the way back what they say of x is added up while it is worked out."""
-    if all(plain(layer) and multiplies(x, layer.weight) for layer in layers):
+    if all(plain(layer) and multiplies(x, layer.weight, layer.bias) for layer in layers):
         return _Maps.apply(x, *(tensor for layer in layers for tensor in (layer.weight, layer.bias)))
     return [layer(x) for layer in layers]
 
@@ -47,12 +48,17 @@ def plain(layer: nn.Module) -> TypeGuard[Linear]:
     return type(layer) is Linear and not any(hooks)
 
 
-def multiplies(x: Tensor, weight: Tensor) -> bool:
-    """Enough work, whole panels, and something to learn: what only reads does as torch does, to the last bit."""
+def multiplies(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
+    """Enough work, whole panels, and something to learn: what only reads does as torch does, to the last bit.
+
+    Tensors that do not fit together are left to torch, which says so.
+    """
     return (
         torch.is_grad_enabled()
         and serves(x, weight)  # before sizes are asked: a graph for any length must not depend on them
-        and x.shape[-1] == weight.shape[1]
+        and weight.dim() == 2
+        and x.shape[-1:] == weight.shape[1:]
+        and (bias is None or (bias.shape == weight.shape[:1] and serves(bias)))
         and x.numel() * weight.shape[0] >= FEW
         and not (weight.shape[0] % 16 or weight.shape[1] % 16)
         and not torch.is_autocast_enabled("cpu")
@@ -100,11 +106,14 @@ def product(
     onto [M, N]: what y is added to, in its memory.
     """
     w, (m, k) = w.contiguous(), x.shape
-    n = w.numel() // k
+    n = w.shape[0] if turned else w.shape[1]
+    bias = None if bias is None else bias.contiguous()
     y, space = x.new_empty(m, n) if onto is None else onto, x.new_empty(n * min(k, DEEP))
     hidden = torch.empty_like(y) if act == GELU else y
-    more = int(onto is not None)
-    _run("linear")(at(x), at(w), int(turned), at(bias), more, m, n, k, act, drop, *map(at, (y, hidden, space)))
+    given = floats(x, m, k), floats(w, *((n, k) if turned else (k, n))), int(turned), floats(bias, n)
+    made = floats(y, m, n), floats(hidden, m, n), floats(space, n * min(k, DEEP))
+    _whole_panels(n, k)
+    _run("linear")(*given, int(onto is not None), m, n, k, act, drop, *made)
     return y, hidden
 
 
@@ -112,16 +121,26 @@ def weights_back(above: Tensor, x: Tensor) -> Tensor:
     """dW [N, K] = aboveᵀ · x, summed over the M rows of above [M, N] and x [M, K]."""
     (m, n), k = above.shape, x.shape[1]
     d_weight, space = x.new_empty(n, k), x.new_empty(k * SUMMED)
-    _run("weights_back")(at(above), at(x), m, n, k, at(d_weight), at(space))
+    _whole_panels(n, k)
+    made = floats(d_weight, n, k), floats(space, k * SUMMED)
+    _run("weights_back")(floats(above, m, n), floats(x, m, k), m, n, k, *made)
     return d_weight
 
 
 def product_back(above: Tensor, w: Tensor, act: int, drop: Drop, z: Tensor) -> tuple[Tensor, Tensor]:
     """dz [M, N] = (above · W) · kept · act'(z), and its sums over the rows. A ReLU's result will do as z."""
     w, (m, n), k = w.contiguous(), z.shape, above.shape[1]
-    dz, sums, space = torch.empty_like(z), z.new_empty(-(-m // (4 * TALL)) * 4, n), z.new_empty(n * min(k, DEEP))
-    _run("linear_back")(at(above), at(w), m, n, k, act, drop, *map(at, (z, dz, sums, space)))
+    shares = -(-m // (4 * TALL)) * 4
+    dz, sums, space = torch.empty_like(z), z.new_empty(shares, n), z.new_empty(n * min(k, DEEP))
+    made = floats(dz, m, n), floats(sums, shares, n), floats(space, n * min(k, DEEP))
+    _whole_panels(n, k)
+    _run("linear_back")(floats(above, m, k), floats(w, k, n), m, n, k, act, drop, floats(z, m, n), *made)
     return dz, sums.sum(0)
+
+
+def _whole_panels(*sizes: int) -> None:
+    if any(size < 1 or size % 16 for size in sizes):
+        raise Misfit(f"C needs multiples of 16, got {list(sizes)}")
 
 
 @lru_cache

@@ -9,13 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwater.errors import BadInput
 from headwater.machine.library import function
+from headwater.machine.pointers import floats, pointer
 
 
 def slope_of_loss(scores: Tensor, labels: Tensor, smoothing: float) -> float:
     """The loss of a chunk of scores [N, V] with labels [N]; its slope then stands in the memory of the scores."""
-    losses = torch.empty(len(labels), dtype=torch.float64)
-    return float(_run()(scores.data_ptr(), labels.data_ptr(), *scores.shape, smoothing, losses.data_ptr()))
+    rows, vocab = scores.shape
+    given = floats(scores, rows, vocab), pointer(labels, torch.int64, rows)
+    if rows and not 0 <= int(labels.min()) <= int(labels.max()) < vocab:
+        bad = next(label for label in labels.tolist() if not 0 <= label < vocab)
+        raise BadInput(f"loss: labels must be from 0 to {vocab - 1}, got {bad}; use the tokenizer of this model")
+    losses = torch.empty(rows, dtype=torch.float64)
+    return float(_run()(*given, rows, vocab, smoothing, losses.data_ptr()))
 
 
 @lru_cache(maxsize=1)

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headwater.machine.dropout import hashed
-from headwater.machine.library import at, function, serves
+from headwater.machine.library import function, serves
+from headwater.machine.pointers import Misfit, floats, pointer
 
 BLOCK, LOW = 256, 20  # as in moments.c
 
@@ -32,8 +33,17 @@ def no_moments(like: Tensor) -> dict[str, Tensor]:
 
 def adamw8(w: Tensor, g: Tensor, m: Tensor, v: Tensor, bases: Tensor, step: Step) -> None:
     """One step: w, the codes m and v, and the bases of their blocks become new."""
-    if serves(w, g) and w.is_contiguous() and m.is_contiguous() and v.is_contiguous():
-        _run()(*map(at, (w, g.contiguous(), m, v, bases)), w.numel(), step)
+    shape = -(-w.numel() // BLOCK), 2
+    if not g.shape == m.shape == v.shape == w.shape or bases.shape != shape:
+        raise Misfit(f"moments must fit the weights {list(w.shape)}, got {[list(t.shape) for t in (g, m, v, bases)]}")
+    g = g.contiguous()
+    if serves(w, g) and all(t.is_contiguous() for t in (w, m, v, bases)):
+        of_codes = (
+            pointer(m, torch.uint8, *w.shape),
+            pointer(v, torch.uint8, *w.shape),
+            pointer(bases, torch.int16, *shape),
+        )
+        _run()(floats(w, *w.shape), floats(g, *w.shape), *of_codes, w.numel(), step)
         return
     slope, old_m, old_v = g.flatten().float(), *numbers(m, v, bases)
     new_m = step.beta1 * old_m + (1 - step.beta1) * slope
