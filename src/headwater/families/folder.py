@@ -26,6 +26,7 @@ from headwater.fast.packed import Packed
 from headwater.text.load import load as load_tokenizer
 from headwater.text.tokenizer import Tokenizer
 from headwater.weights.files import atomic, read_bounded
+from headwater.weights.finite import check_finite
 from headwater.weights.room import check_room
 from headwater.weights.settings import MOST_BYTES, Settings
 from headwater.weights.shards import INDEX, WHOLE, open_folder, write_folder
@@ -197,9 +198,7 @@ def value_of(tensors: Mapping[str, Tensor], name: str) -> Tensor:
     """One tensor in float32; a weight that is no number is refused."""
     given = tensors[name]
     value = given.to(torch.float32).contiguous()
-    if not bool(value.sum().isfinite()) and not bool(value.isfinite().all()):
-        where = getattr(tensors, "where", "the file")
-        raise BadFile(f"{where}: {name} holds NaN or infinity; the file is damaged or was saved from a broken run")
+    check_finite(value, name, getattr(tensors, "where", "the file"))
     if value.data_ptr() != given.data_ptr() and isinstance(tensors, Tensors):
         tensors.release(name)
     return value

@@ -25,6 +25,7 @@ from headwater.families.folder import Loaded, ModelWeights, sizes, ties, value_o
 from headwater.fast.packed import PACKED, PackedLinear, PackedTable
 from headwater.parts import swap
 from headwater.text.gguf_text import from_gguf, to_gguf
+from headwater.weights.finite import check_finite, check_scales
 from headwater.weights.gguf import GgufFile
 from headwater.weights.gguf_write import write_gguf
 from headwater.weights.names import Names, table
@@ -141,7 +142,9 @@ def _factors(rotary: Rotary, file: GgufFile) -> Rotary:
     """LLaMA 3.1 and later: the scaling of each frequency is in the file as a tensor."""
     if "rope_freqs.weight" not in file:
         return rotary
-    return replace(rotary, scaling=PerFrequency(tuple(file["rope_freqs.weight"].tolist())))
+    factors = file["rope_freqs.weight"].float()
+    check_finite(factors, "rope_freqs.weight", file.where)
+    return replace(rotary, scaling=PerFrequency(tuple(factors.flatten().tolist())))
 
 
 def build(spec: Model, names: Names, file: GgufFile) -> Transformer:
@@ -177,7 +180,9 @@ def _packed(module: Any, name: str, names: Names, file: GgufFile, by: Mapping[st
     kind = file.stored[found.theirs()].kind
     if kind.name not in PACKED or not isinstance(module, nn.Linear | nn.Embedding):
         return None
-    rows = found.row.steps.read(file.blocks(found.theirs()), 1, by) or []
+    blocks = file.blocks(found.theirs())
+    check_scales(blocks, kind, name, file.where)
+    rows = found.row.steps.read(blocks, 1, by) or []
     return PackedTable(rows[0], kind) if isinstance(module, nn.Embedding) else PackedLinear(rows[0], kind)
 
 

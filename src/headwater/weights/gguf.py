@@ -71,7 +71,9 @@ class GgufFile(Tensors):
         """The tensor, as float32 where it is quantised."""
         at = self.stored[name]
         if at.kind.dtype is not None:
-            return self._bytes(at).view(at.kind.dtype).view(at.shape)
+            raw = self._bytes(at)
+            aligned = raw.clone() if at.begin % at.kind.dtype.itemsize else raw
+            return aligned.view(at.kind.dtype).view(at.shape)
         return unpacked(self.blocks(name), at.kind).view(at.shape)
 
     def __iter__(self) -> Iterator[str]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from headwater.errors import BadFile
 from headwater.weights.changes import halves_from_pairs
 from headwater.weights.files import atomic, read_bounded
+from headwater.weights.finite import check_finite
 from headwater.weights.tensors import write
 
 MOST_BYTES, MOST_LAYERS = 2 << 30, 200
@@ -75,6 +76,8 @@ def read(raw: bytearray, where: object) -> tuple[dict[str, Any], dict[str, Tenso
             }
         elif name:
             tensors[name] = part.view(shape)
+        if name:
+            check_finite(part, name, where)
     config = {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": width, "intermediate_size": inner,
         "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": vocab,

@@ -23,6 +23,7 @@ from headwater.fast.packed import PACKED, Packed, PackedLinear, PackedTable
 from headwater.fast.packed import put as put_at
 from headwater.parts import from_plain, to_plain
 from headwater.weights.files import atomic, read_bounded
+from headwater.weights.finite import check_finite, check_scales
 from headwater.weights.room import check_room
 from headwater.weights.shards import open_folder, write_folder
 from headwater.weights.strict_json import parse_object
@@ -52,6 +53,8 @@ def put(model: torch.nn.Module, tensors: Mapping[str, Tensor], where: object) ->
     for path, parameter in own.items():
         if parameter.shape != tensors[path].shape:
             raise BadFile(f"{where}: {path} must be {tuple(parameter.shape)}, it is {tuple(tensors[path].shape)}")
+        if not tensors[path].is_floating_point():
+            raise BadFile(f"{where}: {path} must be floating point, it is {tensors[path].dtype}; it is another model's")
     for path, parameter in own.items():
         parameter.copy_(tensors[path])
 
@@ -122,6 +125,8 @@ def load_model(folder: str | Path) -> Native:
     model.to_empty(device="cpu")
     blocks = _pack(model, packed, file, folder)
     put(model, {name: file[name] for name in file if name not in blocks} if blocks else file, folder)
+    for path, parameter in model.named_parameters():
+        check_finite(parameter.detach(), path, folder)
     constants(model)
     return Native(model.eval(), about)
 
@@ -145,6 +150,7 @@ def _pack(model: Transformer, packed: Mapping[str, str], file: Mapping[str, Tens
         shape = (rows, columns // kind.weights * kind.size)
         if columns % kind.weights or tuple(blocks.shape) != shape or blocks.dtype != torch.uint8:
             raise BadFile(f"{where}: {key} must be uint8 {shape}, it is {blocks.dtype} {tuple(blocks.shape)}")
+        check_scales(blocks, kind, key, where)
         if isinstance(module, nn.Embedding):
             put_at(model, path, PackedTable(blocks, kind))
         else:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from headwater.errors import Unavailable
 from headwater.weights.files import atomic, open_plain
+from headwater.weights.finite import is_finite
 from headwater.weights.header import DTYPES, Entry, check_name, read_header
 
 
@@ -122,13 +123,8 @@ def as_bytes(tensor: Tensor) -> memoryview:
 
 
 def nonfinite(tensors: Mapping[str, Tensor]) -> list[str]:
-    """The names of tensors that hold a NaN or an infinity. Reads everything once, a few megabytes at a time."""
-    return [name for name in tensors if outline(tensors, name).is_floating_point() and not _finite(tensors[name])]
-
-
-def _finite(tensor: Tensor, chunk: int = 1 << 20) -> bool:
-    wide = tensor.flatten() if tensor.dtype.itemsize > 1 else tensor.flatten().float()
-    return all(bool(torch.isfinite(part).all()) for part in wide.split(chunk))
+    """The names of tensors that hold a NaN or an infinity. Reads everything once."""
+    return [name for name in tensors if not is_finite(tensors[name])]
 
 
 def same(tensors: Mapping[str, Tensor], first: str, second: str) -> bool:
