@@ -183,8 +183,13 @@ class Slots:
             return
         last = max(self.lengths)
         home = self.homes(last) if self.home is not None else _own(len(self.held), last)
-        self.home, self.ears = home[list(rows)], [self.hears[row] for row in rows]  # type: ignore[index]
-        self.held = [self.held[row] for row in rows]
+        held = [self.held[row] for row in rows]
+        lengths = torch.tensor([one.length for one in held])
+        read = torch.arange(last) < lengths[:, None]
+        self.home = torch.where(read, home[list(rows)], _own(len(rows), last))  # type: ignore[index]
+        self.ears, self.held = [self.hears[row] for row in rows], held
+        if _clash(self.home, lengths):
+            self.settle()
 
     @property
     def hears(self) -> list[int]:
@@ -256,6 +261,13 @@ def _fill(room: Pair, given: Pair, first: int, last: int) -> None:
 def _own(rows: int, columns: int) -> Tensor:
     """[rows, columns]: each token lies in its own row."""
     return torch.arange(rows, dtype=torch.int32)[:, None].expand(rows, columns)
+
+
+def _clash(home: Tensor, lengths: Tensor) -> bool:
+    """Whether a row's next token would be written over one that a longer row sees there. home [B, C], lengths [B]."""
+    columns, rows = torch.arange(home.shape[1]), len(lengths)
+    ends = lengths[home.long().clamp(max=rows - 1)]  # of the row that now writes there
+    return bool(((columns < lengths[:, None]) & (home < rows) & (columns >= ends)).any())
 
 
 def _width(*heard: Tensor | None) -> int:

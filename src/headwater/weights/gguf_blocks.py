@@ -102,7 +102,7 @@ def unpacked(rows: Tensor, kind: Kind) -> Tensor:
     weights = torch.empty(len(blocks), kind.weights)
     for start in range(0, len(blocks), TOGETHER):
         weights[start : start + TOGETHER] = kind.unpack(blocks[start : start + TOGETHER])
-    return weights.view(len(rows), -1)
+    return weights.view(len(rows), rows.shape[1] // kind.size * kind.weights)
 
 
 def pack_q8_0(weights: Tensor) -> Tensor:
