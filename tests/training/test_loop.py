@@ -225,7 +225,7 @@ def test_spoiled_weights_are_named():
 def test_after_some_bad_steps_in_a_row_it_stops():
     made, heard = poisoned("module", 4, lasting=True, bad_steps=3)
     with pytest.raises(
-        CheckFailed, match="3 steps in a row gave NaN or inf and were not applied; lower the learning rate"
+        CheckFailed, match="3 steps in a row gave NaN or inf and were not applied; lower --lr"
     ):
         made.run()
     assert made.progress.step == 7 and isinstance(heard[-1], Stopped) and heard[-1].why == "bad steps"
@@ -268,7 +268,7 @@ def test_a_second_signal_stops_at_once():
 def test_time_ends_a_run():
     made = trainer(10**6, max_time="1s")
     made.source.size = 64
-    assert made.run().why == "time" and 1 <= made.elapsed() < 5
+    assert made.run().why == "time" and 0.9 <= made.elapsed() < 5
 
 
 def test_early_stopping_and_the_best():

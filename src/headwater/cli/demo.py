@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     steps = {"max_steps": args.steps} if args.steps else {}
     chosen = {**recipe("dates"), "valid": [str(data / "valid.tsv")], "out": str(folder), **steps}
     began = time.monotonic()
-    trained = train(data / "train.tsv", config=chosen, listeners=[Show(say=say)], say=announce)
+    trained = train(data / "train.tsv", config=chosen, quiet=True, listeners=[Show(say=say)], say=announce)
     took = time.monotonic() - began
     if trained.outcome.why == "signal":
         print(f"headwater train --resume {folder}")

@@ -52,9 +52,9 @@ def about(folder: Path) -> dict[str, Any]:
     from headwater.training.journals import read_lines
 
     lines = read_lines(folder / "metrics.jsonl")
-    best = [line for line in lines if line.get("split") == "valid" and line.get("best")]
+    best = [line for line in lines if line.get("split") in ("valid", "final") and line.get("best")]
     ends = [line["stopped"] for line in lines[-1:] if "stopped" in line]
-    leave_out = ("step", "split", "best", "time")
+    leave_out = ("step", "split", "best", "rows", "time")
     scores = {k: v for k, v in (best[-1] if best else {}).items() if k not in leave_out and v is not None}
     steps = max((line["step"] for line in lines), default=0)
     return {"run": str(folder), "state": ends[0] if ends else "unfinished", "step": steps, "scores": scores}

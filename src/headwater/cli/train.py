@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     from headwater.training.settings import LEAVES
 
+    started = time.monotonic()
     given = {n: getattr(args, n) for n in LEAVES if n != "paths" and getattr(args, n) is not None}
     if args.processes != 1 and "RANK" not in os.environ:
         from headwater.training.launch import launch
@@ -93,12 +95,11 @@ def _run(args: argparse.Namespace) -> int:
                 raise BadSetting(
                     "--resume needs only the run: its files and settings are in its folder; leave the rest out"
                 )
-            trained = resume(args.resume, listeners=listeners, say=tell, **given)
+            trained = resume(args.resume, quiet=True, listeners=listeners, say=tell, started=started, **given)
         else:
             files = {"paths": args.files} if args.files else {}
-            trained = train(
-                listeners=listeners, say=tell, config={**_recipe(args.recipe), **_config(args.config), **files}, **given
-            )
+            config = {**_recipe(args.recipe), **_config(args.config), **files, **given}
+            trained = train(quiet=True, listeners=listeners, say=tell, started=started, config=config)
     except DryRun:
         return 0
     return 0 if trained.folder == Path() else after(trained)
@@ -110,10 +111,11 @@ class DryRun(Exception):
 
 def _announcer(dry: bool, shown: bool) -> Any:
     """shown: what is to be noted is said when training begins, so it is not said here too."""
+    from headwater.training.report import announced, noted
 
     def tell(lesson: Lesson) -> None:
         kernels.note_missing()  # some steps have been measured, so it is known whether they were compiled
-        lines = [announced(lesson), *([] if shown and not dry else noted(lesson))]
+        lines = [announced(lesson, say), *([] if shown and not dry else noted(lesson, say))]
         print(harmless("\n".join(lines)), flush=True)  # labels and columns are named as the file names them
         if dry:
             raise DryRun
@@ -142,50 +144,6 @@ def _recipe(name: str | None) -> dict[str, Any]:
     from headwater.training.recipes import recipe
 
     return recipe(name) if name else {}
-
-
-def announced(lesson: Lesson) -> str:
-    """What was found and what will be done, a line each."""
-    from headwater.data.telling import line, told
-    from headwater.training.planning import memory
-    from headwater.training.progress import in_words
-
-    s, m = lesson.settings, lesson.material
-    seconds = 1.05 * s.max_steps * lesson.step_seconds  # evaluations take their share
-    hint = say("; --max-time 15m makes it fit", ";--max-time 15m 可以限时") if seconds > 1900 and not s.max_time else ""
-    time = in_words(max(1.0, seconds), say)
-    size = f"{memory(lesson.model, s, len(m.tokenizer)) / 2**20:,.0f} MB"
-    lines = [
-        *([told(lesson.found, say)] if lesson.found else []),
-        line(say("tokenizer", "分词器"), say(
-            f"{len(m.tokenizer):,} pieces ({s.tokenizer}), {m.tokens:,} tokens to learn from",
-            f"{len(m.tokenizer):,} 种词元({s.tokenizer}),训练数据有 {m.tokens:,} 个")),
-        line(say("model", "模型"), _model(lesson)),
-        line(say("training", "训练"), say(
-            f"{s.max_steps:,} steps of up to {s.batch_tokens:,} tokens, learning rate {s.lr:.2g} ({s.schedule})",
-            f"{s.max_steps:,} 步,每步至多 {s.batch_tokens:,} 个词元,学习率 {s.lr:.2g}({s.schedule})")),
-        line(say("memory", "内存"), say(f"about {size}", f"约 {size}")),
-        line(say("time", "时间"), say(f"about {time} on {s.device}, from measured steps{hint}",
-                                    f"约 {time}({s.device},按实测的几步估计){hint}")),
-    ]  # fmt: skip
-    return "\n".join(lines)
-
-
-def noted(lesson: Lesson) -> list[str]:
-    from headwater.data.telling import line
-
-    return [line(say("note", "注意"), note) for note in lesson.material.notes]
-
-
-def _model(lesson: Lesson) -> str:
-    s, size = lesson.settings, sum(p.numel() for p in lesson.model.parameters())
-    names = {"encoder": say("encoder", "编码器"), "decoder": say("decoder", "解码器")}
-    stacks = [words for name, words in names.items() if getattr(lesson.model, name) is not None]
-    layers = say("1 layer" if s.layers == 1 else f"{s.layers} layers", f"{s.layers} 层")
-    each = say(" each", "") if len(stacks) > 1 else ""
-    return say(f"{' and '.join(stacks)}, {layers}{each}, d_model {s.d_model}, {s.heads} heads: {size:,} weights",
-               f"{'和'.join(stacks)},{'各 ' if len(stacks) > 1 else ''}{layers},d_model {s.d_model},{s.heads} 头,"
-               f"共 {size:,} 个参数")  # fmt: skip
 
 
 WHY = {

@@ -18,8 +18,8 @@ QUIET = 120.0  # seconds without a line after which a run that did not say why i
 def summary(name: str, folder: Path) -> dict[str, Any]:
     """One line about a run, for the list."""
     lines = read_lines(folder / "metrics.jsonl")
-    best = [line for line in lines if line.get("split") == "valid" and line.get("best")]
-    leave_out = ("step", "split", "best", "time")
+    best = [line for line in lines if line.get("split") in ("valid", "final") and line.get("best")]
+    leave_out = ("step", "split", "best", "rows", "time")
     scores = {k: v for k, v in (best[-1] if best else {}).items() if k not in leave_out and isinstance(v, (int, float))}
     told = {"state": state(folder, lines), "step": lines[-1]["step"] if lines else 0, "scores": scores}
     return {"run": name, **told, "checkpoints": checkpoints(folder)}

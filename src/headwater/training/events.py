@@ -36,6 +36,15 @@ class Evaluated(NamedTuple):
     seconds: float
 
 
+class FinalEvaluated(NamedTuple):
+    """The best model, evaluated at the end of a run on more rows than during it."""
+
+    step: int  # at which the best model was found
+    rows: int
+    scores: Mapping[str, float]
+    seconds: float
+
+
 class Kept(NamedTuple):
     """A checkpoint is on disk."""
 
@@ -49,6 +58,7 @@ class Noted(NamedTuple):
 
     step: int
     text: str
+    zh: str = ""  # the same in Chinese, where it is written
 
 
 class Stopped(NamedTuple):
@@ -57,5 +67,5 @@ class Stopped(NamedTuple):
     seconds: float
 
 
-Event: TypeAlias = Stepped | Evaluated | Kept | Noted | Stopped
+Event: TypeAlias = Stepped | Evaluated | FinalEvaluated | Kept | Noted | Stopped
 Listener: TypeAlias = Callable[[Event], None]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headwater.training.events import Evaluated, Event, Noted, Stepped, Stopped
+from headwater.training.events import Evaluated, Event, FinalEvaluated, Noted, Stepped, Stopped
 
 
 class Journal:
@@ -76,6 +76,9 @@ class Metrics(Journal):
         elif isinstance(event, Evaluated):
             scores = {name: _plain(value) for name, value in event.scores.items()}
             self.write(step=event.step, split="valid", **scores, best=event.better, time=now)
+        elif isinstance(event, FinalEvaluated):
+            scores = {name: _plain(value) for name, value in event.scores.items()}
+            self.write(step=event.step, split="final", **scores, best=True, rows=event.rows, time=now)
         elif isinstance(event, Noted):
             self.write(step=event.step, note=event.text, time=now)
         elif isinstance(event, Stopped):

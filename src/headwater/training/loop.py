@@ -23,19 +23,21 @@ from headwater.errors import BadSetting, CheckFailed
 from headwater.machine.memory import give_back
 from headwater.training.averaging import Average
 from headwater.training.culprit import bad_gradient, culprit
-from headwater.training.events import Evaluated, Event, Listener, Noted, Stepped, Stopped
+from headwater.training.divergence import diverged, record
+from headwater.training.evaluation_cost import choose_interval, evaluation_due
+from headwater.training.events import Evaluated, Event, FinalEvaluated, Listener, Noted, Stepped, Stopped
 from headwater.training.gradients import Gradients, Norms, Scale, times_the_usual
 from headwater.training.interrupts import Interrupts
 from headwater.training.mishaps import explained
 from headwater.training.objectives import Objective, how_many, real_tokens, to_tensors
 from headwater.training.optimiser import optimiser_for, set_lr
 from headwater.training.pace import Pace
-from headwater.training.records import Outcome, Progress, Scored, Source, Wishes
+from headwater.training.records import Mean, Outcome, Progress, Scored, Source, Wishes
 from headwater.training.saving import Saver, tried
 from headwater.training.settings import Settings
 from headwater.training.snapshot import Snapshot, snapshot
 from headwater.training.spread import spread
-from headwater.training.strides import fewer, place
+from headwater.training.strides import place, plan_again, replanning_due, time_left
 from headwater.training.team import Alone
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -73,7 +75,11 @@ class Trainer:
         self.scale = Scale(Scale.FIRST if self.dtype is torch.float16 else 1.0)
         self.saver = Saver(s.save_every, s.save_steps, self.tell)
         self.mend: Callable[[], bool] | None = None  # whether what was kept had gone; its place is there again
+        self.evaluate_best: Callable[[], Scored] | None = None  # on settings.final_rows, once the run has ended
         self.began = self.began_seconds = 0.0
+        self.evaluation_seconds = 0.0  # of the last evaluation; before the first: as planned
+        self.closing_seconds = 0.0  # what is done after the last evaluation: checkpoint, plots
+        self.step_seconds = Mean()
         self.pace, self.piece = Pace(), "no rows"
 
     def _prepare(self) -> None:
@@ -95,6 +101,7 @@ class Trainer:
         try:
             with Interrupts() as interrupts:
                 why = self._steps(interrupts)
+                self._evaluate_best(why)
         except (RuntimeError, MemoryError) as error:
             if fault := explained(error, p.step + 1, self.piece):
                 raise fault from error
@@ -103,21 +110,24 @@ class Trainer:
             self.saver.collect()
         self.tell(Stopped(p.step, why, self.elapsed()))
         if why == "bad steps":
-            raise CheckFailed(f"{p.bad} steps in a row gave NaN or inf and were not applied; lower the learning rate, "
-                              "or look at the data named above (the weights before them are saved)")  # fmt: skip
+            raise CheckFailed(f"{p.bad} steps in a row gave NaN or inf and were not applied; lower --lr (now "
+                              f"{self.settings.lr:g}), or look at the data named above (the weights before them are "
+                              "saved)")  # fmt: skip
         return Outcome(why, p)
 
     def _steps(self, interrupts: Interrupts) -> str:
-        p, s = self.progress, self.settings
+        p = self.progress
         why = "finished" if p.step >= self.steps else ""
         for batch in self.source.after(p.position) if not why else ():
             wishes = self.step(
                 batch, Wishes(bool(interrupts.asked), self._late(), self.team.rank == 0 and self.saver.due(p.step + 1))
             )
             self.saver.collect(wait=False)
-            if s.eval_every and p.step % s.eval_every == 0:
+            if evaluation_due(self):
                 self.evaluate()
-                self._plan_again()
+                choose_interval(self)
+            if replanning_due(p):
+                plan_again(self)
             why = self._reason(wishes)
             if why in ("finished", "time") and p.evaluated < p.step:
                 self.evaluate()
@@ -144,24 +154,13 @@ class Trainer:
         """In all: as many as were asked for, or as the last plan has."""
         return self.progress.plan[-1][1] if self.progress.plan else self.settings.max_steps
 
-    def _plan_again(self) -> None:
-        """Where the time decided the number of steps: fewer of them, if the last ones took much longer than planned."""
-        p, now = self.progress, self.elapsed()
-        (step, then), p.mark = p.mark, (p.step, now)
-        if not p.plan:
-            return
-        found = fewer(p.plan, p.step, self.settings.max_time - now, (now - then) / max(1, p.step - step))
-        (steps,) = map(int, self.team.told([float(found)]))
-        if steps:
-            self.tell(Noted(p.step, f"steps take longer than planned: {steps} fit into the time, not {self.steps}"))
-            p.plan = [*p.plan, (p.step, steps)]
-
     def elapsed(self) -> float:
         """Seconds of training, those before a resumption included."""
         return self.began_seconds + time.monotonic() - self.began
 
     def _late(self) -> bool:
-        return 0 < self.settings.max_time <= self.elapsed()
+        """Whether the time is over once the next step is done."""
+        return self.settings.max_time > 0 and time_left(self) <= self.step_seconds.value
 
     # ------------------------------------------------------------------------------------------------------ one step
 
@@ -190,8 +189,13 @@ class Trainer:
         p.step, p.position, p.seconds = p.step + 1, batch.end, self.elapsed()
         p.tokens, p.answers = p.tokens + tokens, p.answers + int(count)
         took, epoch = time.perf_counter() - began, batch.end / self.source.size
+        self.step_seconds.add(took)
+        if fine:
+            record(p, loss, norms.total)
         self.tell(Stepped(p.step, self.steps, epoch, loss, lr, norms.total, tokens, int(count), took,
                           batch.examples, fine, norms.layers))  # fmt: skip
+        if warned := diverged(p, s.lr):
+            self.tell(Noted(p.step, *warned))
         if not self.spread.sharded and (said := self.pace.heard(times)):  # those who share layers wait within them
             self.tell(Noted(p.step, said))
         return wishes
@@ -254,21 +258,33 @@ class Trainer:
 
     def evaluate(self) -> None:
         """Measure the model (its average, if there is one). The training stream does not notice."""
-        p, began = self.progress, time.perf_counter()
+        p, began = self.progress, time.monotonic()
         p.evaluated = p.step
         if self.evaluate_model is None:
             return
-        with self._at_rest() as model:
+        with self.at_rest() as model:
             found = self.evaluate_model(model) if self.team.rank == 0 else Scored((), {})
             score = tuple(self.team.told(found.score))
             better = all(map(math.isfinite, score)) and (p.best is None or score > p.best)
             if better:
                 self._write_best(model)
         p.best, p.best_step, p.stale = (score, p.step, 0) if better else (p.best, p.best_step, p.stale + 1)
-        self.tell(Evaluated(p.step, found.scores, found.samples, better, time.perf_counter() - began))
+        (self.evaluation_seconds,) = self.team.told([time.monotonic() - began])
+        p.evaluation += self.evaluation_seconds
+        self.tell(Evaluated(p.step, found.scores, found.samples, better, self.evaluation_seconds))
+
+    def _evaluate_best(self, why: str) -> None:
+        """The best model on more rows than were affordable while training."""
+        p, began = self.progress, time.monotonic()
+        wanted = why in ("finished", "time", "no better") and self.step_seconds.count and p.best is not None
+        if self.evaluate_best is None or not wanted:
+            return
+        if found := tried(self.evaluate_best, self.tell, p.step):
+            took = time.monotonic() - began
+            self.tell(FinalEvaluated(p.best_step, self.settings.final_rows, found.scores, took))
 
     @contextmanager
-    def _at_rest(self) -> Iterator[Any]:
+    def at_rest(self) -> Iterator[Any]:
         """The model as it is used: whole, averaged, without dropout."""
         self.model.eval()
         with torch.no_grad(), self.average.used_by(self.model), self.spread.plain() as model:
@@ -276,7 +292,7 @@ class Trainer:
         self.model.train()
 
     def _keep_best(self) -> None:
-        with self._at_rest() as model:
+        with self.at_rest() as model:
             self._write_best(model)
 
     def _write_best(self, model: Any) -> None:
@@ -314,6 +330,7 @@ class Trainer:
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.progress = Progress(**state["progress"])
         self.progress.best = None if self.progress.best is None else tuple(self.progress.best)
+        self.progress.cadence = (self.progress.cadence[0], self.progress.cadence[1])
         self.scale = Scale(**state["scale"])
 
 

@@ -26,6 +26,10 @@ from headwater.core import (
 from headwater.data.batches import Batch
 from headwater.errors import BadSetting, Unavailable, nearest
 from headwater.parts import swap
+from headwater.training.divergence import lr_warning
+from headwater.training.evaluation_cost import EvaluationPlan, plan_evaluations
+from headwater.training.events import Noted
+from headwater.training.exam import Exam
 from headwater.training.loop import DTYPES, Trainer
 from headwater.training.material import LONGEST, USUAL_KIND, Material
 from headwater.training.optimiser import set_lr
@@ -56,6 +60,9 @@ FRESH_LR, STARTED_LR = 0.25, 0.04  # over d_model: the peak from scratch, and of
 MUON_LR, MOST_LR = 0.9, 1e-2
 WRITTEN = ("text-to-text", "language-model")  # tasks that write
 MARKS = 3  # special tokens around two texts
+TIME_USED = 0.97  # share of the time for steps that is planned; the rest goes to checkpoints
+CLOSING, DISK = 2.0, 3e8  # seconds to end a run beside writing its files; bytes written in a second
+PROBE, FEWEST, SLOW_PROBE = 16, 2, 1.0  # rows evaluated to measure a row; those before them; seconds that are enough
 
 
 def early(settings: Settings) -> Settings:
@@ -127,12 +134,47 @@ def _passes(s: Settings, material: Material) -> float:
     return PASSES_OF_SMALL if material.task in WRITTEN and material.tokens < 2_000_000 else PASSES
 
 
-def paced(settings: Settings, step_seconds: float) -> Settings:
-    """The steps that fit into the time, the warm-up and the rhythm of evaluations that suit their number."""
+class Timings(NamedTuple):
+    """Seconds that were measured before training."""
+
+    step: float  # of a training step
+    row: float  # of one validation row's evaluation
+    spent: float = 0.0  # since the command began
+    closing: float = 0.0  # after the last evaluation: files, plots
+
+
+def paced(settings: Settings, measured: Timings, available: int) -> tuple[Settings, EvaluationPlan]:
+    """The steps that fit into the time, the warm-up, and evaluations that cost little. available: validation rows."""
     s = settings
-    steps = s.max_steps or max(10, int(0.95 * s.max_time / step_seconds))
+    limit = s.max_time - measured.spent - measured.closing if s.max_time else math.inf
+    seconds = max(0.0, min(limit, s.max_steps * measured.step or math.inf))
+    plan = plan_evaluations(s, seconds, measured.step, measured.row, available)
+    planned = s.max_steps or int(seconds / measured.step)
+    steps = s.max_steps or max(1, int(TIME_USED * (seconds - plan.total_seconds(planned)) / measured.step))
     warmup = s.warmup if s.warmup >= 0 else min(4000, max(1, steps // 10))
-    return s.but(max_steps=steps, warmup=warmup, eval_every=s.eval_every or max(1, min(1000, math.ceil(steps / 10))))
+    every = s.eval_every or min(plan.every, steps)
+    chosen = s.but(max_steps=steps, warmup=warmup, eval_every=every, eval_rows=plan.rows, final_rows=plan.final_rows)
+    return chosen, plan._replace(every=every)
+
+
+def unplannable(s: Settings, measured: Timings, plan: EvaluationPlan) -> Noted | None:
+    """What to say where reading the data and the last evaluation take all the time there is."""
+    ending = plan.seconds + plan.final_seconds + measured.closing
+    if not s.max_time or measured.spent + ending + measured.step <= s.max_time:
+        return None
+    return Noted(
+        0,
+        f"--max-time {s.max_time:.0f}s is too short: reading and planning took {measured.spent:.1f} s, a step takes "
+        f"{measured.step:.1f} s, and the last evaluation and the files need about {ending:.1f} s",
+        f"--max-time {s.max_time:.0f}s 太短：读取和计划已用 {measured.spent:.1f} 秒，每步 {measured.step:.1f} 秒，"
+        f"最后的评估和写文件约需 {ending:.1f} 秒",
+    )
+
+
+def unusual_lr(s: Settings) -> Noted | None:
+    """What to say before training of a learning rate that hardly any model survives."""
+    peak = schedule_of(s).at(max(1, s.warmup))
+    return Noted(0, *warned) if (warned := lr_warning(s.method, peak)) else None
 
 
 def steps_an_epoch(material: Material) -> int:
@@ -224,6 +266,23 @@ def seconds_a_step(trainer: Trainer, tries: int = 3) -> float:
         optimiser.zero_grad(set_to_none=True)
     optimiser.state.clear()
     return sorted(times[1:])[len(times[1:]) // 2]
+
+
+def seconds_a_row(trainer: Trainer, exam: Exam) -> float:
+    """Of an evaluation, measured on a few rows. Before training most texts are written to their greatest length."""
+    for rows in (FEWEST, PROBE):
+        began = time.perf_counter()
+        with trainer.at_rest() as model:
+            replace(exam, rows=rows)(model)
+        took = time.perf_counter() - began
+        if took > SLOW_PROBE:
+            break
+    return max(took / rows, 1e-9)
+
+
+def closing_seconds(model: Any) -> float:
+    """After the last evaluation: a checkpoint and the model are written, the curves are drawn, the model is read."""
+    return CLOSING + 24 * sum(p.numel() for p in model.parameters()) / DISK
 
 
 def _spread(trainer: Trainer) -> Any:

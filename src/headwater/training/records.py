@@ -39,14 +39,37 @@ class Progress:
     tokens: int = 0  # given to the model so far, padding left out
     answers: int = 0  # it was taught so far
     seconds: float = 0.0
+    evaluation: float = 0.0  # of these, in evaluations
+    preparation: float = 0.0  # seconds before the first step of each command: reading, tokenizer, planning
     bad: int = 0  # steps in a row that were not applied
     evaluated: int = 0  # step of the last evaluation
     best: tuple[float, ...] | None = None
     best_step: int = 0
     stale: int = 0  # evaluations since the best
     plan: list[tuple[int, int]] = field(default_factory=list)  # steps that fit the time: see strides.py
-    mark: tuple[int, float] = (0, 0.0)  # step and seconds of the last look at the plan
+    mark: tuple[int, float] = (0, 0.0)  # step and seconds (without evaluations) of the last look at the plan
     norms: list[float] = field(default_factory=list)  # of the last gradients
+    cadence: tuple[int, int] = (0, 0)  # from a step on, steps between evaluations; (0, 0): as the settings say
+    first_loss: float | None = None
+    first_norm: float | None = None
+    losses: list[float] = field(default_factory=list)  # of the last steps
+    warned: list[str] = field(default_factory=list)  # kinds of divergence that have been said
+
+
+@dataclass
+class Mean:
+    """The mean of numbers that come one by one."""
+
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, number: float) -> None:
+        self.total += number
+        self.count += 1
+
+    @property
+    def value(self) -> float:
+        return self.total / max(1, self.count)
 
 
 class Outcome(NamedTuple):

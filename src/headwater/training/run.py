@@ -15,10 +15,11 @@ import json
 import os
 import platform
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,28 @@ def refuse_taken(folder: Path) -> None:
             f"{folder} must be new or empty, it holds a run or other files; "
             f"choose another --out, or go on with: headwater train --resume {folder}"
         )
+
+
+def refuse_unwritable(folder: Path) -> None:
+    """Make the folder, write a file into it, and leave nothing behind: before any data is read, not after."""
+    refuse_odd(folder)
+    missing: list[Path] = []
+    try:
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise BadFile(
+            f"{folder} must be writable, it can not be made or written: {why}; choose another --out"
+        ) from None
+    finally:
+        for path in missing:
+            with suppress(OSError):
+                path.rmdir()
 
 
 def refuse_odd(path: Path) -> None:

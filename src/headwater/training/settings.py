@@ -148,7 +148,12 @@ class Loop:
     micro_tokens: int = leaf(0, "at most so many at once; gradients add up (0: all)", "每个小批的词元数", free=True)
     max_steps: int = leaf(0, "steps in all (0: from epochs or time)", "总步数", free=True)
     epochs: float = leaf(0.0, "times through the data (0: chosen)", "遍历数据的次数", free=True)
-    max_time: Time = leaf(0.0, "stop after 90s, 30m, 2h (0: no limit)", "最长训练时间", free=True)
+    max_time: Time = leaf(
+        0.0,
+        "end within 90s, 30m, 2h of clock time, reading and the last evaluation included (0: no limit)",
+        "在 90s、30m、2h 之内结束，读取数据和最后的评估都算在内（0：不限）",
+        free=True,
+    )
     seed: int = leaf(0, "of first weights, order of data and dropout", "随机种子")
     dtype: str = leaf("auto", "fp32, bf16 or fp16", "数值精度")
     device: str = leaf("auto", "cpu, cuda, mps …", "设备", free=True)
@@ -166,8 +171,20 @@ class Loop:
 
 @section
 class Evaluation:
-    eval_every: int = leaf(0, "steps between evaluations (0: chosen)", "每隔多少步评估")
-    eval_rows: int = leaf(2000, "most rows of an evaluation", "评估的最多行数")
+    eval_every: int = leaf(
+        0, "steps between evaluations (0: chosen by what they cost)", "每隔多少步评估（0：按评估的开销选定）"
+    )
+    eval_rows: int = leaf(
+        0,
+        "most validation rows of an evaluation (0: chosen by what they cost, at most 2000)",
+        "每次评估最多用多少行验证数据（0：按开销选定，至多 2000）",
+    )
+    final_rows: int = leaf(
+        0,
+        "most validation rows for the best model at the end (0: chosen, at most 2000)",
+        "结束时评估最好的模型最多用多少行（0：自动，至多 2000）",
+        free=True,
+    )
     patience: int = leaf(0, "stop after so many evaluations without a better one (0: never)", "早停耐心", free=True)
     metric: str = leaf("auto", "what decides which model is best: loss, bleu, chrf, exact …", "选最优模型的指标")
     samples: int = leaf(4, "outputs to show at an evaluation", "展示的样例数", free=True)

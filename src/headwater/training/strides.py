@@ -1,4 +1,5 @@
-"""A run that must end in time: when its steps become slower than planned, the rest of the curve takes fewer of them.
+"""A run that must end in time: when its steps are slower or faster than planned, the rest of the learning-rate curve
+takes fewer or more of them.
 
 A plan is a list of (step at which it was decided, steps in all); the first is decided at step 0. It is kept in the
 checkpoint, so the learning rate stays a function of the step and of what is on disk, whatever the clock said.
@@ -6,10 +7,20 @@ checkpoint, so the learning rate stays a function of the step and of what is on 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from headwater.training.evaluation_cost import interval_of
+from headwater.training.events import Noted
+from headwater.training.records import Progress
+
+if TYPE_CHECKING:
+    from headwater.training.loop import Trainer
 
 Plan = Sequence[tuple[int, int]]
-SLOWER, SPARE = 0.9, 0.98  # share of the steps left that must fit in for the plan to stay; of the time that is used
+CHANGED, SPARE = 1.1, 0.98  # factor by which the steps left must differ from the plan; share of the time that is used
+LOOKS = 10  # times that a run compares its pace with the plan
 
 
 def place(step: int, plan: Plan) -> float:
@@ -28,7 +39,38 @@ def place(step: int, plan: Plan) -> float:
     return at + stride * (step - since)
 
 
-def fewer(plan: Plan, step: int, left: float, seconds_a_step: float) -> int:
+def replanned(plan: Plan, step: int, left: float, seconds_a_step: float) -> int:
     """The steps in all that can be done in the seconds that are left; 0 where the plan may stay."""
-    fit = max(1, int(SPARE * left / seconds_a_step))
-    return step + fit if fit < SLOWER * (plan[-1][1] - step) else 0
+    planned = plan[-1][1] - step
+    fit = max(1, int(SPARE * left / max(seconds_a_step, 1e-9)))
+    return step + fit if planned > 0 and not planned / CHANGED <= fit <= planned * CHANGED else 0
+
+
+def replanning_due(p: Progress) -> bool:
+    return bool(p.plan) and p.step % math.ceil(p.plan[0][1] / LOOKS) == 0
+
+
+def plan_again(trainer: Trainer) -> None:
+    """Where the time decided the number of steps: fewer or more, if the last ones took longer or less long."""
+    p = trainer.progress
+    now = trainer.elapsed() - p.evaluation
+    (step, then), p.mark = p.mark, (p.step, now)
+    between = max(0, (trainer.steps - p.step - 1) // max(1, interval_of(trainer)))  # evaluations before the last one
+    left = time_left(trainer) - between * trainer.evaluation_seconds
+    found = replanned(p.plan, p.step, left, (now - then) / max(1, p.step - step))
+    (steps,) = map(int, trainer.team.told([float(found)]))
+    if not steps:
+        return
+    pace, pace_zh = ("take longer", "慢") if steps < trainer.steps else ("are faster", "快")
+    note = f"steps {pace} than planned: {steps} fit into the time, not {trainer.steps}"
+    note_zh = f"每步比计划的{pace_zh}：时间内可做 {steps} 步，而不是 {trainer.steps} 步"
+    trainer.tell(Noted(p.step, note, note_zh))
+    p.plan = [*p.plan, (p.step, steps)]
+
+
+def time_left(trainer: Trainer) -> float:
+    """Seconds for steps: without what went before them, and without the evaluations and files that end a run."""
+    s, p = trainer.settings, trainer.progress
+    final = s.final_rows / s.eval_rows if 0 < s.eval_rows < s.final_rows else 0.0
+    ending = trainer.evaluation_seconds * (1.0 + final) + trainer.closing_seconds
+    return s.max_time - p.preparation - trainer.elapsed() - ending

@@ -7,11 +7,14 @@ headwater.resume("runs/text-to-text/pairs")
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
+
+import torch
 
 from headwater.core import Model
 from headwater.data.examples import Example
@@ -21,15 +24,20 @@ from headwater.text.load import load as load_tokenizer
 from headwater.text.tokenizer import Tokenizer
 from headwater.training import planning
 from headwater.training.checkpoints import Checkpoints, Saved
+from headwater.training.evaluation_cost import MOST_ROWS, EvaluationPlan
 from headwater.training.events import Listener, Noted
 from headwater.training.exam import Exam
 from headwater.training.journals import Metrics, Order, Samples
+from headwater.training.keywords import TrainSettings, with_settings
 from headwater.training.launch import restarted
 from headwater.training.loop import Outcome, Trainer
 from headwater.training.material import Material, check_unchanged, gathered, seen, taught
 from headwater.training.objectives import objective_of
 from headwater.training.plots import Plots
-from headwater.training.run import Run, free_name, refuse_taken
+from headwater.training.progress import Show
+from headwater.training.records import Scored
+from headwater.training.report import announced
+from headwater.training.run import ROOT, Run, free_name, refuse_taken, refuse_unwritable
 from headwater.training.settings import LEAVES, SAME, Settings, changes, read
 from headwater.training.snapshot import keeper, restore, spec_of
 from headwater.training.starting import begin
@@ -40,66 +48,103 @@ from headwater.weights.native import save_model
 
 @dataclass
 class Lesson:
-    """Everything a run is made of, before its first step. `told` lets a caller say it to the user."""
+    """Everything a run is made of, before its first step."""
 
     settings: Settings
     material: Material
     model: Any
     trainer: Trainer
+    evaluation: EvaluationPlan
     found: Look | None = None
     step_seconds: float = 0.0
+    notes: Sequence[Noted] = ()  # of the plan; those of the data are in material.notes
 
 
 Say = Callable[[Lesson], None]
 
 
-def silent(lesson: Lesson) -> None: ...
-
-
+@with_settings
 def train(
     *paths: str | Path,
     examples: Mapping[str, list[Example]] | None = None,
-    listeners: Iterable[Listener] = (),
-    say: Say = silent,
     config: Mapping[str, Any] | None = None,
-    **given: Any,
+    quiet: bool = False,
+    listeners: Iterable[Listener] = (),
+    say: Say | None = None,
+    started: float | None = None,
+    **given: Unpack[TrainSettings],
 ) -> Trained:
-    """Learn from files, or from examples ({"train": […], "valid": […]}). Every setting may be given by its name."""
+    """Train a model on files, or on examples, in a folder of its own; what is found and how it goes is shown.
+
+    paths: the files to learn from
+    examples: in place of files, {"train": [...], "valid": [...]}
+    config: settings as a mapping, such as a config.yaml that was read; keywords win over it
+    quiet: show nothing
+    listeners: functions that are called with every event of the run (headwater.training.events)
+    say: a function that is called with the plan before the first step
+    started: time.monotonic() at which max_time begins; the call itself, if not given
+    """
+    started = time.monotonic() if started is None else started
     chosen = {**(config or {}), **given, **({"paths": [str(p) for p in paths]} if paths else {})}
     settings = planning.early(read(chosen))
     if restarted(settings.out):
-        return resume(settings.out, listeners=listeners, say=say)
-    if settings.out:
-        refuse_taken(Path(settings.out))
-    together = team(settings.device)
+        return resume(settings.out, quiet=quiet, listeners=listeners, say=say, started=started)
     if not settings.paths and not examples:
         raise BadSetting("train: it needs files or examples to learn from, got none; try: headwater train pairs.tsv")
-    lesson = prepare(settings, examples=examples, together=together)
+    together = team(settings.device)
+    if not together.rank:
+        refuse_unwritable(Path(settings.out or ROOT))
+    if settings.out:
+        refuse_taken(Path(settings.out))
+    lesson = prepare(settings, examples=examples, together=together, started=started)
     if together.rank:
-        return follow(lesson)
-    settings = lesson.settings
-    stem = Path(settings.paths[0].removesuffix(".gz")).stem if settings.paths else "examples"
-    folder = Path(settings.out) if settings.out else free_name(settings.task, stem)
-    say(lesson)
-    run = Run.new(folder, settings)
+        return follow(lesson, started)
+    stem = Path(lesson.settings.paths[0].removesuffix(".gz")).stem if lesson.settings.paths else "examples"
+    folder = Path(settings.out) if settings.out else free_name(lesson.settings.task, stem)
+    listeners = _shown(lesson, quiet, listeners, say)
+    run = Run.new(folder, lesson.settings)
     with run.held():
         lesson.material.tokenizer.save(run.model)
-        outcome = _go(run, lesson, listeners)
+        outcome = _go(run, lesson, listeners, started)
     together.leave()
     return load_run(run.folder, outcome)
 
 
-def follow(lesson: Lesson, saved: Saved | None = None) -> Trained:
+def _shown(lesson: Lesson, quiet: bool, listeners: Iterable[Listener], say: Say | None) -> list[Listener]:
+    """Say the plan; all who listen to the run."""
+    show = [] if quiet else [Show()]
+    for display in show:
+        display.report(announced(lesson))
+    if say is not None:
+        say(lesson)
+    return [*show, *listeners]
+
+
+def follow(lesson: Lesson, started: float, saved: Saved | None = None) -> Trained:
     """What every process but the first does: its share of the steps. It writes nothing."""
     if saved:
         restore(lesson.trainer, saved, facts_of(lesson))
+    lesson.trainer.progress.preparation += time.monotonic() - started
     outcome = lesson.trainer.run()
     lesson.trainer.team.leave()
     return Trained(Path(), lesson.model, lesson.material.tokenizer, lesson.material.about, outcome)
 
 
-def resume(folder: str | Path, *, listeners: Iterable[Listener] = (), say: Say = silent, **given: Any) -> Trained:
-    """Go on with a run. Settings may change that do not make it another run: a longer time, another rhythm."""
+@with_settings
+def resume(
+    folder: str | Path,
+    *,
+    quiet: bool = False,
+    listeners: Iterable[Listener] = (),
+    say: Say | None = None,
+    started: float | None = None,
+    **given: Unpack[TrainSettings],
+) -> Trained:
+    """Go on with a run. Settings may change that do not make it another run, such as max_steps or patience.
+
+    quiet, listeners, say, started: as in train
+    """
+    started = time.monotonic() if started is None else started
     run = Run.open(Path(folder))
     before = run.settings()
     chosen = {SAME.get(name, name): value for name, value in given.items()}
@@ -119,15 +164,15 @@ def resume(folder: str | Path, *, listeners: Iterable[Listener] = (), say: Say =
         saved = Checkpoints(run.checkpoints, run.id).newest()
         if saved:
             check_unchanged(settings, saved.state().get("data", {}), saved.path.name)
-        lesson = prepare(settings, load_tokenizer(run.model), together=together, known=spec_of(saved))
+        lesson = prepare(settings, load_tokenizer(run.model), together=together, known=spec_of(saved), started=started)
         if together.rank:
-            return follow(lesson, saved)
-        say(lesson)
+            return follow(lesson, started, saved)
+        listeners = _shown(lesson, quiet, listeners, say)
         notes = [f"{c.name} was {c.before!r} and is {c.now!r} now" for c in changed]
         notes += _restored(lesson, saved)
         run.write_settings(lesson.settings)
         run.rewind(saved.step if saved else 0)
-        outcome = _go(run, lesson, listeners, notes)
+        outcome = _go(run, lesson, listeners, started, notes)
     together.leave()
     return load_run(run.folder, outcome)
 
@@ -138,6 +183,7 @@ def prepare(
     examples: Mapping[str, list[Example]] | None = None,
     together: Any = None,
     known: Model | None = None,
+    started: float | None = None,
 ) -> Lesson:
     """Read the data, choose what was left open, make the model and its trainer. known: of a model that is resumed."""
     found = None
@@ -151,16 +197,30 @@ def prepare(
     made = known.build(seed=settings.seed) if known else _begun(settings, material)
     planning.check_vocabulary(made, material, settings)
     model = made.to(settings.device).train()
-    lesson = Lesson(
-        settings, material, model, _trainer(settings.but(max_steps=settings.max_steps or 1), material, model), found
-    )
-    together = together or Alone()
-    lesson.step_seconds = together.told([planning.seconds_a_step(lesson.trainer)])[0]
-    lesson.settings = planning.paced(settings, lesson.step_seconds)
-    lesson.trainer = _trainer(lesson.settings, material, model, together)
-    if not settings.max_steps:  # the time has decided, and may decide again
-        lesson.trainer.progress.plan = [(0, lesson.settings.max_steps)]
-    return lesson
+    return _planned(settings, material, model, found, together or Alone(), started)
+
+
+def _planned(
+    s: Settings, material: Material, model: Any, found: Look | None, together: Any, started: float | None
+) -> Lesson:
+    """Measure a few steps and evaluations, and choose how many of each there will be."""
+    began = time.monotonic() if started is None else started
+    draft = _trainer(s.but(max_steps=s.max_steps or 1), material, model)
+    step = planning.seconds_a_step(draft)
+    open_ = not (s.eval_every and s.eval_rows) or s.max_time
+    row = planning.seconds_a_row(draft, _exam(s, material)) if open_ else 0.0
+    spent, closing = time.monotonic() - began, planning.closing_seconds(model)
+    measured = planning.Timings(*together.told([step, row, spent, closing]))
+    rows = len(material.examples) or material.valid.size
+    chosen, evaluation = planning.paced(s, measured, rows)
+    trainer = _trainer(chosen, material, model, together)
+    trainer.evaluation_seconds, trainer.closing_seconds = evaluation.seconds, measured.closing
+    if not s.max_steps:  # the time has decided, and may decide again
+        trainer.progress.plan = [(0, chosen.max_steps)]
+    if not s.eval_every:
+        trainer.progress.cadence = (0, chosen.eval_every)
+    notes = [note for note in (planning.unusual_lr(chosen), planning.unplannable(s, measured, evaluation)) if note]
+    return Lesson(chosen, material, model, trainer, evaluation, found, measured.step, notes)
 
 
 def _begun(s: Settings, material: Material) -> Any:
@@ -170,9 +230,13 @@ def _begun(s: Settings, material: Material) -> Any:
 
 def _trainer(settings: Settings, material: Material, model: Any, together: Any = None) -> Trainer:
     schedule = planning.schedule_of(settings.but(warmup=max(settings.warmup, 0)))
-    exam = Exam(material, settings.metric, settings.eval_rows, settings.samples)
     objective = objective_of(material.task, material.objective)
+    exam = _exam(settings, material)
     return Trainer(model, objective, material.train, schedule, settings, evaluate=exam, team=together)
+
+
+def _exam(settings: Settings, material: Material) -> Exam:
+    return Exam(material, settings.metric, settings.eval_rows or MOST_ROWS, settings.samples)
 
 
 def facts_of(lesson: Lesson) -> dict[str, Any]:
@@ -180,11 +244,13 @@ def facts_of(lesson: Lesson) -> dict[str, Any]:
     return {"data": lesson.material.files, "tokenizer": lesson.material.tokenizer.hash}
 
 
-def _go(run: Run, lesson: Lesson, listeners: Iterable[Listener], notes: Iterable[str] = ()) -> Outcome:
+def _go(run: Run, lesson: Lesson, listeners: Iterable[Listener], started: float, notes: Iterable[str] = ()) -> Outcome:
     s, trainer, frame = lesson.settings, lesson.trainer, run.frame()
     trainer.keep = keeper(Checkpoints(run.checkpoints, run.id, keep=s.keep), facts_of(lesson))
     trainer.keep_best = lambda model: save_model(run.model, model, lesson.material.about)  # type: ignore[assignment]
     trainer.mend = lambda: run.mended(frame)
+    if s.final_rows > s.eval_rows:
+        trainer.evaluate_best = lambda: _evaluated_best(run, lesson)
     trainer.listeners = [
         Metrics(run.folder / "metrics.jsonl", s.log_every),
         Samples(run.folder / "samples.jsonl"),
@@ -194,7 +260,17 @@ def _go(run: Run, lesson: Lesson, listeners: Iterable[Listener], notes: Iterable
     ]
     for note in (*lesson.material.notes, *notes):
         trainer.tell(Noted(trainer.progress.step, note))
+    for planned in lesson.notes:
+        trainer.tell(planned._replace(step=trainer.progress.step))
+    trainer.progress.preparation += time.monotonic() - started
     return trainer.run()
+
+
+@torch.no_grad()
+def _evaluated_best(run: Run, lesson: Lesson) -> Scored:
+    """The best model, as it is in the folder, on settings.final_rows."""
+    exam = _exam(lesson.settings.but(eval_rows=lesson.settings.final_rows), lesson.material)
+    return exam(load_run(run.folder).model.to(lesson.settings.device))
 
 
 def _restored(lesson: Lesson, saved: Saved | None) -> list[str]:
