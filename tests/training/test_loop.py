@@ -224,9 +224,7 @@ def test_spoiled_weights_are_named():
 
 def test_after_some_bad_steps_in_a_row_it_stops():
     made, heard = poisoned("module", 4, lasting=True, bad_steps=3)
-    with pytest.raises(
-        CheckFailed, match="3 steps in a row gave NaN or inf and were not applied; lower --lr"
-    ):
+    with pytest.raises(CheckFailed, match="3 steps in a row gave NaN or inf and were not applied; lower --lr"):
         made.run()
     assert made.progress.step == 7 and isinstance(heard[-1], Stopped) and heard[-1].why == "bad steps"
     assert torch.isfinite(weights(made.model)).all()

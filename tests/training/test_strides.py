@@ -12,7 +12,7 @@ from tests.training.small import Diary, mean_loss, trainer
 from headwater.training.checkpoints import Checkpoints
 from headwater.training.events import Noted, Stepped
 from headwater.training.snapshot import keeper, restore
-from headwater.training.strides import fewer, place
+from headwater.training.strides import place, replanned
 
 STEPS, LIMIT = 40, 40.0
 
@@ -24,20 +24,20 @@ def test_every_plan_leads_on_from_where_it_was_decided_to_the_end(steps, data):
         decided, last = plan[-1]
         if last - decided > 2:
             now = data.draw(st.integers(decided + 1, last - 1))
-            plan.append((now, data.draw(st.integers(now + 1, last))))
+            plan.append((now, data.draw(st.integers(now + 1, 2 * last))))
     walked = [place(step, plan) for step in range(plan[-1][1] + 1)]
     assert walked[0] == 0 and walked[-1] == pytest.approx(steps)
-    strides = [b - a for a, b in zip(walked, walked[1:], strict=False)]
-    assert all(later >= sooner - 1e-9 for sooner, later in zip(strides, strides[1:], strict=False))
+    assert all(later > sooner for sooner, later in zip(walked, walked[1:], strict=False))
     assert [place(step, plan[:1]) for step in range(steps)] == list(range(steps))  # as it was, to the last bit
 
 
-def test_the_plan_stays_while_nine_of_ten_steps_fit():
-    assert fewer([(0, 100)], 50, left=50.0, seconds_a_step=1.05) == 0
-    assert fewer([(0, 100)], 50, left=50.0, seconds_a_step=2.0) == 50 + 24
-    assert fewer([(0, 100), (50, 74)], 60, left=14.0, seconds_a_step=0.5) == 0  # never more than before
-    assert fewer([(0, 100)], 100, left=-3.0, seconds_a_step=1.0) == 0
-    assert fewer([(0, 100)], 50, left=-3.0, seconds_a_step=1.0) == 51
+def test_the_plan_stays_while_it_is_right_within_a_tenth():
+    assert replanned([(0, 100)], 50, left=50.0, seconds_a_step=1.05) == 0
+    assert replanned([(0, 100)], 50, left=50.0, seconds_a_step=0.95) == 0
+    assert replanned([(0, 100)], 50, left=50.0, seconds_a_step=2.0) == 50 + 24
+    assert replanned([(0, 100), (50, 74)], 60, left=14.0, seconds_a_step=0.5) == 60 + 27
+    assert replanned([(0, 100)], 100, left=-3.0, seconds_a_step=1.0) == 0
+    assert replanned([(0, 100)], 50, left=-3.0, seconds_a_step=1.0) == 51
 
 
 class Clock:

@@ -44,6 +44,7 @@ def plan_evaluations(
     s: Settings, seconds: float, step_seconds: float, row_seconds: float, available: int
 ) -> EvaluationPlan:
     """seconds: of the whole run; step_seconds, row_seconds: of a training step, of one row's evaluation."""
+    row_seconds = max(row_seconds, 1e-9)  # 0 where it was not measured, since all is given
     steps = max(1, s.max_steps or int(seconds / step_seconds))
     budget = max(FREE, SHARE * seconds)
     most = min(MOST_ROWS, available)

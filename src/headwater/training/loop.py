@@ -37,7 +37,7 @@ from headwater.training.saving import Saver, tried
 from headwater.training.settings import Settings
 from headwater.training.snapshot import Snapshot, snapshot
 from headwater.training.spread import spread
-from headwater.training.strides import place, plan_again, replanning_due, time_left
+from headwater.training.strides import out_of_time, place, plan_again, replanning_due
 from headwater.training.team import Alone
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -160,7 +160,7 @@ class Trainer:
 
     def _late(self) -> bool:
         """Whether the time is over once the next step is done."""
-        return self.settings.max_time > 0 and time_left(self) <= self.step_seconds.value
+        return self.settings.max_time > 0 and out_of_time(self)
 
     # ------------------------------------------------------------------------------------------------------ one step
 

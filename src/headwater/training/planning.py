@@ -62,6 +62,7 @@ WRITTEN = ("text-to-text", "language-model")  # tasks that write
 MARKS = 3  # special tokens around two texts
 TIME_USED = 0.97  # share of the time for steps that is planned; the rest goes to checkpoints
 CLOSING, DISK = 2.0, 3e8  # seconds to end a run beside writing its files; bytes written in a second
+MOST_SLOWDOWN = 5.0
 PROBE, FEWEST, SLOW_PROBE = 16, 2, 1.0  # rows evaluated to measure a row; those before them; seconds that are enough
 
 
@@ -280,9 +281,13 @@ def seconds_a_row(trainer: Trainer, exam: Exam) -> float:
     return max(took / rows, 1e-9)
 
 
-def closing_seconds(model: Any) -> float:
-    """After the last evaluation: a checkpoint and the model are written, the curves are drawn, the model is read."""
-    return CLOSING + 24 * sum(p.numel() for p in model.parameters()) / DISK
+def closing_seconds(model: Any, slowdown: float) -> float:
+    """After the last evaluation: a checkpoint and the model are written, the curves are drawn, the model is read.
+
+    slowdown: clock time over processor time so far; above 1 where the machine is shared with others.
+    """
+    alone = CLOSING + 24 * sum(p.numel() for p in model.parameters()) / DISK
+    return alone * min(MOST_SLOWDOWN, max(1.0, slowdown))
 
 
 def _spread(trainer: Trainer) -> Any:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Plan = Sequence[tuple[int, int]]
 CHANGED, SPARE = 1.1, 0.98  # factor by which the steps left must differ from the plan; share of the time that is used
+GRACE = 0.05  # share of the time by which a plan may be exceeded
 LOOKS = 10  # times that a run compares its pace with the plan
 
 
@@ -57,7 +58,8 @@ def plan_again(trainer: Trainer) -> None:
     (step, then), p.mark = p.mark, (p.step, now)
     between = max(0, (trainer.steps - p.step - 1) // max(1, interval_of(trainer)))  # evaluations before the last one
     left = time_left(trainer) - between * trainer.evaluation_seconds
-    found = replanned(p.plan, p.step, left, (now - then) / max(1, p.step - step))
+    pace = max((now - then) / max(1, p.step - step), now / p.step)  # a fast stretch after slow ones is not trusted
+    found = replanned(p.plan, p.step, left, pace)
     (steps,) = map(int, trainer.team.told([float(found)]))
     if not steps:
         return
@@ -66,6 +68,12 @@ def plan_again(trainer: Trainer) -> None:
     note_zh = f"每步比计划的{pace_zh}：时间内可做 {steps} 步，而不是 {trainer.steps} 步"
     trainer.tell(Noted(p.step, note, note_zh))
     p.plan = [*p.plan, (p.step, steps)]
+
+
+def out_of_time(trainer: Trainer) -> bool:
+    """Whether no step should follow the next one. A plan that is nearly right is walked to its end."""
+    grace = GRACE * trainer.settings.max_time if trainer.progress.plan else 0.0
+    return time_left(trainer) + grace <= trainer.step_seconds.value
 
 
 def time_left(trainer: Trainer) -> float:

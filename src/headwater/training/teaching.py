@@ -204,12 +204,14 @@ def _planned(
     s: Settings, material: Material, model: Any, found: Look | None, together: Any, started: float | None
 ) -> Lesson:
     """Measure a few steps and evaluations, and choose how many of each there will be."""
-    began = time.monotonic() if started is None else started
+    began, cpu = time.monotonic(), time.process_time()
     draft = _trainer(s.but(max_steps=s.max_steps or 1), material, model)
     step = planning.seconds_a_step(draft)
     open_ = not (s.eval_every and s.eval_rows) or s.max_time
     row = planning.seconds_a_row(draft, _exam(s, material)) if open_ else 0.0
-    spent, closing = time.monotonic() - began, planning.closing_seconds(model)
+    now = time.monotonic()
+    spent = now - (began if started is None else started)
+    closing = planning.closing_seconds(model, (now - began) / max(1e-9, time.process_time() - cpu))
     measured = planning.Timings(*together.told([step, row, spent, closing]))
     rows = len(material.examples) or material.valid.size
     chosen, evaluation = planning.paced(s, measured, rows)

@@ -1,0 +1,110 @@
+"""A run that diverges says so once, with what to change; runs that learn are left in peace."""
+
+from __future__ import annotations
+
+import pytest
+from tests.training.small import mean_loss, trainer
+
+from headwater.data.dates import dates
+from headwater.training.divergence import WINDOW, diverged, lr_warning, record
+from headwater.training.events import Noted, Stepped
+from headwater.training.records import Progress
+from headwater.training.schedules import Constant, Cosine
+from headwater.training.teaching import train
+
+
+def notes(lr=3.0, schedule=None, steps=40, **settings):
+    heard = []
+    made = trainer(steps, [heard.append], lr=lr, **settings)
+    made.schedule = schedule or Constant(lr)
+    made.run()
+    return [event for event in heard if isinstance(event, Noted)], [e.loss for e in heard if isinstance(e, Stepped)]
+
+
+def test_a_loss_far_above_its_start_is_said_once():
+    said, losses = notes()
+    assert max(losses) > 10 * losses[0], "the run must diverge"
+    (note,) = said
+    assert note.text.startswith(f"loss rose from {losses[0]:.3g} to ") and note.text.endswith("lower --lr (now 3)")
+    assert f" at step {note.step}: " in note.text and note.step <= 2 * WINDOW
+    assert note.zh.startswith(f"第 {note.step} 步时损失从 {losses[0]:.3g} 升到 ")
+
+
+NORMAL = {
+    "plain": {},
+    "smoothing": {"smoothing": 0.3},
+    "no smoothing": {"smoothing": 0.0},
+    "muon": {"method": "muon"},
+    "dropout": {"dropout": 0.5},
+    "warmup": {"schedule": Cosine(1e-2, 30, 40)},
+    "no warmup": {"schedule": Constant(1e-2)},
+    "small batches": {"batch_tokens": 24},
+    "evaluated": {"evaluate": mean_loss, "eval_every": 3, "average": 0.9},
+}
+
+
+@pytest.mark.parametrize("name", NORMAL)
+def test_no_false_alarm(name):
+    for seed in range(3):
+        settings = {"schedule": Cosine(1e-2, 5, 40), **NORMAL[name]}
+        assert notes(1e-2, seed=seed, **settings)[0] == []
+
+
+def passed(losses, norms):
+    """What is said after each step of a run with these losses and norms."""
+    p, said = Progress(), []
+    for loss, norm in zip(losses, norms, strict=True):
+        p.step += 1
+        p.norms = [*p.norms[-63:], norm]
+        record(p, loss, norm)
+        said.append(diverged(p, 0.5))
+    return [(step + 1, warned.text) for step, warned in enumerate(said) if warned]
+
+
+def test_one_odd_batch_is_no_divergence():
+    losses = [7.0] * 20 + [700.0] + [7.0] * 20
+    assert passed(losses, [1.0] * 41) == []
+    lasting = [7.0] * 20 + [700.0] * 20
+    assert passed(lasting, [1.0] * 40) == [(25, "loss rose from 7 to 700 at step 25: lower --lr (now 0.5)")]
+
+
+def test_a_gradient_norm_that_explodes_is_said_once():
+    norms = [2.0] * 10 + [500.0] * 30
+    assert passed([7.0] * 40, norms) == [(15, "gradient norm rose from 2 to 500 at step 15: lower --lr (now 0.5)")]
+    assert passed([7.0] * 40, [1e-3] * 10 + [2.0] * 30) == [], "a norm that began near zero may grow"
+
+
+def test_a_loss_that_stays_high_or_falls_is_none():
+    assert passed([7.7] * 100, [1.0] * 100) == []
+    assert passed([0.7, *([0.9] * 50)], [1.0] * 51) == [], "classes are guessed wrongly at times"
+
+
+def test_what_was_said_is_kept_in_the_checkpoint():
+    said, _ = notes(steps=30)
+    made = trainer(40, lr=3.0)
+    made.load_state({"progress": {"first_loss": 2.0, "warned": ["loss", "norm"]}, "scale": {}})
+    made.progress.losses, made.progress.norms = [900.0] * WINDOW, [900.0] * WINDOW
+    assert said and made.progress.first_loss == 2.0 and diverged(made.progress, 3.0) is None
+    made.progress.first_norm = 1.0
+    assert diverged(made.progress, 3.0) is None
+    made.progress.warned = []
+    assert diverged(made.progress, 3.0) is not None
+
+
+@pytest.mark.parametrize(("lr", "said"), [(3.0, True), (0.5, True), (1e-2, False), (0.1, False)])
+def test_an_absurd_learning_rate_is_said_before_training(lr, said):
+    assert bool(lr_warning("adamw", lr)) is said
+
+
+def test_before_the_first_step(tmp_path):
+    path, heard = tmp_path / "pairs.tsv", []
+    path.write_text("".join(f"{a}\t{b}\n" for a, b in dates("train", 100)))
+    given = {"size": "mini", "max_steps": 2, "batch_tokens": 300, "eval_rows": 4, "eval_every": 2, "quiet": True}
+    train(path, out=tmp_path / "a", lr=3.0, method="adamw", listeners=[heard.append], **given)
+    note, step = (event for event in heard[:2])
+    assert isinstance(note, Noted) and isinstance(step, Stepped)
+    assert note.text.startswith("the learning rate reaches 3, adamw usually takes") and "学习率将达到 3" in note.zh
+    heard.clear()
+    train(path, out=tmp_path / "b", listeners=[heard.append], **given)
+    train(path, out=tmp_path / "c", listeners=[heard.append], schedule="noam", warmup=4000, **given)
+    assert not [event for event in heard if isinstance(event, Noted)]
