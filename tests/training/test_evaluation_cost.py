@@ -11,8 +11,16 @@ from tests.training.clock import Clock
 from tests.training.small import Diary, mean_loss, trainer
 
 from headwater.data.dates import dates
+from headwater.training import loop
 from headwater.training.checkpoints import Checkpoints
-from headwater.training.evaluation_cost import FEWEST_ROWS, FINAL_SHARE, FREE, SHARE, plan_evaluations
+from headwater.training.evaluation_cost import (
+    FEWEST_ROWS,
+    FINAL_SHARE,
+    FREE,
+    SHARE,
+    evaluations_ahead,
+    plan_evaluations,
+)
 from headwater.training.events import Evaluated, FinalEvaluated, Noted, Stepped
 from headwater.training.run import Run
 from headwater.training.settings import read
@@ -105,6 +113,25 @@ def test_cheap_evaluations_stay_where_they_were(monkeypatch):
     made, _ = timed(monkeypatch, 0.1, heard.append)
     made.run()
     assert evaluated(heard) == list(range(6, STEPS + 1, 6)) and made.progress.cadence == (0, 6)
+
+
+@pytest.mark.parametrize("every", [0, 7, 8, 11])
+@pytest.mark.parametrize("chosen", [True, False])
+def test_evaluations_are_foreseen(monkeypatch, every, chosen):
+    """Where the interval was chosen, none comes shortly before the one at the end."""
+    monkeypatch.setattr(loop, "choose_interval", lambda made: None)
+    heard, foreseen = [], []
+    made = trainer(30, [heard.append], evaluate=mean_loss, eval_every=every)
+    made.progress.cadence = (0, every) if chosen else (0, 0)
+    made.listeners.append(
+        lambda event: foreseen.append(evaluations_ahead(made)) if isinstance(event, Stepped) else None
+    )
+    first = evaluations_ahead(made)
+    made.run()
+    steps = evaluated(heard)
+    assert [first, *foreseen] == [len([s for s in steps if step < s < 30]) for step in range(31)]
+    assert steps[-1] == 30 and (every == 0 or len(steps) > 1)
+    assert not chosen or every == 0 or 30 - steps[-2] >= every / 2
 
 
 def test_the_clock_changes_no_loss_and_no_order(monkeypatch):

@@ -87,8 +87,22 @@ def interval_of(trainer: Trainer) -> int:
 
 
 def evaluation_due(trainer: Trainer) -> bool:
+    (since, _), every, step = trainer.progress.cadence, interval_of(trainer), trainer.progress.step
+    return every > 0 and (step - since) % every == 0 and (step <= _last(trainer) or step == trainer.steps)
+
+
+def evaluations_ahead(trainer: Trainer) -> int:
+    """How many are due before the one at the end."""
     (since, _), every = trainer.progress.cadence, interval_of(trainer)
-    return every > 0 and (trainer.progress.step - since) % every == 0
+    if not every:
+        return 0
+    return max(0, (_last(trainer) - since) // every - (trainer.progress.step - since) // every)
+
+
+def _last(trainer: Trainer) -> int:
+    """The last step but the end at which one may be due: none of a chosen interval comes shortly before the end."""
+    chosen = trainer.progress.cadence[1]
+    return trainer.steps - max(1, math.ceil(chosen / 2))
 
 
 def choose_interval(trainer: Trainer) -> None:

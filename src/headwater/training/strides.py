@@ -1,5 +1,4 @@
-"""A run that must end in time: when its steps are slower or faster than planned, the rest of the learning-rate curve
-takes fewer or more of them.
+"""A run that must end in time: if its steps are slower or faster than planned, the rest of the curve takes fewer or more.
 
 A plan is a list of (step at which it was decided, steps in all); the first is decided at step 0. It is kept in the
 checkpoint, so the learning rate stays a function of the step and of what is on disk, whatever the clock said.
@@ -11,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from headwater.training.evaluation_cost import interval_of
+from headwater.training.evaluation_cost import evaluations_ahead
 from headwater.training.events import Noted
 from headwater.training.records import Progress
 
@@ -56,8 +55,7 @@ def plan_again(trainer: Trainer) -> None:
     p = trainer.progress
     now = trainer.elapsed() - p.evaluation
     (step, then), p.mark = p.mark, (p.step, now)
-    between = max(0, (trainer.steps - p.step - 1) // max(1, interval_of(trainer)))  # evaluations before the last one
-    left = time_left(trainer) - between * trainer.evaluation_seconds
+    left = time_left(trainer) - evaluations_ahead(trainer) * trainer.evaluation_seconds
     pace = max((now - then) / max(1, p.step - step), now / p.step)  # a fast stretch after slow ones is not trusted
     found = replanned(p.plan, p.step, left, pace)
     (steps,) = map(int, trainer.team.told([float(found)]))
