@@ -1,4 +1,4 @@
-"""A run that must end in time: if its steps are slower or faster than planned, the rest of the curve takes fewer or more.
+"""A run that must end in time: if its steps are slower or faster than planned, its curve takes fewer or more.
 
 A plan is a list of (step at which it was decided, steps in all); the first is decided at step 0. It is kept in the
 checkpoint, so the learning rate stays a function of the step and of what is on disk, whatever the clock said.
@@ -61,9 +61,9 @@ def plan_again(trainer: Trainer) -> None:
     (steps,) = map(int, trainer.team.told([float(found)]))
     if not steps:
         return
-    pace, pace_zh = ("take longer", "慢") if steps < trainer.steps else ("are faster", "快")
-    note = f"steps {pace} than planned: {steps} fit into the time, not {trainer.steps}"
-    note_zh = f"每步比计划的{pace_zh}：时间内可做 {steps} 步，而不是 {trainer.steps} 步"
+    words, words_zh = ("take longer", "慢") if steps < trainer.steps else ("are faster", "快")
+    note = f"steps {words} than planned: {steps} fit into the time, not {trainer.steps}"
+    note_zh = f"每步比计划的{words_zh}：时间内可做 {steps} 步，而不是 {trainer.steps} 步"
     trainer.tell(Noted(p.step, note, note_zh))
     p.plan = [*p.plan, (p.step, steps)]
 
