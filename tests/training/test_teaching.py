@@ -161,14 +161,6 @@ def test_names_of_runs_do_not_collide(tmp_path):
     assert free_name("text-to-text", "my data!", tmp_path).name == "my-data-2"
 
 
-def test_time_decides_the_steps(files, tmp_path):
-    trained = train(
-        files / "pairs.tsv", out=tmp_path / "run", **{**TINY, "max_steps": 0, "eval_every": 1000}, max_time="2s"
-    )
-    assert trained.outcome.progress.step >= 1
-    assert Run.open(tmp_path / "run").settings().max_steps >= 10
-
-
 def test_a_run_can_start_from_another(files, tmp_path):
     first = train(files / "pairs.tsv", out=tmp_path / "a", **TINY)
     same = {"start": tmp_path / "a", "tokenizer": tmp_path / "a/model", "lr": 1e-12}
