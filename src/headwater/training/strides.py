@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Plan = Sequence[tuple[int, int]]
 CHANGED, SPARE = 1.1, 0.98  # factor by which the steps left must differ from the plan; share of the time that is used
+NOTABLE = 0.1  # share of all steps by which a new plan must differ to be said
 GRACE = 0.05  # share of the time by which a plan may be exceeded
 LOOKS = 10  # times that a run compares its pace with the plan
 
@@ -64,7 +65,8 @@ def plan_again(trainer: Trainer) -> None:
     words, words_zh = ("take longer", "慢") if steps < trainer.steps else ("are faster", "快")
     note = f"steps {words} than planned: {steps} fit into the time, not {trainer.steps}"
     note_zh = f"每步比计划的{words_zh}：时间内可做 {steps} 步，而不是 {trainer.steps} 步"
-    trainer.tell(Noted(p.step, note, note_zh))
+    if abs(steps - trainer.steps) > NOTABLE * trainer.steps:
+        trainer.tell(Noted(p.step, note, note_zh))
     p.plan = [*p.plan, (p.step, steps)]
 
 
