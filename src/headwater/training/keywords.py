@@ -22,6 +22,7 @@ class TrainSettings(TypedDict, total=False):
     columns: str | dict[str, str]
     source: str
     target: str
+    header: str
     encoding: str
     invalid: str
     held_out: float
