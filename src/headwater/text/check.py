@@ -1,6 +1,7 @@
 """A tokenizer.json, checked against what we know before the library sees it.
 
-Every component must be of a known type with known keys, every number bounded, every pattern safe (patterns.py).
+Every component must be of a known type with known keys, every number bounded, every pattern safe (patterns.py), and
+all rules together must not make a text much longer (growth.py).
 Padding and truncation are ours to do and are dropped: a file could ask for padding to 10^12 places.
 """
 
@@ -11,6 +12,7 @@ from typing import Any
 from headwater.errors import BadFile, nearest
 from headwater.text import allowed
 from headwater.text.allowed import MOST_TOKENS, Check
+from headwater.text.growth import INNER, check_growth
 from headwater.weights.files import shown
 
 MOST_ADDED, DEEPEST = 100_000, 6
@@ -28,6 +30,7 @@ def checked(spec: dict[str, Any], where: object) -> dict[str, Any]:
     for slot in SLOTS:
         if spec.setdefault(slot, None) is not None:
             _check_component(spec[slot], slot, where, 0)
+    check_growth(spec, where)
     spec["added_tokens"] = _check_added(spec.get("added_tokens") or [], where)
     _check_model(spec["model"], where)
     return spec
@@ -135,12 +138,6 @@ SLOTS: dict[str, dict[str, dict[str, Check]]] = {
         "Sequence": {},
         "Strip": {"content": _METASPACE["replacement"], "start": allowed.whole(100), "stop": allowed.whole(100)},
     },
-}
-INNER = {
-    "normalizer": "normalizers",
-    "pre_tokenizer": "pretokenizers",
-    "post_processor": "processors",
-    "decoder": "decoders",
 }
 
 

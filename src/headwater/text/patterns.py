@@ -24,6 +24,10 @@ _CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]")
 _ESCAPE = re.compile(r"\\(?:[pP]\{\^?\w{1,30}\}|x\{[0-9a-fA-F]{1,6}\}|.)", re.DOTALL)
 _OPEN_REPEAT = re.compile(r"[*+]|\{\d*,\}")
 _REPEATED_GROUP = re.compile(r"\)(?:[*+]|\{)")
+_ONE_CHARACTER = re.compile(r"\\(?:[pP]\{\^?\w{1,30}\}|x\{[0-9a-fA-F]{1,6}\}|[dDsSwWhHnrtfv]|[^\w<>`'])")  # one each
+_SIMPLE_CLASS = re.compile(r"\[\^?[^\[\]\\]+\]")
+_COUNTED = re.compile(r"\{(\d*),?\d*\}")
+_FIRM_ATOM = re.compile(r"[^\^$*+?{}|]\+?(?![*+?])")
 
 
 def check_pattern(pattern: str, where: object) -> None:
@@ -45,3 +49,15 @@ def check_pattern(pattern: str, where: object) -> None:
         raise BadFile(
             f"{where}: the pattern {shown(pattern)} has more than {MOST_REPEATS} open repeats in a row; refused"
         )
+
+
+def firm(pattern: str) -> bool:
+    """Whether every match certainly has a character. No is also said of what is not understood here.
+
+    >>> [firm(p) for p in (" {2,}", r"\\s+|x", "a*", "^", "(a)", r"\\b", "a|b?", "a{0,2}")]
+    [True, True, False, False, False, False, False, False]
+    """
+    bare = _SIMPLE_CLASS.sub("c", _ONE_CHARACTER.sub("c", pattern))
+    bare = _COUNTED.sub(lambda found: "+" if int(found[1] or 0) else "*", bare)
+    understood = not re.search(r"[\\()\[\]{}]", bare)
+    return understood and all(_FIRM_ATOM.search(arm) for arm in bare.split("|"))
