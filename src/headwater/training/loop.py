@@ -90,7 +90,7 @@ class Trainer:
             raise BadSetting("compile and shard can not be had together: a layer's weights come and go; give one")
         if self.settings.compile:
             for stack in filter(None, (self.model.encoder, self.model.decoder)):
-                stack.compile(dynamic=True)
+                stack.compile(dynamic=True, options={"fallback_random": True})  # the dropout of a run that is not compiled
 
     # ------------------------------------------------------------------------------------------------------ the loop
 
