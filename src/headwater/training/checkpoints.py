@@ -80,10 +80,12 @@ class Checkpoints:
 
     def make_room(self, size: int) -> None:
         """Refuse before writing what the disk can not hold, so that the last free bytes are left to others."""
-        if self.disk.free(self.folder) < 1.1 * size + 2**20:
+        needed = 1.1 * size + 2**20
+        if self.disk.free(self.folder) < needed:
             self.prune()
-            if self.disk.free(self.folder) < 1.1 * size + 2**20:
-                raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({size / 2**20:.0f} MB are needed)")
+            if (free := self.disk.free(self.folder)) < needed:
+                amounts = f"{needed / 2**20:.1f} MB are needed, {free / 2**20:.1f} MB are free"
+                raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({amounts})")
 
     def prune(self) -> None:
         """Let go of all but the newest `keep` valid ones, and of what a crash has left. A failure is only a delay."""

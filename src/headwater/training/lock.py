@@ -24,23 +24,45 @@ class Lock:
         self.path, self.handle = path, -1
 
     def take(self) -> None:
-        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        self.handle = self._taken(os.O_CREAT)
+
+    def _taken(self, create: int) -> int:
+        handle = os.open(self.path, os.O_RDWR | create | getattr(os, "O_NOFOLLOW", 0), 0o666)
         holder = _holder(handle)
-        if not _locked(handle) or _alive_elsewhere(holder):
-            os.close(handle)
-            who = f"process {holder.get('pid', '?')} on {holder.get('host', '?')}"
+        locked = _locked(handle)
+        if locked and _same_file(handle, self.path) and not _alive_elsewhere(holder):
+            _write(handle, {"pid": os.getpid(), "host": socket.gethostname(), "boot": _boot()})
+            return handle
+        os.close(handle)
+        pid, host = holder.get("pid", "?"), holder.get("host", "?")
+        if locked and holder:
             raise Unavailable(
-                f"{self.path.parent} must have one trainer, {who} is training there; wait for it or stop it "
-                f"(if that machine is gone, remove {self.path})"
+                f"{self.path.parent} must have one trainer, process {pid} on {host} is training there; wait for it or "
+                f"stop it (if {host} is gone for good, so that it can not be training any more, remove {self.path})"
             )
-        _write(handle, {"pid": os.getpid(), "host": socket.gethostname(), "boot": _boot()})
-        self.handle = handle
+        raise Unavailable(
+            f"{self.path.parent} must have one trainer, process {pid} on {host} is training there; wait for it, "
+            "or stop it"
+        )
+
+    @property
+    def lost(self) -> bool:
+        """Whether the file that is held is no longer the one of that name."""
+        return self.handle >= 0 and not _same_file(self.handle, self.path)
 
     def keep(self) -> None:
-        """Where its file was removed while it was held: hold a new one."""
-        if self.handle >= 0 and not self.path.exists():
-            self.release()
-            self.take()
+        """Where its file was removed and nobody has made another: hold a new one. Another file there is a fault."""
+        if not self.lost or not self.path.parent.is_dir():
+            return
+        try:
+            new = self._taken(os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            raise Unavailable(
+                f"{self.path.parent} must have one trainer, but another file stands where its lock was: it "
+                "stops and writes no more (its checkpoints are safe; --resume goes on once nobody else trains there)"
+            ) from None
+        os.close(self.handle)
+        self.handle = new
 
     def release(self) -> None:
         if self.handle >= 0:
@@ -54,6 +76,15 @@ class Lock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def _same_file(handle: int, path: Path) -> bool:
+    """Whether what a descriptor has open is what the path names now."""
+    try:
+        there = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return False
+    return os.path.samestat(os.fstat(handle), there)
 
 
 def _locked(handle: int) -> bool:

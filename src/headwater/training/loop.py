@@ -76,6 +76,7 @@ class Trainer:
         self.saver = Saver(s.save_every, s.save_steps, self.tell)
         self.mend: Callable[[], bool] | None = None  # whether what was kept had gone; its place is there again
         self.evaluate_best: Callable[[], Scored] | None = None  # on settings.final_rows, once the run has ended
+        self.guard: Callable[[], None] = lambda: None  # called before anything is written: a fault where it must not be
         self.began = self.began_seconds = 0.0
         self.evaluation_seconds = 0.0  # of the last evaluation; before the first: as planned
         self.closing_seconds = 0.0  # what is done after the last evaluation: checkpoint, plots
@@ -90,7 +91,9 @@ class Trainer:
             raise BadSetting("compile and shard can not be had together: a layer's weights come and go; give one")
         if self.settings.compile:
             for stack in filter(None, (self.model.encoder, self.model.decoder)):
-                stack.compile(dynamic=True, options={"fallback_random": True})  # the dropout of a run that is not compiled
+                stack.compile(
+                    dynamic=True, options={"fallback_random": True}
+                )  # the dropout of a run that is not compiled
 
     # ------------------------------------------------------------------------------------------------------ the loop
 
@@ -316,6 +319,7 @@ class Trainer:
         return found >= 0
 
     def tell(self, event: Event) -> None:
+        self.guard()
         for listener in list(self.listeners):
             try:
                 listener(event)

@@ -80,17 +80,18 @@ def seen(settings: Settings) -> Look:
     )  # fmt: skip
 
 
-def fingerprints(found: Look) -> dict[str, str]:
+def fingerprints(found: Look, synonyms: str = "") -> dict[str, str]:
     """SHA-256 of every file that is read, by name: a resumed run must find them unchanged, wherever they lie now."""
     said: dict[str, str] = {}
-    for path in dict.fromkeys(path for part in found.recipe.parts for path in part.paths):
+    data = [path for part in found.recipe.parts for path in part.paths]
+    for path in dict.fromkeys((*data, *([Path(synonyms)] if synonyms else []))):
         said[path.name if path.name not in said else f"{path.name} ({len(said)})"] = _digest(path)
     return said
 
 
 def check_unchanged(settings: Settings, known: Mapping[str, str], where: str) -> None:
     """Before a resumed run reads its files: one that no longer fits their layout is first of all another file."""
-    paths = [Path(path) for path in (*settings.paths, *settings.valid)]
+    paths = [Path(path) for path in (*settings.paths, *settings.valid, settings.synonyms) if path]
     names = [path.name for path in paths]
     for path in paths:
         alone = names.count(path.name) == 1 and path.name in known and path.is_file()
@@ -101,12 +102,13 @@ def check_unchanged(settings: Settings, known: Mapping[str, str], where: str) ->
 
 def gathered(settings: Settings, found: Look, tokenizer: Tokenizer | None = None) -> Material:
     """Everything the files hold, as courses. A tokenizer that is not given is learned, or read from a folder."""
-    before = fingerprints(found)
+    synonyms = settings.synonyms if settings.synonyms and Path(settings.synonyms).is_file() else ""
+    before = fingerprints(found, synonyms)
     train, valid = divided(settings, found)
-    if (after := fingerprints(found)) != before:
+    made = taught(settings, found.task, train, valid, tokenizer, found.recipe.languages)
+    if (after := fingerprints(found, synonyms)) != before:
         changed = next(name for name in before if before[name] != after[name])
         raise BadFile(f"{changed} must not change while it is read, it did; wait until it is written, and begin again")
-    made = taught(settings, found.task, train, valid, tokenizer, found.recipe.languages)
     made.columns = found.recipe.roles
     made.files = before
     if made.tokens < FEW_TOKENS:

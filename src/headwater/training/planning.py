@@ -45,6 +45,14 @@ class Size(NamedTuple):
     d_ff: int
 
 
+class Done(NamedTuple):
+    """What a resumed run has behind it, where its time decides how many steps are to come."""
+
+    steps: int = 0
+    seconds: float = 0.0
+
+
+NOTHING_DONE = Done()
 SIZES = {
     "mini": Size(32, 2, 1, 64),
     "small": Size(64, 4, 2, 256),
@@ -144,14 +152,17 @@ class Timings(NamedTuple):
     closing: float = 0.0  # after the last evaluation: files, plots
 
 
-def paced(settings: Settings, measured: Timings, available: int) -> tuple[Settings, EvaluationPlan]:
+def paced(
+    settings: Settings, measured: Timings, available: int, done: Done = NOTHING_DONE
+) -> tuple[Settings, EvaluationPlan]:
     """The steps that fit into the time, the warm-up, and evaluations that cost little. available: validation rows."""
     s = settings
-    limit = s.max_time - measured.spent - measured.closing if s.max_time else math.inf
+    limit = s.max_time - done.seconds - measured.spent - measured.closing if s.max_time else math.inf
     seconds = max(0.0, min(limit, s.max_steps * measured.step or math.inf))
     plan = plan_evaluations(s, seconds, measured.step, measured.row, available)
     planned = s.max_steps or int(seconds / measured.step)
-    steps = s.max_steps or max(1, int(TIME_USED * (seconds - plan.total_seconds(planned)) / measured.step))
+    more = max(1, int(TIME_USED * (seconds - plan.total_seconds(planned)) / measured.step))
+    steps = s.max_steps or done.steps + more
     warmup = s.warmup if s.warmup >= 0 else min(4000, max(1, steps // 10))
     every = s.eval_every or min(plan.every, steps)
     chosen = s.but(max_steps=steps, warmup=warmup, eval_every=every, eval_rows=plan.rows, final_rows=plan.final_rows)

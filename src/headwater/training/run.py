@@ -26,7 +26,7 @@ from typing import Any
 import yaml
 
 from headwater import __version__
-from headwater.errors import BadFile, BadSetting, NotFound
+from headwater.errors import BadFile, BadSetting, NotFound, Unavailable
 from headwater.training.journals import line_of, read_lines
 from headwater.training.lock import Lock
 from headwater.training.settings import Settings, read
@@ -87,10 +87,19 @@ class Run:
         """The small files without which the folder is no run."""
         return {path: path.read_bytes() for path in (self.env, self.config, *self.model.glob("tokenizer*.json"))}
 
+    def check_held(self, frame: Mapping[Path, bytes]) -> None:
+        """Before anything is written: nobody else may train here. A lock file that was only removed is made again."""
+        if self.lock.lost:
+            self._check_own(frame)
+            self.lock.keep()
+
+    def _check_own(self, frame: Mapping[Path, bytes]) -> None:
+        if self.env.is_file() and self.env.read_bytes() != frame[self.env]:
+            raise Unavailable(f"{self.folder} must be this run's own folder, another run is there now: this one stops")
+
     def mended(self, frame: Mapping[Path, bytes]) -> bool:
         """Whether somebody removed a part of the frame, or all, while it was held; it is there again."""
-        if self.env.is_file() and self.env.read_bytes() != frame[self.env]:
-            raise BadFile(f"{self.folder} must be this run's own folder, another run is there now")
+        self._check_own(frame)
         gone = [path for path in (self.checkpoints, self.plots, *frame) if not path.exists()]
         if gone:
             self.make_folders()

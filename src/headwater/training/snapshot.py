@@ -6,7 +6,9 @@ hold parts of a model, the whole is gathered: a checkpoint does not know how man
 
 from __future__ import annotations
 
+import hashlib
 import json
+import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +20,11 @@ from torch import Tensor
 
 from headwater.core import Model
 from headwater.errors import BadFile, BadSetting
+from headwater.machine import library
 from headwater.parts import from_plain, to_plain
 from headwater.training.checkpoints import Checkpoints, Saved
 from headwater.training.optimiser import load_state, state_of
+from headwater.training.settings import Settings, read
 from headwater.training.spread import laid_out, whole
 from headwater.weights.native import put, tensors_of
 from headwater.weights.tensors import TensorFile, pieces
@@ -52,9 +56,31 @@ def snapshot(trainer: Trainer) -> Snapshot:
         AVERAGE: trainer.average.weights,
     }
     copied = {file: {name: whole(t) for name, t in tensors.items()} for file, tensors in live.items() if tensors}
-    about = {"spec": to_plain(trainer.model.spec), "torch": torch.__version__, "threads": torch.get_num_threads()}
+    about = {"spec": to_plain(trainer.model.spec), "settings": trainer.settings.nested(), **environment(trainer.device)}
     state = {**trainer.state(), **about}
     return Snapshot(trainer.progress.step, copied, json.loads(json.dumps(state)))
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What the last bits of a number depend on, beside the settings."""
+    return {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "kernels": "C" if library.compiled() is not None else "torch",
+        "processor": _processor(),
+        "device": device.type,
+    }
+
+
+def _processor() -> str:
+    """Its name, and a hash of what it can do: a compiler makes other code for another one."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line)
+    except OSError:
+        return platform.processor()
+    said = {name.strip(): value.strip() for name, value in lines.items()}
+    flags = " ".join(sorted(said.get("flags", said.get("Features", "")).split()))
+    return f"{said.get('model name', platform.machine())} ({hashlib.sha256(flags.encode()).hexdigest()[:8]})"
 
 
 def keeper(checkpoints: Checkpoints, facts: Mapping[str, Any]) -> Callable[[Snapshot], str]:
@@ -89,9 +115,22 @@ def restore(trainer: Trainer, saved: Saved, facts: Mapping[str, Any]) -> list[st
     trainer.load_state(state)
     if (plan := trainer.progress.plan) and plan[0][1] != trainer.settings.max_steps:
         trainer.progress.plan = []  # another number of steps is asked for now
-    now = {"torch": torch.__version__, "threads": torch.get_num_threads()}
-    return [f"{name} was {state.get(name)} and is {value} now: numbers may differ in their last bits"
-            for name, value in now.items() if state.get(name) != value]  # fmt: skip
+    return _differences(state, environment(trainer.device))
+
+
+def _differences(state: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    changed = {name: value for name, value in now.items() if state.get(name, value) != value}
+    notes = [f"{name} was {state[name]} and is {value} now: numbers may differ in their last bits"
+             for name, value in changed.items()]  # fmt: skip
+    if "device" in changed:
+        notes.append("another device draws other dropout masks: from here on the losses are those of another run")
+    return notes
+
+
+def settings_of(saved: Saved | None) -> Settings | None:
+    """The settings that a checkpoint was made with; None where it does not say."""
+    said = saved.state().get("settings") if saved else None
+    return None if said is None else read(said)
 
 
 def _spread(trainer: Trainer, path: Path) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ headwater.resume("runs/text-to-text/pairs")
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -30,16 +31,16 @@ from headwater.training.exam import Exam
 from headwater.training.journals import Metrics, Order, Samples
 from headwater.training.keywords import TrainSettings, with_settings
 from headwater.training.launch import restarted
-from headwater.training.loop import Outcome, Trainer
+from headwater.training.loop import Trainer
 from headwater.training.material import Material, check_unchanged, gathered, seen, taught
 from headwater.training.objectives import objective_of
 from headwater.training.plots import Plots
 from headwater.training.progress import Show
-from headwater.training.records import Scored
+from headwater.training.records import Outcome, Progress, Scored
 from headwater.training.report import announced
 from headwater.training.run import ROOT, Run, free_name, refuse_taken, refuse_unwritable
-from headwater.training.settings import LEAVES, SAME, Settings, changes, read
-from headwater.training.snapshot import keeper, restore, spec_of
+from headwater.training.settings import LEAVES, SAME, Settings, changes, check_written, differences, read
+from headwater.training.snapshot import Snapshot, keeper, restore, settings_of, spec_of
 from headwater.training.starting import begin
 from headwater.training.team import Alone, team
 from headwater.training.use import Trained, load_run
@@ -123,7 +124,7 @@ def _shown(lesson: Lesson, quiet: bool, listeners: Iterable[Listener], say: Say 
 def follow(lesson: Lesson, started: float, saved: Saved | None = None) -> Trained:
     """What every process but the first does: its share of the steps. It writes nothing."""
     if saved:
-        restore(lesson.trainer, saved, facts_of(lesson))
+        _goes_to(lesson, saved)
     lesson.trainer.progress.preparation += time.monotonic() - started
     outcome = lesson.trainer.run()
     lesson.trainer.team.leave()
@@ -154,7 +155,7 @@ def resume(
     if "epochs" in chosen:
         chosen = {"max_steps": 0, **chosen}
     settings = before.but(**chosen)
-    changed = changes(before, settings)
+    changes(before, settings)
     if not settings.paths:
         raise BadSetting(
             f"{folder} was trained on examples from Python, not on files; call train with out= to begin anew"
@@ -162,13 +163,19 @@ def resume(
     together = team(settings.device)
     with nullcontext() if together.rank else run.held():
         saved = Checkpoints(run.checkpoints, run.id).newest()
+        known = settings_of(saved) or before
+        done = planning.NOTHING_DONE
         if saved:
+            check_written(before, known, str(run.config), saved.path.name)
             check_unchanged(settings, saved.state().get("data", {}), saved.path.name)
-        lesson = prepare(settings, load_tokenizer(run.model), together=together, known=spec_of(saved), started=started)
+            if chosen.keys() & {"max_time", "max_steps", "epochs"} == {"max_time"}:
+                settings, done = _more_time(settings, known, Progress(**saved.state()["progress"]))
+        tokenizer = load_tokenizer(run.model)
+        lesson = prepare(settings, tokenizer, together=together, known=spec_of(saved), done=done, started=started)
         if together.rank:
             return follow(lesson, started, saved)
         listeners = _shown(lesson, quiet, listeners, say)
-        notes = [f"{c.name} was {c.before!r} and is {c.now!r} now" for c in changed]
+        notes = [f"{c.name} was {c.before!r} and is {c.now!r} now" for c in differences(known, lesson.settings)]
         notes += _restored(lesson, saved)
         run.write_settings(lesson.settings)
         run.rewind(saved.step if saved else 0)
@@ -177,15 +184,29 @@ def resume(
     return load_run(run.folder, outcome)
 
 
+def _more_time(settings: Settings, known: Settings, progress: Progress) -> tuple[Settings, planning.Done]:
+    """Where the time decided how many steps a run has, and it is given another time: the steps are planned anew."""
+    if not progress.plan or not settings.max_time or settings.max_time == known.max_time:
+        return settings, planning.NOTHING_DONE
+    used = progress.seconds + progress.preparation
+    if settings.max_time <= used:
+        raise BadSetting(
+            f"max_time must be more than the {used:.0f} s that this run has taken already, got "
+            f"{settings.max_time:.0f} s; give a longer --max-time (it counts from the beginning)"
+        )
+    return settings.but(max_steps=0), planning.Done(progress.step, used)
+
+
 def prepare(
     settings: Settings,
     tokenizer: Tokenizer | None = None,
     examples: Mapping[str, list[Example]] | None = None,
     together: Any = None,
     known: Model | None = None,
+    done: planning.Done = planning.NOTHING_DONE,
     started: float | None = None,
 ) -> Lesson:
-    """Read the data, choose what was left open, make the model and its trainer. known: of a model that is resumed."""
+    """Read the data, choose what was left open, make the model and its trainer. known, done: of a resumed run."""
     found = None
     if examples:
         task = "text-to-text" if settings.task == "auto" else settings.task
@@ -197,11 +218,17 @@ def prepare(
     made = known.build(seed=settings.seed) if known else _begun(settings, material)
     planning.check_vocabulary(made, material, settings)
     model = made.to(settings.device).train()
-    return _planned(settings, material, model, found, together or Alone(), started)
+    return _planned(settings, material, model, found, together or Alone(), started, done)
 
 
 def _planned(
-    s: Settings, material: Material, model: Any, found: Look | None, together: Any, started: float | None
+    s: Settings,
+    material: Material,
+    model: Any,
+    found: Look | None,
+    together: Any,
+    started: float | None,
+    done: planning.Done,
 ) -> Lesson:
     """Measure a few steps and evaluations, and choose how many of each there will be."""
     began, cpu = time.monotonic(), time.process_time()
@@ -214,7 +241,7 @@ def _planned(
     closing = planning.closing_seconds(model, (now - began) / max(1e-9, time.process_time() - cpu))
     measured = planning.Timings(*together.told([step, row, spent, closing]))
     rows = len(material.examples) or material.valid.size
-    chosen, evaluation = planning.paced(s, measured, rows)
+    chosen, evaluation = planning.paced(s, measured, rows, done)
     trainer = _trainer(chosen, material, model, together)
     trainer.evaluation_seconds, trainer.closing_seconds = evaluation.seconds, measured.closing
     if not s.max_steps:  # the time has decided, and may decide again
@@ -248,8 +275,20 @@ def facts_of(lesson: Lesson) -> dict[str, Any]:
 
 def _go(run: Run, lesson: Lesson, listeners: Iterable[Listener], started: float, notes: Iterable[str] = ()) -> Outcome:
     s, trainer, frame = lesson.settings, lesson.trainer, run.frame()
-    trainer.keep = keeper(Checkpoints(run.checkpoints, run.id, keep=s.keep), facts_of(lesson))
-    trainer.keep_best = lambda model: save_model(run.model, model, lesson.material.about)  # type: ignore[assignment]
+    keep = keeper(Checkpoints(run.checkpoints, run.id, keep=s.keep), facts_of(lesson))
+
+    def alone() -> None:
+        run.check_held(frame)
+
+    def keep_alone(snap: Snapshot) -> str:
+        alone()
+        return keep(snap)
+
+    def keep_best(model: Any) -> None:
+        alone()
+        save_model(run.model, model, lesson.material.about)
+
+    trainer.guard, trainer.keep, trainer.keep_best = alone, keep_alone, keep_best
     trainer.mend = lambda: run.mended(frame)
     if s.final_rows > s.eval_rows:
         trainer.evaluate_best = lambda: _evaluated_best(run, lesson)
@@ -275,12 +314,28 @@ def _evaluated_best(run: Run, lesson: Lesson) -> Scored:
     return exam(load_run(run.folder).model.to(lesson.settings.device))
 
 
+def _goes_to(lesson: Lesson, saved: Saved) -> list[str]:
+    """Put the trainer where the checkpoint was made; a plan made anew, or no limit of time, replaces the saved one."""
+    trainer = lesson.trainer
+    made_now = trainer.progress.plan
+    notes = restore(trainer, saved, facts_of(lesson))
+    if made_now or not lesson.settings.max_time:
+        trainer.progress.plan = made_now
+    return notes
+
+
 def _restored(lesson: Lesson, saved: Saved | None) -> list[str]:
     """Go to the step of a checkpoint; what is to be said of it."""
     if saved is None:
         return ["the run was stopped before its first checkpoint; it begins again at step 0"]
     refused = [f"{what}; the one before it is used" for what in saved.skipped]
-    notes = [*refused, f"resumed at step {saved.step}", *restore(lesson.trainer, saved, facts_of(lesson))]
-    if saved.step >= lesson.trainer.steps:
-        notes.append(f"all its {saved.step} steps were done; to go on, give more: --max-steps or --epochs")
-    return notes
+    notes = [*refused, f"resumed at step {saved.step}", *_goes_to(lesson, saved)]
+    s, progress = lesson.settings, lesson.trainer.progress
+    used = progress.seconds + progress.preparation
+    longer = f"--max-time above {math.ceil(used)}s (it counts from the beginning)"
+    if saved.step < lesson.trainer.steps:
+        over = 0 < s.max_time <= used
+        return [*notes, f"its time of {s.max_time:.0f} s is over; to go on, give {longer}"] if over else notes
+    times = f" or --epochs above {s.epochs:g}" if s.epochs else ""
+    more = longer if progress.plan else f"--max-steps above {saved.step}{times}"
+    return [*notes, f"all its {saved.step} steps were done; to go on, give {more}"]
