@@ -50,6 +50,25 @@ class CheckFailed(Fault):
     exit_code, http_code = 8, 422
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether the machine has no more memory, or no more threads, however Python, torch or the loader say it.
+
+    >>> [out_of_memory(error) for error in (MemoryError(), RuntimeError("can't start new thread"), KeyError("x"))]
+    [True, True, False]
+    """
+    said = str(error).lower()
+    return isinstance(error, MemoryError) or any(sign in said for sign in _NO_MEMORY)
+
+
+_NO_MEMORY = (
+    "can't allocate memory",
+    "cannot allocate memory",
+    "can't start new thread",
+    "failed to map segment",
+    "out of memory",
+)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the nearest known one, or the first of them all.
 

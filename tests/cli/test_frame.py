@@ -15,6 +15,7 @@ import pytest
 import headwater
 from headwater import cli, errors
 from headwater.cli.language import language
+from headwater.cli.parser import Parser
 
 VERBS = [verb for group in cli.VERBS.values() for verb in group]
 
@@ -158,6 +159,53 @@ def test_a_package_that_is_not_installed_is_one_line(verb, capsys):
     assert cli.main(["probe"]) == 7
     err = capsys.readouterr().err
     assert err == "error: the package 'torch' is not installed; pip install torch, or see headwater doctor\n"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("can't start new thread"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory: you tried"),
+        ImportError("libgfortran.so: failed to map segment from shared object"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_no_more_memory_is_one_line_wherever_it_is_missed(verb, error, capsys):
+    verb(raising(error))
+    assert cli.main(["probe"]) == 7
+    assert capsys.readouterr().err == (
+        "error: the machine has no more memory, or no more threads; end other programs, or give it less to do "
+        "(a smaller model, --micro-tokens)\n"
+    )
+    verb(raising(type(error)("something else") if not isinstance(error, MemoryError) else KeyError("x")))
+    with pytest.raises((RuntimeError, ImportError, KeyError)):
+        cli.main(["probe"])
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--cut"], {"cut": True}),
+        (["--cut", "yes"], {"cut": True}),
+        (["--cut", "TRUE"], {"cut": True}),
+        (["--cut=no"], {"cut": False}),
+        (["--cut", "false", "a.tsv"], {"cut": False}),
+        (["--cut", "a.tsv", "--log-order", "no"], {"cut": True, "log_order": False}),
+    ],
+)
+def test_switches_of_train_may_be_answered_yes_or_no(words, found):
+    from headwater.cli import train
+    from headwater.training.settings import LEAVES, read
+
+    parser = Parser("headwater train", "")
+    train.arguments(parser)
+    args = parser.parse(words)
+    given = {name: getattr(args, name) for name in LEAVES if name != "paths" and getattr(args, name) is not None}
+    assert args.files == [word for word in words if word == "a.tsv"]
+    settings = read(given)
+    assert given.keys() == found.keys() and {name: getattr(settings, name) for name in found} == found
+    assert "--cut [yes|no]" in parser.format_help()
 
 
 def test_ctrl_c_is_one_line_and_130(verb, capsys):

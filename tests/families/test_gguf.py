@@ -169,3 +169,24 @@ def test_tokenizers_that_gguf_cannot_hold_are_refused(tmp_path, kind):
     with pytest.raises(BadSetting, match="holds the model's tokenizer, this model has none"):
         save_gguf(Loaded(own(learned).model, None, {}, tmp_path), tmp_path / "m.gguf")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("llama.attention.head_count", [4, 4], r"llama.attention.head_count must be a number, got '\[4, 4\]'"),
+        ("llama.attention.head_count", "four", "llama.attention.head_count must be a number, got 'four'"),
+        ("llama.embedding_length", "64", "llama.embedding_length must be a number, got '64'"),
+        ("llama.rope.dimension_count", [16], r"llama.rope.dimension_count must be a number, got '\[16\]'"),
+        ("tokenizer.ggml.eos_token_id", "end", "tokenizer.ggml.eos_token_id must be a number, got 'end'"),
+    ],
+)
+def test_a_setting_that_is_no_number_is_refused_in_one_line(tokenizer, tmp_path, monkeypatch, key, value, said):
+    from headwater.families import gguf as family_gguf
+
+    real = family_gguf.to_gguf
+    monkeypatch.setattr(family_gguf, "to_gguf", lambda given: {**real(given), key: value})
+    save_gguf(made(tokenizer), tmp_path / "m.gguf", "F32")
+    with pytest.raises(BadFile, match=said) as caught:
+        load_gguf(tmp_path / "m.gguf")
+    assert "\n" not in str(caught.value)

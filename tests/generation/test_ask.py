@@ -338,3 +338,10 @@ def test_after_ctrl_c_the_next_call_is_a_fresh_one(loaded):
 def test_requests_are_values(loaded):
     first, second = (requests(loaded, ["ab"], temperature=0.5, stop=["x"])[0] for _ in range(2))
     assert first == second and first.choosers == second.choosers
+
+
+def test_a_model_without_weights_is_refused_in_words(model):
+    skeleton = model.spec.skeleton()
+    for asked in (lambda: generate(skeleton, [1, 2, 3]), lambda: list(stream(skeleton, [1, 2, 3]))):
+        with pytest.raises(BadInput, match="the model must have weights, this one is on the meta device"):
+            asked()

@@ -49,6 +49,8 @@ def test_a_mistake_of_ours_is_not_explained_away():
         explained(RuntimeError("[/x/gloo/transport/tcp/pair.cc:5] Connection closed by peer"), 1, "")
     )
     assert "memory" in str(explained(MemoryError(), 3, "2 rows of 9 tokens"))
+    said = str(explained(RuntimeError("can't start new thread"), 8, "2 rows of 9 tokens"))
+    assert said.startswith("after step 7 the machine has no room for another thread; end other programs")
 
 
 class Unreadable(Copies):

@@ -75,6 +75,22 @@ def test_a_pickle_that_runs_code_does_not(tmp_path):
         assert os.listdir(tmp_path / "out") == []
 
 
+def test_a_refusal_is_said_in_our_words(tmp_path):
+    """torch's own advise to load the file anyway, and colour it."""
+    torch.save({"w": torch.ones(2), "x": Runs(tmp_path / "mark")}, tmp_path / "a.bin")
+    (tmp_path / "b.bin").write_bytes(b"nothing of the kind")
+    (tmp_path / "c.bin").write_bytes((tmp_path / "a.bin").read_bytes()[:300])
+    said = {
+        "a": "it asks for posix.system, which is no tensor and no plain data; to read it would be to run its code",
+        "b": "it is not a pickle of plain tensors; to read it would be to run its code, or it is no pickle at all",
+        "c": "it is no whole file of weights: it is cut short, damaged or of another kind; fetch it again",
+    }
+    for name, words in said.items():
+        with pytest.raises(BadFile) as caught:
+            convert(tmp_path / f"{name}.bin", tmp_path / "out")
+        assert str(caught.value) == f"{tmp_path / name}.bin: not converted: {words}"
+
+
 def test_what_is_not_a_dense_tensor_is_refused(tmp_path):
     strange = {
         "sparse": ({"w": torch.eye(3).to_sparse()}, "plain dense tensor"),

@@ -19,7 +19,7 @@ from headwater.cli import kernels
 from headwater.cli.language import say
 from headwater.cli.parser import COMMON, Parser, spelled_alike, take_common
 from headwater.cli.terminal import harmless
-from headwater.errors import BadFile, BadSetting, Fault, Unavailable, nearest
+from headwater.errors import BadFile, BadSetting, Fault, Unavailable, nearest, out_of_memory
 
 # group -> verb -> what it does; each text in English and in Chinese
 VERBS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
@@ -94,7 +94,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
     except Fault as fault:
         return report(fault.exit_code, f"error: {fault}")
-    except ModuleNotFoundError as error:
+    except (MemoryError, RuntimeError, ImportError) as error:
+        if out_of_memory(error):
+            remedy = "end other programs, or give it less to do (a smaller model, --micro-tokens)"
+            return report(Unavailable.exit_code, f"error: the machine has no more memory, or no more threads; {remedy}")
+        if not isinstance(error, ModuleNotFoundError):
+            raise  # a mistake of ours
         if (error.name or "headwater").partition(".")[0] == "headwater":
             raise  # a mistake of ours
         remedy = f"pip install {error.name}, or see headwater doctor"

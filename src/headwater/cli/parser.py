@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 from headwater.cli.language import LANGUAGES, say
@@ -32,6 +32,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, description: str) -> None:
         super().__init__(prog=prog, description=description, add_help=False, allow_abbrev=False, formatter_class=Help)
+        self.switches: set[str] = set()
         self._positionals.title = say("what to give", "参数")
         self._optionals.title = say("flags", "选项")
 
@@ -48,8 +49,14 @@ class Parser(argparse.ArgumentParser):
         given = [MANY[action.nargs].format(str(action.metavar or action.dest).upper()) for action in places]  # type: ignore[index]
         return " ".join([self.prog, *given, say("[flags]", "[选项]")])
 
+    def add_switch(self, group: Any, flag: str, dest: str, words: str) -> None:
+        """--flag alone means yes; --flag yes and --flag no say it. Another word after it is not its value."""
+        group.add_argument(flag, dest=dest, default=None, metavar="yes|no", nargs="?", const="yes", help=words)
+        self.switches.add(flag)
+
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         self.usage = self.first_line().replace("%", "%%")
+        words = answered(words, self.switches)
         known, unknown = self.parse_known_intermixed_args(words)  # flags may stand between the texts
         for word in unknown[:1]:
             flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
@@ -60,6 +67,24 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise BadSetting(f"{self.prog}: {message}; see {self.prog} --help")
+
+
+YES_OR_NO = ("yes", "no", "true", "false")
+
+
+def answered(words: Sequence[str], switches: Collection[str]) -> list[str]:
+    """A switch followed by yes or no has it as its value; followed by anything else it means yes.
+
+    >>> answered(["--cut", "a.tsv", "--compile", "no", "--", "--cut"], {"--cut", "--compile"})
+    ['--cut=yes', 'a.tsv', '--compile=no', '--', '--cut']
+    """
+    made, left = list[str](), list(words)
+    while left and left[0] != "--":
+        word = left.pop(0)
+        if word in switches:
+            word += "=" + (left.pop(0) if left and left[0].lower() in YES_OR_NO else "yes")
+        made.append(word)
+    return made + left
 
 
 def spelled_alike(words: Sequence[str]) -> list[str]:

@@ -31,7 +31,7 @@ HEADINGS = {
 def arguments(parser: Parser) -> None:
     from headwater.training.settings import LEAVES, SAME, Time, YesNoAuto
 
-    given = {int: "N", float: "X", Time: "TIME", bool: "yes", list[str]: "FILE", dict[str, str]: "A=B", str: "NAME"}
+    given = {int: "N", float: "X", Time: "TIME", list[str]: "FILE", dict[str, str]: "A=B", str: "NAME"}
     given[YesNoAuto] = "yes|no|auto"
     parser.add_argument(
         "files", nargs="*", help=say("TSV, CSV, JSONL, text, CoNLL, SQuAD, or train.en train.de", "训练文件")
@@ -50,11 +50,13 @@ def arguments(parser: Parser) -> None:
     groups = {name: parser.add_argument_group(say(*words)) for name, words in HEADINGS.items()}
     for name, leaf in LEAVES.items():
         if name != "paths":
-            more: dict[str, Any] = {"nargs": "?", "const": "true"} if leaf.kind is bool else {}
-            more |= {"nargs": "+"} if leaf.kind == list[str] else {}
             flags = [*(["--from"] if name == "start" else []), f"--{name.replace('_', '-')}"]
-            usual = "" if leaf.default in ("", [], {}) else f" [{leaf.default}]"
+            usual = "" if leaf.default in ("", [], {}) or leaf.kind is bool else f" [{leaf.default}]"
             words = say(*leaf.words).replace("%", "%%") + usual
+            if leaf.kind is bool:
+                parser.add_switch(groups[leaf.section], flags[0], name, words)
+                continue
+            more: dict[str, Any] = {"nargs": "+"} if leaf.kind == list[str] else {}
             more |= {"metavar": given[leaf.kind], "help": words}
             groups[leaf.section].add_argument(*flags, dest=name, default=None, **more)
     for alias, name in SAME.items():
@@ -182,7 +184,8 @@ def after(trained: Any) -> int:
         ("look", "查看"): f"{folder / 'plots' / 'loss.png'}, {folder / 'metrics.jsonl'}",
     }
     if outcome.why in ("signal", "time"):
-        lines = {("go on", "继续"): f"headwater train --resume {folder}", **lines}
+        longer = " --max-time …" if outcome.why == "time" else ""
+        lines = {("go on", "继续"): f"headwater train --resume {folder}{longer}", **lines}
     for name, what in lines.items():
         print(f"  {say(*name):<10} {what}")
     return 130 if outcome.why == "signal" else 0

@@ -25,6 +25,7 @@ from headwater.families.folder import Loaded, ModelWeights, sizes, ties, value_o
 from headwater.fast.packed import PACKED, PackedLinear, PackedTable
 from headwater.parts import swap
 from headwater.text.gguf_text import from_gguf, to_gguf
+from headwater.weights.files import shown
 from headwater.weights.finite import check_finite, check_scales
 from headwater.weights.gguf import GgufFile
 from headwater.weights.gguf_write import write_gguf
@@ -67,6 +68,8 @@ SETTINGS = {
 }
 SILENT = {"vocab_size", "rope.dimension_count", "attention.value_length", "rope.scaling.type", "rope.scaling.factor",
           "rope.scaling.original_context_length", "rope.scaling.finetuned"}  # fmt: skip
+
+ROLES = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id"}
 
 
 PROBE = "The quick brown fox: 天地玄黄, 1234 → naïve\n\tx = y\n"  # a text that a tokenizer must still cut as before
@@ -114,17 +117,27 @@ def config_of(file: GgufFile, architecture: str, model_type: str) -> dict[str, A
         if name not in SETTINGS:
             raise BadFile(f"{file.where}: the setting {key[:80]!r} is not known here and may change what it computes")
         config[SETTINGS[name]] = value
+    _check_numbers(file, architecture)
     _check_scaling(file, architecture)
     if "token_embd.weight" not in file.stored:
         raise BadFile(f"{file.where}: it has no token_embd.weight, and so no tokens; is it a whole model?")
     config["vocab_size"] = file.stored["token_embd.weight"].shape[0]
     config["tie_word_embeddings"] = "output.weight" not in file.stored
-    for role, key in (("bos", "bos_token_id"), ("eos", "eos_token_id"), ("padding", "pad_token_id")):
+    for role, key in ROLES.items():
         if f"tokenizer.ggml.{role}_token_id" in file.metadata:
             config[key] = file.metadata[f"tokenizer.ggml.{role}_token_id"]
     if config.get("head_dim") == config.get("hidden_size", 0) // max(1, config.get("num_attention_heads") or 1):
         del config["head_dim"]
     return config
+
+
+def _check_numbers(file: GgufFile, architecture: str) -> None:
+    """Before anything is reckoned with them. Some programs write one number a layer: such models are not read here."""
+    numbers = (*SETTINGS, "rope.dimension_count", "rope.scaling.factor")
+    for key in (*(f"{architecture}.{name}" for name in numbers), *(f"tokenizer.ggml.{r}_token_id" for r in ROLES)):
+        value = file.metadata.get(key, 0)
+        if type(value) not in (int, float):
+            raise BadFile(f"{file.where}: {key} must be a number, got {shown(value)}; it is no model that is read here")
 
 
 def _check_scaling(file: GgufFile, architecture: str) -> None:

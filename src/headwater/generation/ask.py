@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from headwater.errors import BadInput, TooLong
 from headwater.generation.answers import Answer
@@ -39,6 +39,15 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
+def check_weights(model: Any) -> None:
+    """A model on the meta device has shapes and no numbers."""
+    if isinstance(model, nn.Module) and any(parameter.is_meta for parameter in model.parameters()):
+        raise BadInput(
+            "generate: the model must have weights, this one is on the meta device and has only shapes; load it "
+            "(headwater.load), or build its spec: spec.build(seed=0)"
+        )
+
+
 @dataclass(frozen=True)
 class Voice:
     """A model with what is needed to ask it in words: from what headwater.load gives, or from a model alone."""
@@ -54,6 +63,7 @@ class Voice:
     def of(cls, given: Any) -> Voice:
         if isinstance(given, Voice):
             return given
+        check_weights(getattr(given, "model", given))
         if not hasattr(given, "tokenizer"):
             return cls(given)
         return cls(given.model, given.tokenizer, given.ends, given.start, given.longest, _rules(given.said))

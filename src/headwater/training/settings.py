@@ -316,7 +316,7 @@ def _pairs(value: Any) -> dict[str, str] | None:
 
 
 def _yes(value: Any) -> bool | None:
-    return {"true": True, "false": False}.get(str(value).lower())
+    return {"true": True, "yes": True, "false": False, "no": False}.get(str(value).lower())
 
 
 def _yes_no_auto(value: Any) -> str | None:
@@ -329,7 +329,7 @@ MAKERS: dict[Any, Any] = {
     YesNoAuto: _yes_no_auto,
     str: lambda value: os.fspath(value) if isinstance(value, (str, os.PathLike)) else None}  # fmt: skip
 WANTED: dict[Any, str] = {
-    int: "a whole number", float: "a number", Time: "a time such as 90s or 5m", bool: "true or false",
+    int: "a whole number", float: "a number", Time: "a time such as 90s or 5m", bool: "true or false, yes or no",
     YesNoAuto: "yes, no or auto", list[str]: "a list of words", dict[str, str]: "pairs such as source=en",
     str: "a word"}  # fmt: skip
 

@@ -12,6 +12,8 @@ import ctypes
 import json
 import math
 import os
+import pickle
+import re
 import subprocess
 import sys
 import tempfile
@@ -205,6 +207,20 @@ def _convert(source: str, target: str) -> str:
     return "converted"
 
 
+def _reason(error: BaseException) -> str:
+    """Why it can not be read, in our words: torch's own say how to load the file anyway, which would run its code."""
+    said = str(error)
+    if isinstance(error, pickle.UnpicklingError):
+        named = re.search(r"GLOBAL ([\w.]{1,100})", said)
+        if named:
+            return f"it asks for {named[1]}, which is no tensor and no plain data; to read it would be to run its code"
+        return "it is not a pickle of plain tensors; to read it would be to run its code, or it is no pickle at all"
+    if isinstance(error, EOFError) or "PytorchStreamReader" in said or "magic number" in said:
+        return "it is no whole file of weights: it is cut short, damaged or of another kind; fetch it again"
+    words = " ".join("".join(c if c.isprintable() else " " for c in said).split())
+    return f"it can not be read ({type(error).__name__}: {words[:120]})"
+
+
 def child(source: str, target: str) -> None:
     """What the child does: its last line is `converted`, or what is wrong."""
     try:
@@ -212,5 +228,5 @@ def child(source: str, target: str) -> None:
     except BadFile as fault:
         told = str(fault)
     except BaseException as error:
-        told = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+        told = _reason(error)
     sys.stdout.write(f"\n{told}\n")
