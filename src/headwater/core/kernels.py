@@ -7,8 +7,7 @@ B batch, H heads, G key/value heads (H is a multiple), Q queries, S keys, D head
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +17,8 @@ from headwater.core.kinds import Attending
 from headwater.core.masks import Sight, Window
 from headwater.core.taps import Tap
 from headwater.errors import BadSetting, Unavailable, nearest
-from headwater.machine.attention import attend, attends, fits
-from headwater.machine.dropout import Mask, attention_dropout
+from headwater.machine.attention import attend, attend_window, attends, bands
+from headwater.machine.dropout import attention_dropout
 from headwater.machine.xformers import xformers_attention
 from headwater.parts import part
 
@@ -59,17 +58,6 @@ def backend(name: str) -> Any:
     return BACKENDS[name]
 
 
-class KeyBlock(NamedTuple):
-    """Some queries and the keys in their reach; where the first of each stands."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    mask: Tensor | None
-    first_query: int
-    first_key: int
-
-
 class Kernel(nn.Module):
     def __init__(self, scale: float, dropout: float) -> None:
         super().__init__()
@@ -90,9 +78,7 @@ class Kernel(nn.Module):
         """mask: bool (True = may attend), or float to add; causal: the plain triangle, with no mask."""
         return self.spelled_out(q, k, v, triangle(q, k) if causal else mask)
 
-    def spelled_out(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropped: Callable[[Tensor], Tensor] | None = None
-    ) -> Tensor:
+    def spelled_out(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """softmax(scale · q kᵀ + mask) v, in which a row that may attend to nothing gives zeros.
 
         -inf would turn such a row into NaN. The smallest number instead gives it equal weights, and the line after
@@ -109,7 +95,7 @@ class Kernel(nn.Module):
             scores = scores if mask.dtype == torch.bool else scores + mask
             weights = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(~allowed, 0)
         weights = self.weights(weights.to(v.dtype))
-        return (dropped or self.dropped)(weights) @ v
+        return self.dropped(weights) @ v
 
     def shaped(self, scores: Tensor) -> Tensor:
         return scores
@@ -134,31 +120,25 @@ class Kernel(nn.Module):
 
         Blocks are split once and joined again, because the gradient of n overlapping slices would cost n full copies.
         """
-        blocks = self.blocks(q, k, v, sight, size)
-        return torch.cat([self.run(b.q, b.k, b.v, b.mask, causal=False) for b in blocks], 2)
-
-    def blocks(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight, size: int) -> Iterator[KeyBlock]:
         back, ahead = (-(-(reach or 0) // size) for reach in sight.rule.reach)
-        ks, vs = k.split(size, 2), v.split(size, 2)
+        ks, vs, out = k.split(size, 2), v.split(size, 2), []
         for i, q_i in enumerate(q.split(size, 2)):
             first, last = max(0, i - back), min(len(ks), i + ahead + 1)
             here = sight.part(slice(i * size, (i + 1) * size), slice(first * size, last * size))
             k_i, v_i = torch.cat(ks[first:last], 2), torch.cat(vs[first:last], 2)
-            yield KeyBlock(q_i, k_i, v_i, self.dense(q_i, here), i * size, first * size)
+            out.append(self.run(q_i, k_i, v_i, self.dense(q_i, here), causal=False))
+        return torch.cat(out, 2)
 
 
 class FusedKernel(Kernel):
     def run(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        if mask is not None and mask.dtype != torch.bool:
-            mask = mask.to(q.dtype)
-        dropout = self.dropout if self.training else 0.0
+        mask = mask if mask is None or mask.dtype == torch.bool else mask.to(q.dtype)
+        dropout, grouped = self.dropout if self.training else 0.0, q.shape[1] != k.shape[1]
         if attends(q, k, v, mask):
             return attend(q, k, v, mask, causal, self.scale, dropout)
         if dropout and q.device.type == "cpu":  # the mask of machine/attention.c; torch has no fused kernel for it here
             return self.spelled_out(q, k, v, triangle(q, k) if causal else mask)
-        return F.scaled_dot_product_attention(
-            q, k, v, mask, dropout, causal, scale=self.scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=self.scale, enable_gqa=grouped)
 
     def in_blocks(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight, size: int) -> Tensor:
         """A plain window needs no blocks and no masks: machine/attention.c goes along its band."""
@@ -166,20 +146,9 @@ class FusedKernel(Kernel):
         hidden = sight.rule != Window(window) or sight.keep is not None or sight.k_docs is not None
         scored = sight.position.bias(one, one) is not None or sight.position.score(q[:, :, :1], one, one) is not None
         dropout = self.dropout if self.training else 0.0
-        if hidden or scored:
+        if hidden or scored or not bands(q, k, v, dropout):
             return super().in_blocks(q, k, v, sight, size)
-        if fits(q, k, v):
-            return attend(q, k, v, None, True, self.scale, dropout, window)
-        if not dropout or q.device.type != "cpu":
-            return super().in_blocks(q, k, v, sight, size)
-        drop = Mask.drawn(dropout)  # one for all blocks, as in machine/attention.c
-
-        def attended(b: KeyBlock) -> Tensor:
-            return self.spelled_out(
-                b.q, b.k, b.v, b.mask, lambda w: drop.of_part(w, q.shape[2], k.shape[2], b.first_query, b.first_key)
-            )
-
-        return torch.cat([attended(block) for block in self.blocks(q, k, v, sight, size)], 2)
+        return attend_window(q, k, v, self.scale, dropout, window)
 
 
 class XFormersKernel(Kernel):

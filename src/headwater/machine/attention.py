@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from headwater.machine.dropout import Drop
+from headwater.machine.dropout import Drop, Mask
 from headwater.machine.library import function, serves
 from headwater.machine.pointers import Misfit, floats, strided_pointer
 
@@ -68,6 +68,27 @@ def attend(
     if window < 0 or (window and not (causal and q.shape[2] <= k.shape[2])):
         raise Misfit(f"a window needs a causal triangle over the same tokens, got {window} of {q.shape[2]} queries")
     return _Attend.apply(q, k, v, mask, causal, scale, Drop.drawn(p), window)
+
+
+def bands(q: Tensor, k: Tensor, v: Tensor, p: float) -> bool:
+    """Whether attend_window is the one to ask: C serves, or its dropout mask is to be the same without."""
+    return fits(q, k, v) or (p > 0 and q.device.type == "cpu")
+
+
+def attend_window(q: Tensor, k: Tensor, v: Tensor, scale: float, p: float, window: int) -> Tensor:
+    """The same with a window, in C where it fits; else in torch, a block of queries at a time, with the same mask."""
+    if fits(q, k, v):
+        return attend(q, k, v, None, True, scale, p, window)
+    drop, length, out = Mask.drawn(p), q.shape[2], []
+    k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+    for begin in range(0, length, max(64, window)):
+        end, first = min(length, begin + max(64, window)), max(0, begin - window + 1)
+        distance = torch.arange(begin, end)[:, None] - torch.arange(first, end)
+        scores = scale * (q[:, :, begin:end] @ k[:, :, first:end].mT)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        weights = scores.masked_fill((distance < 0) | (distance >= window), -torch.inf).softmax(-1).to(v.dtype)
+        out.append(drop.of_part(weights, length, length, begin, first) @ v[:, :, first:end])
+    return torch.cat(out, 2)
 
 
 class _Attend(torch.autograd.Function):
