@@ -210,8 +210,7 @@ class Slots:
             last = max(self.lengths)
             home, columns = self.homes(last).long().to(self.device), torch.arange(last, device=self.device)  # type: ignore[union-attr]
             self.room = {
-                slot: (k[home, :, columns].transpose(1, 2), v[home, :, columns].transpose(1, 2))
-                for slot, (k, v) in self.room.items()
+                slot: (_moved(k, home, columns), _moved(v, home, columns)) for slot, (k, v) in self.room.items()
             }
             self.home = None
         if self.ears is not None:
@@ -261,6 +260,11 @@ def _fill(room: Pair, given: Pair, first: int, last: int) -> None:
 def _own(rows: int, columns: int) -> Tensor:
     """[rows, columns]: each token lies in its own row."""
     return torch.arange(rows, dtype=torch.int32)[:, None].expand(rows, columns)
+
+
+def _moved(kept: Tensor, home: Tensor, columns: Tensor) -> Tensor:
+    """[B, G, C, D] every token from its home [B, C]; what a row has not read yet may be anything."""
+    return kept[home.clamp(max=len(kept) - 1), :, columns].transpose(1, 2)
 
 
 def _clash(home: Tensor, lengths: Tensor) -> bool:
