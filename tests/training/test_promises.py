@@ -107,10 +107,8 @@ def test_resumed_with_or_without_c_in_processes_of_their_own(pairs, tmp_path, fa
         done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr[-2000:]
 
-    given = {**TINY, **DROPPING}
-    begins = f"train({str(pairs)!r}, out={{!r}}, **{given})"
-    run(fast[0], begins.format(str(tmp_path / "whole")))
-    run(fast[0], begins.format(str(tmp_path / "run")))
+    for name in ("whole", "run"):
+        run(fast[0], f"train({str(pairs)!r}, out={str(tmp_path / name)!r}, **{ {**TINY, **DROPPING} })")
     shutil.rmtree(tmp_path / "run/checkpoints/step-00000020")
     run(fast[1], f"resume({str(tmp_path / 'run')!r})")
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
