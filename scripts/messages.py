@@ -12,7 +12,6 @@ an argument or a function's return value is followed to where it is written.
 from __future__ import annotations
 
 import ast
-import builtins
 import re
 import sys
 from collections import defaultdict
@@ -93,6 +92,13 @@ FOREIGN = (
     "Input/output error",
     "Broken pipe",
 )
+# Texts that are put together from pieces.
+PIECED = (
+    "a number from {0}",
+    "a number from {0} to {1}",
+    "a whole number from {0}",
+    "a whole number from {0} to {1}",
+)
 IGNORED_CALLS = {"say", "Both", "repr", "len", "type", "shown", "int", "tuple", "sorted", "isinstance", "getattr"}
 
 
@@ -124,14 +130,18 @@ def called(call: ast.Call) -> str:
 
 @dataclass
 class Messages:
-    """found: template -> the files it is written in; words: single words, which may be translated but need not be."""
+    """found: template -> the files it is written in; words: single words, which may be translated but need not be;
+    pairs: the Chinese that stands beside a text in the code (the help of a setting).
+    """
 
     found: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     words: set[str] = field(default_factory=set)
+    pairs: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     scopes: list[Scope] = field(default_factory=list)
     functions: dict[str, list[tuple[ast.FunctionDef, Scope]]] = field(default_factory=lambda: defaultdict(list))
     calls: dict[str, list[tuple[ast.Call, Scope]]] = field(default_factory=lambda: defaultdict(list))
     faults: set[str] = field(default_factory=lambda: {"Fault", "fault"})
+    imports: dict[str, dict[str, set[str]]] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
 
     # --------------------------------------------------------------------------------------------- the whole package
@@ -151,7 +161,7 @@ class Messages:
             self.faults |= {c.name for c in classes if {ast.unparse(base) for base in c.bases} & self.faults}
         for node, scope in nodes:
             self.sink(node, scope)
-        for text in FOREIGN:
+        for text in (*FOREIGN, *PIECED):
             self.found[text].add("")
         return self
 
@@ -164,6 +174,9 @@ class Messages:
             elif name == "say" and len(node.args) == 1 and not isinstance(node.args[0], ast.Starred):
                 self.text(node.args[0], scope, whole=True)
             elif name in SHOWN_ARGUMENTS:
+                if name in ("leaf", "share") and len(node.args) > 2:
+                    en, zh = (template_of(argument)[0] for argument in node.args[1:3])
+                    self.pairs[en].add(zh)
                 for place in SHOWN_ARGUMENTS[name] or ():
                     if place < len(node.args):
                         self.text(node.args[place], scope, whole=True)
@@ -281,10 +294,14 @@ class Messages:
 
     def homes(self, name: str, scope: Scope) -> set[str]:
         """The files a name is imported from."""
-        imports = [node for node in ast.walk(scope.tree) if isinstance(node, ast.ImportFrom)]
-        named = [node for node in imports if name in [alias.asname or alias.name for alias in node.names]]
-        paths = [(node.module or "").removeprefix("headwater.").replace(".", "/") for node in named]
-        return {f"{path}{end}" for path in paths for end in (".py", "/__init__.py")}
+        if scope.file not in self.imports:
+            self.imports[scope.file] = table = defaultdict[str, set[str]](set)
+            for node in ast.walk(scope.tree):
+                if isinstance(node, ast.ImportFrom):
+                    path = (node.module or "").removeprefix("headwater.").replace(".", "/")
+                    for alias in node.names:
+                        table[alias.asname or alias.name] |= {f"{path}.py", f"{path}/__init__.py"}
+        return self.imports[scope.file].get(name, set())
 
     def arguments(self, name: str, function: ast.FunctionDef, positional: list[str], file: str) -> None:
         """Follow what every caller gives for a parameter."""
@@ -353,6 +370,9 @@ def items(node: ast.AST) -> list[ast.AST]:
         table = node.func.value
         if isinstance(table, ast.Dict):
             return [ast.Tuple([key, value]) for key, value in zip(table.keys, table.values, strict=True) if key]
+    if isinstance(node, ast.Call) and called(node) == "zip" and isinstance(node.args[0], ast.Tuple):
+        unknown = [ast.Constant(None)] * (len(node.args) - 1)
+        return [ast.Tuple([item, *unknown]) for item in node.args[0].elts]
     return []
 
 
@@ -393,7 +413,9 @@ def write(messages: Messages, known: Catalog) -> None:
     old = {entry.id: entry.string for entry in known if entry.id}
     for text in sorted({*messages.found, *(messages.words & set(old))}):
         files = sorted(file for file in messages.found.get(text, ()) if file)
-        made.add(text, old.get(text, ""), locations=[(file, None) for file in files])
+        (beside, *others) = messages.pairs.get(text) or [""]
+        chinese = beside if beside and not others else old.get(text, "")
+        made.add(text, chinese, locations=[(file, None) for file in files])
     CATALOGUE.parent.mkdir(exist_ok=True)
     with CATALOGUE.open("wb") as file:
         write_po(file, made, width=0, omit_header=True)

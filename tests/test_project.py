@@ -26,7 +26,7 @@ def tree(path: Path) -> ast.Module:
 # ---------------------------------------------------------------------------------------------- imports point one way
 
 ORDER = [
-    {"errors"},
+    {"errors", "i18n"},
     {"parts", "machine"},
     {"core"},
     {"variants"},

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 LANGUAGES = ("en", "zh")
+SENTENCE = 8  # letters a template must explain to be told from chance
 CATALOGUE = Path(__file__).parent / "locale" / "zh.po"
 
 _HOLE = re.compile(r"\{(\d+)\}")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+_CHINESE = re.compile("[\u4e00-\u9fff]")
 _COLUMNS = re.compile(r"( {2,})")  # what separates the columns of a line
 
 
@@ -32,23 +35,18 @@ class Template(NamedTuple):
         pieces = _HOLE.split(en)
         return cls(tuple(pieces[::2]), tuple(pieces[1::2]), zh)
 
-    @property
-    def letters(self) -> int:
-        return sum(character.isalnum() for part in self.parts for character in part)
-
     def match(self, text: str) -> dict[str, str] | None:
         """What stands in each hole, or None if the template does not fit. Each part is taken where it comes first.
 
         >>> Template.of("{0}: {1} of {0}", "").match("a: b of a")
         {'0': 'a', '1': 'b'}
         """
-        first, *middle, last = self.parts if self.holes else (*self.parts, "")
         if not self.holes:
-            return {} if text == first else None
-        end = len(text) - len(last)
-        if not text.startswith(first) or not text.endswith(last) or end < len(first):
+            return {} if text == self.parts[0] else None
+        first, *middle, last = self.parts
+        at, end, values = len(first), len(text) - len(last), []
+        if not text.startswith(first) or not text.endswith(last) or end < at:
             return None
-        at, values = len(first), []
         for part in middle:
             found = text.find(part, at, end)
             if found < 0:
@@ -57,40 +55,111 @@ class Template(NamedTuple):
             at = found + len(part)
         values.append(text[at:end])
         filled = dict(zip(self.holes, values, strict=True))
-        return filled if all(filled[hole] == value for hole, value in zip(self.holes, values, strict=True)) else None
+        return filled if [filled[hole] for hole in self.holes] == values else None
 
     def fill(self, values: dict[str, str]) -> str:
-        return _HOLE.sub(lambda hole: values[hole[1]], self.zh)
+        """The Chinese with its holes filled.
+
+        >>> Template.of("", "需要 {0}，得到{1}").fill({"0": "编码器", "1": "x"})
+        '需要编码器，得到 x'
+        """
+        made = ""
+        for n, piece in enumerate(_HOLE.split(self.zh)):
+            made = _beside(made, values[piece] if n % 2 else piece)
+        return made
+
+
+def _beside(left: str, right: str) -> str:
+    """Two pieces of a sentence: a space between Chinese and Latin letters, none between Chinese characters."""
+    joint = left[-2:].strip() + right[:2].strip()
+    if len(left) > 1 and left[-1] == " " and _CHINESE.match(left[-2]) and _CHINESE.match(right):
+        return left[:-1] + right
+    if len(right) > 1 and right[0] == " " and _CHINESE.match(left[-1:]) and _CHINESE.match(right[1]):
+        return left + right[1:]
+    chinese = bool(_CHINESE.match(left[-1:])), bool(_CHINESE.match(right))
+    latin = left[-1:].isascii() and left[-1:].isalnum(), right[:1].isascii() and right[:1].isalnum()
+    apart = joint and ((chinese[0] and latin[1]) or (latin[0] and chinese[1]))
+    return f"{left} {right}" if apart else left + right
 
 
 def translate(message: str, language: str) -> str:
     """A message in the language; one that is not in the catalogue stays as it is.
 
-    >>> translate("no recipe is called 'x'; did you mean 'y'?", "zh")
-    '没有名为 'x' 的配方；是否想写 'y'？'
+    >>> print(translate("no recipe is called 'x'; did you mean 'y'?", "zh"))
+    没有名为 'x' 的配方；是否想写 'y'？
     """
-    return message if language == "en" else _translated(message)[1]
+    return message if language == "en" else _translated(message).zh
+
+
+def width(text: str) -> int:
+    """Columns of a terminal: a Chinese character takes two.
+
+    >>> width("GB"), width("内存")
+    (2, 4)
+    """
+    return sum(2 if ord(character) > 0x2E7F else 1 for character in text)
+
+
+def filled(text: str, columns: int) -> str:
+    """A text with spaces after it, up to so many columns."""
+    return text + " " * (columns - width(text))
+
+
+class Translation(NamedTuple):
+    """How much of a text its templates explain: words in sentences, marks, letters in all; and the text in Chinese.
+
+    longest: the letters of the longest template among them.
+    """
+
+    words: int
+    marks: int
+    letters: int
+    longest: int
+    zh: str
+
+    def better(self, other: Translation) -> bool:
+        """More is explained. A few words such as "{0} and {1}" count only against nothing: a file may be called that."""
+        return (self.words, self.marks) > (other.words, other.marks) or (self.letters > 0 == other.letters)
+
+    def sure(self, text: str) -> bool:
+        return self.longest >= SENTENCE or 2 * self.letters >= _letters(text) > 0
 
 
 @functools.lru_cache(maxsize=4096)
-def _translated(text: str) -> tuple[int, str]:
-    """How many letters of a text its templates explain, and the text in Chinese."""
-    best = (0, text)
-    if not text or _QUOTED.fullmatch(text):  # a value, not words of ours
-        return best
+def _translated(text: str) -> Translation:
+    """A text in Chinese, or as it is where no template fits it."""
+    best = unknown = Translation(0, 0, 0, 0, text)
+    if not text.strip() or _QUOTED.fullmatch(text):  # a value, not words of ours
+        return unknown
     for template in _templates():
-        filled = template.match(text)
-        if filled is None:
-            continue
-        inner = {hole: _translated(value) for hole, value in filled.items() if value != text}
-        letters = template.letters + sum(explained for explained, _ in inner.values())
-        if letters > best[0]:
-            best = letters, template.fill({hole: filled[hole] for hole in filled} | {h: zh for h, (_, zh) in inner.items()})
+        values = template.match(text)
+        if values is not None:
+            inner = {hole: _translated(value) for hole, value in values.items()}
+            zh = template.fill({hole: part.zh for hole, part in inner.items()})
+            made = _joined(zh, template, inner.values())
+            best = made if made.better(best) else best
     columns = _COLUMNS.split(text)
     if len(columns) > 1:
         pieces = [_translated(column) for column in columns]
-        best = max(best, (sum(letters for letters, _ in pieces), "".join(zh for _, zh in pieces)), key=lambda b: b[0])
-    return best
+        made = _joined("".join(piece.zh for piece in pieces), Template((), (), ""), pieces)
+        best = made if made.better(best) else best
+    return best if best.sure(text) else unknown
+
+
+def _joined(zh: str, template: Template, inner: Iterable[Translation]) -> Translation:
+    parts, literal = list(inner), "".join(template.parts)
+    letters = _letters(literal)
+    return Translation(
+        sum((part.words for part in parts), letters if letters >= SENTENCE or not template.holes else 0),
+        sum((part.marks for part in parts), len(literal.replace(" ", "")) - letters),
+        sum((part.letters for part in parts), letters),
+        max([letters, *(part.longest for part in parts)]),
+        zh,
+    )
+
+
+def _letters(text: str) -> int:
+    return sum(character.isalnum() for character in text)
 
 
 @functools.cache
@@ -100,4 +169,6 @@ def _templates() -> tuple[Template, ...]:
 
     with CATALOGUE.open("rb") as file:
         entries = [(str(entry.id), str(entry.string)) for entry in read_po(file) if entry.id and entry.string]
-    return tuple(sorted((Template.of(en, zh) for en, zh in entries), key=lambda template: -len("".join(template.parts))))
+    return tuple(
+        sorted((Template.of(en, zh) for en, zh in entries), key=lambda template: -len("".join(template.parts)))
+    )

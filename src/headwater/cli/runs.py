@@ -27,7 +27,7 @@ def arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from headwater.data.telling import filled
+    from headwater.i18n import filled
 
     found = [about(path.parent) for path in sorted(Path(args.folder).rglob("config.yaml"))]
     if args.json:
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
         print(
             say(
                 f"no runs in {args.folder}; headwater train FILE begins one",
-                f"{args.folder} 中没有训练;用 headwater train 开始",
+                f"{args.folder} 中没有训练；用 headwater train 开始",
             )
         )
     for line in found:

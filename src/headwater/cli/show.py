@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    model = say("a preset (none: they are listed) or a file with a spec", "预设名(不写则列出全部)或模型描述文件")
-    length = say("tokens a row (1024, or as many as it has places)", "每行长度(1024,或位置表的上限)")
+    model = say("a preset (none: they are listed) or a file with a spec", "预设名（不写则列出全部）或模型描述文件")
+    length = say("tokens a row (1024, or as many as it has places)", "每行长度（1024，或位置表的上限）")
     add("model", metavar="MODEL", nargs="?", help=model)
     add("--vocab", type=int, metavar="N", help=say("another vocabulary", "改用别的词表大小"))
-    add("--batch", type=int, default=1, metavar="B", help=say("rows at a time (1)", "批大小(1)"))
+    add("--batch", type=int, default=1, metavar="B", help=say("rows at a time (1)", "批大小（1）"))
     add("--length", type=int, metavar="L", help=length)
-    add("--dtype", default="fp32", metavar="fp32|bf16|fp16", help=say("numbers (fp32)", "数值类型(fp32)"))
-    add("--depth", type=int, metavar="N", help=say("levels of the tree (all)", "树的层数(全部)"))
+    add("--dtype", default="fp32", metavar="fp32|bf16|fp16", help=say("numbers (fp32)", "数值类型（fp32）"))
+    add("--depth", type=int, metavar="N", help=say("levels of the tree (all)", "树的层数（全部）"))
     add("--json", action="store_true", help=say("the same as JSON", "以 JSON 输出"))
 
 
@@ -72,7 +72,7 @@ def show(name: str, counted: Count, depth: int | None) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column(say("part", "部件"), no_wrap=True)
     table.add_column(say("parameters", "参数量"), justify="right", no_wrap=True)
-    table.add_column(say("shape, or formula for one", "形状,或单个的公式"), overflow="fold")
+    table.add_column(say("shape, or formula for one", "形状，或单个的公式"), overflow="fold")
     for branch, node in branches(counted.tree, depth):
         repeated = f" [bold]×{node.times}[/bold]" if node.times > 1 else ""
         table.add_row(f"[dim]{branch}[/dim]{node.name if branch else name}{repeated}", parameters(node), detail(node))
@@ -118,8 +118,8 @@ GROUPS = {
 MEMORY = {
     "weights": ("weights", "权重"),
     "gradients": ("gradients", "梯度"),
-    "optimiser": ("optimiser (AdamW)", "优化器 (AdamW)"),
-    "activations": ("activations (estimate)", "激活值(估计)"),
+    "optimiser": ("optimiser (AdamW)", "优化器（AdamW）"),
+    "activations": ("activations (estimate)", "激活值（估计）"),
     "kv cache": ("KV cache", "KV 缓存"),
 }
 
@@ -137,7 +137,7 @@ def sums(console: Console, counted: Count) -> None:
         grid.add_row("  " + say(*GROUPS[name]), f"{number:,}", f"{number / max(total, 1):.1%}")
     where = say(
         f"batch {at['batch']}, length {at['length']}, {at['dtype']}",
-        f"批 {at['batch']},长 {at['length']},{at['dtype']}",
+        f"批 {at['batch']}，长 {at['length']}，{at['dtype']}",
     )
     grid.add_row(f"[bold]{say('memory', '内存')}[/bold]", "", where)
     for name, number in counted.bytes.items():

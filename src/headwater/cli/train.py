@@ -34,17 +34,22 @@ def arguments(parser: Parser) -> None:
     given = {int: "N", float: "X", Time: "TIME", list[str]: "FILE", dict[str, str]: "A=B", str: "NAME"}
     given[YesNoAuto] = "yes|no|auto"
     parser.add_argument(
-        "files", nargs="*", help=say("TSV, CSV, JSONL, text, CoNLL, SQuAD, or train.en train.de", "训练文件")
+        "files",
+        nargs="*",
+        help=say(
+            "TSV, CSV, JSONL, text, CoNLL, SQuAD, or train.en train.de",
+            "TSV、CSV、JSONL、纯文本、CoNLL、SQuAD，或 train.en train.de 这样的平行文件",
+        ),
     )
-    parser.add_argument("--resume", metavar="RUN", help=say("go on with this run", "继续这个训练"))
-    parser.add_argument("--config", "-c", metavar="YAML", help=say("settings from a file", "从文件读取设置"))
+    parser.add_argument("--resume", metavar="RUN", help=say("go on with this run", "从这个训练目录停下处接着训练"))
+    parser.add_argument("--config", "-c", metavar="YAML", help=say("settings from a file", "从 YAML 文件读取设置"))
     parser.add_argument(
-        "--recipe", metavar="NAME", help=say("settings known to work: see the docs", "使用已知可行的设置")
+        "--recipe", metavar="NAME", help=say("settings known to work: see the docs", "已知可行的设置，见文档")
     )
-    processes = say("train with so many processes", "使用多少个进程")
+    processes = say("train with so many processes", "用多少个进程训练")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help=processes)
     parser.add_argument(
-        "--dry-run", action="store_true", help=say("say what would be done, and stop", "只说明将做什么")
+        "--dry-run", action="store_true", help=say("say what would be done, and stop", "只说明将做什么，然后停止")
     )
     parser.add_argument("--quiet", action="store_true", help=say("no progress", "不显示进度"))
     groups = {name: parser.add_argument_group(say(*words)) for name, words in HEADINGS.items()}
@@ -150,9 +155,9 @@ def _recipe(name: str | None) -> dict[str, Any]:
 
 WHY = {
     "finished": ("done", "训练完成"),
-    "no better": ("stopped: no better for a while", "已停止:一段时间没有变好"),
-    "time": ("stopped: the time is over", "已停止:时间到"),
-    "signal": ("stopped, nothing is lost", "已停止,没有丢失任何东西"),
+    "no better": ("stopped: no better for a while", "已停止：一段时间没有变好"),
+    "time": ("stopped: the time is over", "已停止：时间到"),
+    "signal": ("stopped, nothing is lost", "已停止，没有丢失任何东西"),
 }
 VERBS = {
     "text-to-text": 'headwater translate {run} "…"',
@@ -175,7 +180,7 @@ def after(trained: Any) -> int:
     """What became of it, and what to do next."""
     outcome, folder = trained.outcome, _near(trained.folder)
     done, best = outcome.progress.step, outcome.progress.best_step
-    where = say(f": step {done}, best at step {best}", f":第 {done} 步,最好的在第 {best} 步")
+    where = say(f": step {done}, best at step {best}", f"：第 {done} 步，最好的在第 {best} 步")
     print(f"\n{say(*WHY[outcome.why])}{where}")
     going_on = trained.about.get("objective") in ("", "causal", "packed")
     lines = {

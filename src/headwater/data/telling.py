@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
 
 from headwater.data.reading.recipe import Recipe
+from headwater.i18n import filled
 
 if TYPE_CHECKING:
     from headwater.data.look import Facts, Look
 
-Say: TypeAlias = Callable[[str, str], str]  # one of two texts that mean the same
+
+class Say(Protocol):
+    """One of two texts that mean the same; without the Chinese, it is looked up in the catalogue (headwater.i18n)."""
+
+    def __call__(self, en: str, zh: str | None = None, /) -> str: ...
+
+
 SETS = {"train": "训练集", "valid": "验证集", "test": "测试集"}
 IMBALANCE = 10  # times the rows of the least frequent class from which the most frequent one is warned of
 COLUMN = 11  # places of a terminal that the names of the lines take
 
 
-def english(en: str, zh: str) -> str:
+def english(en: str, zh: str | None = None) -> str:
     return en
-
-
-def filled(text: str, width: int) -> str:
-    """Spaces up to a width in places of a terminal: a Chinese character takes two."""
-    return text + " " * (width - sum(2 if ord(c) > 0x2E7F else 1 for c in text))
 
 
 def line(name: str, text: str) -> str:
@@ -62,9 +64,9 @@ def _lines(look: Look, say: Say) -> Iterator[str]:
     if look.task == "classification":
         yield from _imbalance(train.labels, say)
     for how in dict.fromkeys(look.encodings.values()):
-        yield line(say("encoding", "编码"), how)
+        yield line(say("encoding", "编码"), say(how))
     for note in look.notes:
-        yield line(say("note", "注意"), note)
+        yield line(say("note", "注意"), say(note))
 
 
 def _headers(recipe: Recipe, say: Say) -> Iterator[str]:
@@ -92,7 +94,7 @@ def _of_set(look: Look, name: str, facts: Facts, say: Say) -> Iterator[str]:
         yield line("", say(f"questions without an answer: {facts.unanswerable:,} of {facts.rows:,}",
                            f"没有答案的问题：{facts.unanswerable:,} / {facts.rows:,}"))  # fmt: skip
     for problem in facts.problems.lines():
-        yield line("", say(f"bad: {problem}", f"坏行:{problem}"))
+        yield line("", say("bad: ", "坏行：") + say(problem))
     if facts.duplicates:
         yield line("", say(f"{facts.duplicates:,} duplicate rows", f"{facts.duplicates:,} 行重复"))
     if count := look.overlap.get(name):

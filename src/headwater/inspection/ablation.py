@@ -98,7 +98,7 @@ def _log_p(reading: Reading, rows: int) -> Tensor:
     size = rows * len(reading.tokens) * vocabulary(language(reading.model))
     if size > 16 * TOGETHER:
         en = f"ablate: {len(reading.tokens)} tokens are too many for the whole of two answers; shorten the text"
-        raise BadInput(Both(en, f"{len(reading.tokens)} 个词元太多;请缩短文字"))
+        raise BadInput(Both(en, f"{len(reading.tokens)} 个词元太多；请缩短文字"))
     many = {name: value.expand(rows, -1) for name, value in reading.extras.items()}
     memory = reading.model.encode(many["source"]) if many else None
     asked = reading.model.rows(reading.ids.expand(rows, -1), None, None, None, None)
@@ -172,7 +172,7 @@ def ablations(
         loss = _loss(reading, _log_p(reading, 1)[0])
         if math.isnan(loss):
             en = "ablations: a text must have two tokens or more, got one; give a longer one"
-            raise BadSetting(Both(en, "至少要有两个词元;请写长些"))
+            raise BadSetting(Both(en, "至少要有两个词元；请写长些"))
         for first in range(0, len(pairs), size):
             some = pairs[first : first + size]
             with without(reading.model, some):

@@ -56,8 +56,11 @@ def versions_fit(facts: Facts) -> Iterator[Finding]:
             continue
         have = facts["versions"].get(need.name, "unknown")
         if have is None or (have != "unknown" and not need.specifier.contains(have, prereleases=True)):
-            says = f"{need.name} {have or 'is not'} {'is ' * bool(have)}installed, {need} is needed"
-            yield Finding("problem", says, f'pip install "{need}"')
+            remedy = f'pip install "{need}"'
+            if have is None:
+                yield Finding("problem", f"{need.name} is not installed, {need} is needed", remedy)
+            else:
+                yield Finding("problem", f"{need.name} {have} is installed, {need} is needed", remedy)
 
 
 @check

@@ -62,7 +62,7 @@ def check(
     how = subject.how
     told = Both(
         f"{how.told}, {'causal' if how.causal else 'two-way'}, {how.vocab} tokens",
-        f"{chinese(how.told)}({'单向' if how.causal else '双向'},{how.vocab} 个词元)",
+        f"{chinese(how.told)}（{'单向' if how.causal else '双向'}，{how.vocab} 个词元）",
     )
     seconds = round(time.monotonic() - began, 2)
     return Report(type(model).__name__, told, asked.length, seconds, tuple(verdicts), subject.passes)
@@ -120,7 +120,7 @@ def _judged(law: str, subject: Subject, asked: Probes) -> list[Verdict]:
             found = subject.judge(claim)
         except BadInput as error:  # it took plain rows, so this is no misunderstanding
             says = str(error).partition(";")[0]
-            return [Verdict(law, "broken", Both(says, f"按这条规则问时出错:{says}"), remedy=remedies.REMEDIES[law])]
+            return [Verdict(law, "broken", Both(says, f"按这条规则问时出错：{says}"), remedy=remedies.REMEDIES[law])]
         judged += bool(found)
         broken += [found] if isinstance(found, Broken) else []
         if broken and (law == "cache" or len(broken) >= asked.count):
@@ -132,9 +132,9 @@ def _judged(law: str, subject: Subject, asked: Probes) -> list[Verdict]:
     if not claims:
         return [Verdict(law, "skipped", remedies.why_skipped(law, subject.how, asked.per_token))]
     exactly, zh = (
-        (f", to {subject.rounding:.0e} of rounding", f",舍入 {subject.rounding:.0e}") if subject.rounding else ("", "")
+        (f", to {subject.rounding:.0e} of rounding", f"，舍入 {subject.rounding:.0e}") if subject.rounding else ("", "")
     )
-    often = Both(f" ({_many(judged, 'comparison')}{exactly})", f"(比较 {judged} 次{zh})")
+    often = Both(f" ({_many(judged, 'comparison')}{exactly})", f"（比较 {judged} 次{zh}）")
     return [Verdict(law, "kept", remedies.KEPT[law] + often)]
 
 
@@ -144,7 +144,7 @@ def _first_cause(verdict: Verdict, others: list[Verdict]) -> Verdict:
     repeats = verdict.state == "broken" and (verdict.law == "positions" or verdict.key is not None)
     if repeats and any(other.law == cause and other.state == "broken" for other in others):
         return Verdict(
-            verdict.law, "skipped", Both(f"not judged, for it follows from {cause}", f"不另判:它由 {cause} 引起")
+            verdict.law, "skipped", Both(f"not judged, for it follows from {cause}", f"不另判：它由 {cause} 引起")
         )
     return verdict
 
@@ -176,7 +176,7 @@ def _numbers(subject: Subject, asked: Probes) -> list[Verdict]:
     """Plain rows, and rows padded on either side: a row that sees nothing is where NaN likes to begin."""
     asks = [asked.ask(), *(claim.a for claim in CLAIMED["padding"](asked) if claim.exact)]
     for ask in asks:
-        padded = Both(" with padding", "(有填充时)") if set(ask.extras) & {"keep", "source_keep"} else Both("", "")
+        padded = Both(" with padding", "（有填充时）") if set(ask.extras) & {"keep", "source_keep"} else Both("", "")
         found = first_spoilt(subject.trace(ask), *ask.size)
         if found:
             row, place = found.places[0] if found.places else (None, None)
@@ -186,12 +186,12 @@ def _numbers(subject: Subject, asked: Probes) -> list[Verdict]:
             says = Both("NaN in the answer", "回答里有 NaN") + padded
             says += Both(
                 ", though not while the modules are watched: a fused path makes it",
-                ",但观察各模块时没有:来自融合的路径",
+                "，但观察各模块时没有：来自融合的路径",
             )
             return [Verdict("numbers", "broken", says, remedy=remedies.NUMBERS)]
     says = Both(
         f"no NaN and no infinity in any module ({_many(len(asks), 'run')})",
-        f"各模块都没有 NaN 和无穷(跑了 {len(asks)} 次)",
+        f"各模块都没有 NaN 和无穷（跑了 {len(asks)} 次）",
     )
     return [Verdict("numbers", "kept", says)]
 
@@ -218,7 +218,7 @@ def _gradients(subject: Subject, asked: Probes) -> list[Verdict]:
     if spoilt:
         says = Both(
             f"the gradient of {spoilt[-1]} is not finite, of {len(spoilt)} parameters in all",
-            f"{spoilt[-1]} 的梯度不是有限数,共有 {len(spoilt)} 个参数如此",
+            f"{spoilt[-1]} 的梯度不是有限数，共有 {len(spoilt)} 个参数如此",
         )
         verdicts.append(Verdict("gradients", "broken", says, back.culprit(), remedy=remedies.NUMBERS))
     if without:
@@ -241,7 +241,7 @@ def _late(back: Backward, subject: Subject, answer: Any, length: int) -> Verdict
             share = float(size[key]) / float(size.max())
             says = Both(
                 f"the answer at place {query} has a gradient to the later token {key}, {share:.0e} of its largest",
-                f"位置 {query} 的回答对后面的词元 {key} 有梯度,是最大梯度的 {share:.0e}",
+                f"位置 {query} 的回答对后面的词元 {key} 有梯度，是最大梯度的 {share:.0e}",
             )
             return Verdict("gradients", "broken", says, None, None, query, key, float(size[key]), remedies.LATE)
     return None
@@ -254,8 +254,8 @@ def _without(names: list[str], ran: set[str]) -> Verdict:
     if cut:
         says = Both(
             f"{len(cut)} parameters of modules that ran get no gradient: {some}",
-            f"运行过的模块里有 {len(cut)} 个参数没有梯度:{some}",
+            f"运行过的模块里有 {len(cut)} 个参数没有梯度：{some}",
         )
         return Verdict("gradients", "broken", says, cut[0].rpartition(".")[0], remedy=remedies.CUT)
-    says = Both(f"{len(names)} parameters were not used: {some}", f"有 {len(names)} 个参数没有用到:{some}")
+    says = Both(f"{len(names)} parameters were not used: {some}", f"有 {len(names)} 个参数没有用到：{some}")
     return Verdict("gradients", "noted", says, remedy=remedies.UNUSED)

@@ -110,7 +110,7 @@ def future(p: Probes) -> Iterator[Claim]:
 
 
 def _mode(en: str, zh: str, training: bool) -> Both:
-    return Both(f"{en} (in training mode)", f"{zh}(训练模式下)") if training else Both(en, zh)
+    return Both(f"{en} (in training mode)", f"{zh}（训练模式下）") if training else Both(en, zh)
 
 
 def window(p: Probes) -> Iterator[Claim]:
@@ -130,7 +130,7 @@ def window(p: Probes) -> Iterator[Claim]:
         if len(places[0]):
             says = Both(
                 f"sees farther than its window of {reaches['']} places back and ahead in all layers together",
-                f"所有层合起来,看得比窗口远(窗口:向前、向后 {reaches['']} 个位置)",
+                f"所有层合起来，看得比窗口远（窗口：向前、向后 {reaches['']} 个位置）",
             )
             yield Claim("window", says, base, b, places, exact=True, key=j, at=beyond)
 
@@ -159,7 +159,7 @@ def padding(p: Probes) -> Iterator[Claim]:
             says = Both(f"sees the source's padding on the {side}", f"看到了源文{SIDE[side]}边的填充")
             yield Claim("padding", says, a, b, everywhere, exact=True)
     if "keep" in p.how.takes and "right" in p.sides:
-        says = Both("answers differently when it is padded on the right", "右边填充后,回答变了")
+        says = Both("answers differently when it is padded on the right", "右边填充后，回答变了")
         yield _as_alone(p, "right", "padding", says)
     if "source_keep" in p.how.takes and "right" in p.sides:
         yield _source_alone(p)
@@ -202,7 +202,7 @@ def _source_alone(p: Probes) -> Claim:
     b, keep = _padded_source(p, "right")
     alone = Ask(b.ids[1:], {"source": b.extras["source"][1:, keep[1]]})
     rows, columns = listed(torch.ones_like(alone.ids))
-    says = Both("answers differently when its source is padded on the right", "源文右边填充后,回答变了")
+    says = Both("answers differently when its source is padded on the right", "源文右边填充后，回答变了")
     return Claim("padding", says, alone, b, (rows, columns), exact=False, twins=(rows + 1, columns))
 
 
@@ -221,7 +221,7 @@ def documents(p: Probes) -> Iterator[Claim]:
         others[1 - row] = False
         en, zh = (
             f"document {3 - changed} sees document {changed} of its row",
-            f"同一行里,文档 {3 - changed} 看到了文档 {changed}",
+            f"同一行里，文档 {3 - changed} 看到了文档 {changed}",
         )
         yield Claim("documents", Both(en, zh), a, b, listed(others), exact=True)
     alone = Ask(base.ids[:1, cut:])
@@ -263,7 +263,7 @@ def cache(p: Probes) -> Iterator[Claim]:
             b = replace(pieces[nth], before=tuple(pieces[:nth]))
             says = Both(
                 f"token {first} to {last - 1} after {first} in the cache{padded}: answers as never in the whole",
-                f"缓存里已有 {first} 个{padded.zh},再读第 {first} 到 {last - 1} 个:回答与整段读时不同",
+                f"缓存里已有 {first} 个{padded.zh}，再读第 {first} 到 {last - 1} 个：回答与整段读时不同",
             )
             yield Claim("cache", says, whole, b, (rows, columns + first), exact=False, twins=(rows, columns))
 

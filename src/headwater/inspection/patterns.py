@@ -102,7 +102,7 @@ class Heads(Result):
         return dict(sorted(((does, said.count(does)) for does in set(said)), key=lambda item: (-item[1], item[0])))
 
     def lines(self) -> list[str]:
-        made = [f"{head.name:<24} {head.does} ({strength(head):.0%})" for head in self.worth()]
+        made = [f"{head.name:<23}  {head.does} ({strength(head):.0%})" for head in self.worth()]
         return ["heads worth a look", *(f"  {line}" for line in made)]
 
 

@@ -31,7 +31,7 @@ class Verdict:
         module, to_do = ("模块  ", "怎么办") if language == "zh" else ("module", "to do ")
         yield from _wrapped(f"{MARKS[self.state]} {self.law:<10} ", spoken(self.says, language), width)
         if self.state == "broken" and self.module is not None:
-            itself = spoken(Both("(the model itself)", "(模型本身)"), language)
+            itself = spoken(Both("(the model itself)", "（模型本身）"), language)
             yield f"{'':13}{module}   {self.module or itself}"
         if self.remedy:
             yield from _wrapped(f"{'':13}{to_do}   ", spoken(self.remedy, language), width)
@@ -87,7 +87,7 @@ class Report:
         """What was probed, and how often."""
         return Both(
             f"{self.model}: called as {self.called}; rows of {self.length} random tokens, {self.passes} passes",
-            f"{self.model}:调用方式 {chinese(self.called)};每行 {self.length} 个随机词元,共跑 {self.passes} 遍",
+            f"{self.model}：调用方式 {chinese(self.called)}；每行 {self.length} 个随机词元，共跑 {self.passes} 遍",
         )
 
     def lines(self, width: int = 100, language: str = "en") -> Iterator[str]:

@@ -25,7 +25,7 @@ def language(model: Any) -> nn.Module:
     if found is None:
         kind = type(model.head).__name__
         en = f"this needs a head that says tokens, the model has {kind}; load it with head='language'"
-        raise BadInput(Both(en, f"这要有会说词元的输出头,模型的是 {kind};用 head='language' 载入"))
+        raise BadInput(Both(en, f"这要有会说词元的输出头，模型的是 {kind}；用 head='language' 载入"))
     return found
 
 
@@ -60,7 +60,7 @@ def loss(reading: Reading) -> tuple[Tensor, str]:
         if not ids.shape[1]:
             raise BadInput(
                 Both(
-                    "a loss needs two tokens or more, got one; give a longer text", "至少要有两个词元才有损失;请写长些"
+                    "a loss needs two tokens or more, got one; give a longer text", "至少要有两个词元才有损失；请写长些"
                 )
             )
         return _mean(_tokens(reading.answer())[:, : ids.shape[1]], ids), "mean surprise of the tokens"

@@ -13,27 +13,27 @@ from headwater.inspection.maps import Attention
 TITLES: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
     "next": (
         ("Next token", "The most probable tokens after the last one; of a translation, where it was least sure."),
-        ("下一个词元", "在最后一个词元之后最可能出现的词元;若是译文,则取模型最没把握的地方。"),
+        ("下一个词元", "在最后一个词元之后最可能出现的词元；若是译文，则取模型最没把握的地方。"),
     ),
     "losses": (
         ("Surprise, token by token", "The deeper the colour, the less the model expected the token: -ln p."),
-        ("逐词元的意外程度", "颜色越深,模型越没有料到这个词元:-ln p。"),
+        ("逐词元的意外程度", "颜色越深，模型越没有料到这个词元：-ln p。"),
     ),
     "alignment": (
         ("Alignment", "Where the decoder looked while it wrote each token: cross-attention, mean of layers and heads."),
-        ("对齐", "写每个词元时解码器看了哪里:交叉注意力,各层各头的平均。"),
+        ("对齐", "写每个词元时解码器看了哪里：交叉注意力，各层各头的平均。"),
     ),
     "heads": (
         ("What each head does", "Where each head looks, as means over the text; the clearest of each kind first."),
-        ("每个头在做什么", "每个头看向哪里(全文平均);每类中最典型的在前。"),
+        ("每个头在做什么", "每个头看向哪里（全文平均）；每类中最典型的在前。"),
     ),
     "attention": (
         ("Attention", "Rows look, columns are looked at. Attention shows where a model reads, not why it answers."),
-        ("注意力", "行是在看的词元,列是被看的词元。注意力说明模型读了哪里,并不说明它为何这样回答。"),
+        ("注意力", "行是在看的词元，列是被看的词元。注意力说明模型读了哪里，并不说明它为何这样回答。"),
     ),
     "lens": (
         ("Logit lens", "What the model would say if it stopped after each layer; the embedding is at the bottom."),
-        ("各层的预测(logit lens)", "假如在某一层后就停下,模型会说什么;最下面是嵌入。"),
+        ("各层的预测（logit lens）", "假如在某一层后就停下，模型会说什么；最下面是嵌入。"),
     ),
     "attribution": (
         ("What made it say that", "How much each token that was read adds to ln p of the answer."),
@@ -41,15 +41,15 @@ TITLES: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
     ),
     "gradients": (
         ("Gradients", "What this text would teach: the size of the gradient through the layers, and by parameter."),
-        ("梯度", "这段文本会教给模型什么:梯度流过各层的大小,以及每个参数的梯度。"),
+        ("梯度", "这段文本会教给模型什么：梯度流过各层的大小，以及每个参数的梯度。"),
     ),
     "ablation": (
         ("Without a head", "What changes when a head's output is set to zero."),
-        ("去掉一个头", "把一个头的输出置零后,有什么变化。"),
+        ("去掉一个头", "把一个头的输出置零后，有什么变化。"),
     ),
     "positions": (
         ("Positions", "How this model knows where a token stands, drawn from the model itself."),
-        ("位置编码", "这个模型怎样知道词元的位置,直接由模型画出。"),
+        ("位置编码", "这个模型怎样知道词元的位置，直接由模型画出。"),
     ),
     "costs": (
         ("Costs", "Parameters, memory and operations at this length."),

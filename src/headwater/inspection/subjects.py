@@ -175,12 +175,12 @@ class Subject:
             raise BadInput(
                 Both(
                     "inspection: a text must have a token, got none; give some words",
-                    "文字里至少要有一个词元;请写点什么",
+                    "文字里至少要有一个词元；请写点什么",
                 )
             )
         if self.longest is not None and len(ids) > self.longest:
             en = f"inspection: the model reads {self.longest} tokens, got {len(ids)}; shorten the text"
-            raise TooLong(Both(en, f"模型最多读 {self.longest} 个词元,得到 {len(ids)} 个;请缩短文字"))
+            raise TooLong(Both(en, f"模型最多读 {self.longest} 个词元，得到 {len(ids)} 个；请缩短文字"))
         return ids
 
     def target(self, text: Any) -> list[int]:
@@ -220,7 +220,7 @@ def read(model: Any, text: Any, target: Any = None, *, most: int = 128) -> Readi
         raise BadInput(
             Both(
                 "inspection: a decoder needs a token to begin with, this model names none; give headwater.load",
-                "解码器要有开头的词元,这个模型没有指明",
+                "解码器要有开头的词元，这个模型没有指明",
             )
         )
     tokens = named([start, *written[:-1]], tokenizer)

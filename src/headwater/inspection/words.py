@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from headwater.i18n import translate
+
 
 class Both(str):
     """Reads as English wherever a string is read; whoever speaks Chinese asks for .zh.
@@ -22,12 +24,12 @@ class Both(str):
 
 
 def chinese(text: str) -> str:
-    """The Chinese of a sentence; what has none stays as it is.
+    """The Chinese of a sentence: its own, or that of the catalogue; what has none stays as it is.
 
     >>> chinese(Both("kept", "守住")), chinese("decoder.layers.0")
     ('守住', 'decoder.layers.0')
     """
-    return text.zh if isinstance(text, Both) else text
+    return text.zh if isinstance(text, Both) else translate(text, "zh")
 
 
 def spoken(text: str, language: str) -> str:

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from headwater.errors import Fault
-from headwater.inspection.words import Both, chinese
+from headwater.inspection.words import chinese
 
 _PATH = re.compile(r"(?:[A-Za-z]:)?(?:[/\\][^\s/\\:;,'\"()]+)+[/\\](?=[^\s/\\:;,'\"()])|(?<![\w.])/(?=[^\s/:;,'\"()]+)")
 MOST = 400
@@ -59,4 +59,4 @@ def told(fault: Fault) -> dict[str, Any]:
     en = fault.args[0] if fault.args else ""
     message, zh = (" ".join(_PATH.sub("", said).split())[:MOST] for said in (str(fault), chinese(en)))
     error = {"kind": type(fault).__name__, "message": message}
-    return {"error": error | ({"message_zh": zh} if isinstance(en, Both) else {})}
+    return {"error": error | ({"message_zh": zh} if zh != message else {})}

@@ -58,51 +58,53 @@ section = dataclass(frozen=True, kw_only=True)
 @section
 class Data:
     paths: list[str] = leaf([], "the files to learn from", "训练文件")
-    valid: list[str] = leaf([], "files to measure on; else a part is held out", "验证文件;默认从训练集留出")
+    valid: list[str] = leaf([], "files to measure on; else a part is held out", "验证文件；不给则从训练集留出一部分")
     task: str = leaf(
         "auto",
         "text-to-text, classification, tagging, answers, language-model",
-        "任务:text-to-text、classification、tagging、answers、language-model",
+        "任务：text-to-text、classification、tagging、answers、language-model",
     )
     columns: dict[str, str] = leaf(
-        {}, "which column plays which role: source=en,target=de", "哪一列是什么:source=en,target=de"
+        {}, "which column plays which role: source=en,target=de", "哪一列作什么：source=en,target=de"
     )
-    source: str = leaf("", "the column or suffix to read from", "源语言列")
-    target: str = leaf("", "the column or suffix to write", "目标语言列")
+    source: str = leaf("", "the column or suffix to read from", "读入的列名或文件后缀")
+    target: str = leaf("", "the column or suffix to write", "要写出的列名或文件后缀")
     header: YesNoAuto = leaf(
         "auto",
         "whether the first row of a TSV or CSV names the columns: yes, no or auto",
         "TSV 或 CSV 的第一行是不是列名：yes、no 或 auto",
     )
-    encoding: str = leaf("auto", "of the files", "文件编码")
+    encoding: str = leaf("auto", "of the files", "文件的编码")
     invalid: str = leaf(
         "strict",
         "bytes that do not fit it: strict (stop there), skip the line, or replace them",
-        "不合编码的字节:strict(停在那里)、skip(跳过该行)或 replace(替换)",
+        "不合编码的字节：strict（停在那里）、skip（跳过该行）或 replace（替换）",
     )
-    held_out: float = share(0.05, "share of the rows kept for validation", "留作验证的比例")
+    held_out: float = share(0.05, "share of the rows kept for validation", "留作验证集的行所占比例")
     longest: int = leaf(
-        0, "most tokens of a text; longer rows are left out (0: chosen)", "每条文本的最多词元数,更长的行略去(0:自动)"
+        0,
+        "most tokens of a text; longer rows are left out (0: chosen)",
+        "每条文本的最多词元数，更长的行略去（0：自动选择）",
     )
-    cut: bool = leaf(False, "longer texts are cut to that length, not left out", "过长的文本截断而不是丢弃")
-    context: int = leaf(256, "tokens a language model reads at once", "语言模型的上下文长度")
+    cut: bool = leaf(False, "longer texts are cut to that length, not left out", "过长的文本截到该长度，而不是略去")
+    context: int = leaf(256, "tokens a language model reads at once", "语言模型一次读多少词元（上下文长度）")
     objective: str = leaf(
         "auto",
         "of running text: causal, packed, masked, masked-next, denoise or spans",
-        "连续文本的训练目标:causal、packed、masked、masked-next、denoise 或 spans",
+        "连续文本的训练目标：causal、packed、masked、masked-next、denoise 或 spans",
     )
     augment: dict[str, str] = leaf(
         {},
         "changes of what is read: delete=0.1,swap=0.1,noise=0.02,synonyms=0.2",
-        "读入文本的小改动:delete=0.1,swap=0.1,noise=0.02,synonyms=0.2",
+        "对读入文本的改动：delete=0.1,swap=0.1,noise=0.02,synonyms=0.2",
     )
-    synonyms: str = leaf("", "a table for it: word, tab, synonyms", "同义词表:词、制表符、同义词")
+    synonyms: str = leaf("", "a table for it: word, tab, synonyms", "供其使用的同义词表：词、制表符、同义词")
     tokenizer: str = leaf(
         "auto",
         "bpe, unigram, characters, or a folder; auto: bpe, or that of --from",
-        "bpe、unigram、characters 或目录;auto:bpe,或 --from 的分词器",
+        "bpe、unigram、characters 或目录；auto：bpe，或 --from 模型的分词器",
     )
-    vocab: int = leaf(0, "pieces of a tokenizer that is learned (0: chosen)", "词表大小")
+    vocab: int = leaf(0, "pieces of a tokenizer that is learned (0: chosen)", "要学习的分词器的词表大小（0：自动选择）")
 
 
 @section
@@ -110,15 +112,19 @@ class Model:
     start: str = leaf(
         "",
         "a model folder, run or known name to start from (--from); else from scratch",
-        "从哪个模型目录、训练或已知名字开始(--from);默认从零开始",
+        "从哪个模型目录、训练目录或已知名称开始（--from）；不给则从零开始",
     )
     size: str = leaf("auto", "mini, small, medium, large or base", "mini、small、medium、large 或 base")
-    layers: int = leaf(0, "of each stack (0: from the size)", "层数")
-    d_model: int = leaf(0, "width of the residual stream (0: from the size)", "模型宽度")
-    heads: int = leaf(0, "of attention (0: from the size)", "注意力头数")
-    d_ff: int = leaf(0, "width of the feed-forward layers (0: from the size)", "前馈层宽度")
-    dropout: float = share(0.1, "share of values dropped while training", "dropout 比例")
-    position: str = leaf("auto", "sinusoidal, learned, rotary, alibi, relative or none", "位置编码")
+    layers: int = leaf(0, "of each stack (0: from the size)", "编码器、解码器各自的层数（0：由 size 决定）")
+    d_model: int = leaf(0, "width of the residual stream (0: from the size)", "残差流的宽度（0：由 size 决定）")
+    heads: int = leaf(0, "of attention (0: from the size)", "注意力头数（0：由 size 决定）")
+    d_ff: int = leaf(0, "width of the feed-forward layers (0: from the size)", "前馈层的宽度（0：由 size 决定）")
+    dropout: float = share(0.1, "share of values dropped while training", "训练时随机丢弃的比例")
+    position: str = leaf(
+        "auto",
+        "sinusoidal, learned, rotary, alibi, relative or none",
+        "位置编码：sinusoidal、learned、rotary、alibi、relative 或 none",
+    )
 
 
 @section
@@ -126,47 +132,69 @@ class Optimiser:
     method: str = leaf(
         "auto",
         "adamw; adamw8, in a quarter of its memory; or muon for the matrices and adamw for the rest",
-        "优化方法:adamw、省内存的 adamw8,或 muon",
+        "优化方法：adamw；adamw8，内存为其四分之一；或 muon（矩阵用 muon，其余用 adamw）",
     )
-    lr: float = leaf(0.0, "peak learning rate; the factor of noam (0: chosen)", "学习率峰值")
-    schedule: str = leaf("cosine", "noam, inverse-root, cosine, linear or constant", "学习率曲线")
-    warmup: int = leaf(-1, "steps of rising learning rate (-1: chosen)", "预热步数", low=-1)
-    floor: float = share(0.0, "last learning rate as a share of the peak", "最终学习率占峰值的比例")
+    lr: float = leaf(
+        0.0, "peak learning rate; the factor of noam (0: chosen)", "学习率峰值；noam 时为其系数（0：自动选择）"
+    )
+    schedule: str = leaf(
+        "cosine",
+        "noam, inverse-root, cosine, linear or constant",
+        "学习率曲线：noam、inverse-root、cosine、linear 或 constant",
+    )
+    warmup: int = leaf(-1, "steps of rising learning rate (-1: chosen)", "学习率预热的步数（-1：自动选择）", low=-1)
+    floor: float = share(0.0, "last learning rate as a share of the peak", "最终学习率与峰值之比")
     beta1: float = share(0.9, "of AdamW", "AdamW 的 beta1")
     momentum: float = share(0.95, "of Muon", "Muon 的动量")
     beta2: float = share(0.98, "of AdamW", "AdamW 的 beta2")
     eps: float = leaf(1e-9, "of AdamW", "AdamW 的 eps", low=1e-300)
-    weight_decay: float = leaf(0.01, "on matrices, never on biases, norms, tables", "权重衰减")
-    clip: float = leaf(1.0, "most length of a gradient (0: no limit)", "梯度裁剪")
+    weight_decay: float = leaf(
+        0.01, "on matrices, never on biases, norms, tables", "权重衰减，只用于矩阵，不用于偏置、归一化和嵌入表"
+    )
+    clip: float = leaf(1.0, "most length of a gradient (0: no limit)", "梯度范数的上限，超过则裁剪（0：不限）")
     smoothing: float = share(0.0, "label smoothing", "标签平滑")
-    average: float = share(0.0, "decay of the running average of the weights (0: none)", "权重滑动平均的衰减率")
+    average: float = share(
+        0.0, "decay of the running average of the weights (0: none)", "权重滑动平均的衰减率（0：不用）"
+    )
 
 
 @section
 class Loop:
-    batch_tokens: int = leaf(0, "tokens of a step, padding included (0: chosen)", "每步词元数")
-    micro_tokens: int = leaf(0, "at most so many at once; gradients add up (0: all)", "每个小批的词元数", free=True)
-    max_steps: int = leaf(0, "steps in all (0: from epochs or time)", "总步数", free=True)
-    epochs: float = leaf(0.0, "times through the data (0: chosen)", "遍历数据的次数", free=True)
+    batch_tokens: int = leaf(0, "tokens of a step, padding included (0: chosen)", "每步的词元数，含填充（0：自动选择）")
+    micro_tokens: int = leaf(
+        0,
+        "at most so many at once; gradients add up (0: all)",
+        "一次最多处理多少词元，梯度累加（0：一次全部）",
+        free=True,
+    )
+    max_steps: int = leaf(0, "steps in all (0: from epochs or time)", "总步数（0：由 epochs 或时间决定）", free=True)
+    epochs: float = leaf(0.0, "times through the data (0: chosen)", "遍历数据的次数（0：自动选择）", free=True)
     max_time: Time = leaf(
         0.0,
         "end within 90s, 30m, 2h of clock time, reading and the last evaluation included (0: no limit)",
         "在 90s、30m、2h 之内结束，读取数据和最后的评估都算在内（0：不限）",
         free=True,
     )
-    seed: int = leaf(0, "of first weights, order of data and dropout", "随机种子")
-    dtype: str = leaf("auto", "fp32, bf16 or fp16", "数值精度")
-    device: str = leaf("auto", "cpu, cuda, mps …", "设备", free=True)
-    compile: bool = leaf(False, "compile the stacks with torch.compile", "使用 torch.compile", free=True)
+    seed: int = leaf(0, "of first weights, order of data and dropout", "初始权重、数据顺序和 dropout 的随机种子")
+    dtype: str = leaf("auto", "fp32, bf16 or fp16", "数值精度：fp32、bf16 或 fp16")
+    device: str = leaf("auto", "cpu, cuda, mps …", "设备：cpu、cuda、mps …", free=True)
+    compile: bool = leaf(False, "compile the stacks with torch.compile", "用 torch.compile 编译各层", free=True)
     recompute: bool = leaf(
         False,
         "less memory for more time: activations again on the way back, freed memory back to the system at once",
-        "用时间换内存:反向时重新计算激活(梯度检查点),释放的内存立即还给系统",
+        "用时间换内存：反向传播时重新计算激活值，释放的内存立即还给系统",
         free=True,
     )
-    shard: bool = leaf(False, "each process holds a part of the model (FSDP2)", "把模型分片到各进程", free=True)
-    spike: float = leaf(0.0, "leave out a gradient so many times the usual (0: none)", "跳过突增的梯度", free=True)
-    bad_steps: int = leaf(3, "stop after so many NaN steps in a row", "连续多少步 NaN 后停止", low=1, free=True)
+    shard: bool = leaf(
+        False, "each process holds a part of the model (FSDP2)", "每个进程只存模型的一部分（FSDP2）", free=True
+    )
+    spike: float = leaf(
+        0.0,
+        "leave out a gradient so many times the usual (0: none)",
+        "梯度达到平常的多少倍就跳过该步（0：不跳过）",
+        free=True,
+    )
+    bad_steps: int = leaf(3, "stop after so many NaN steps in a row", "连续多少步出现 NaN 就停止", low=1, free=True)
 
 
 @section
@@ -185,19 +213,32 @@ class Evaluation:
         "结束时评估最好的模型最多用多少行（0：自动，至多 2000）",
         free=True,
     )
-    patience: int = leaf(0, "stop after so many evaluations without a better one (0: never)", "早停耐心", free=True)
-    metric: str = leaf("auto", "what decides which model is best: loss, bleu, chrf, exact …", "选最优模型的指标")
-    samples: int = leaf(4, "outputs to show at an evaluation", "展示的样例数", free=True)
+    patience: int = leaf(
+        0,
+        "stop after so many evaluations without a better one (0: never)",
+        "连续多少次评估没有变好就停止（0：从不）",
+        free=True,
+    )
+    metric: str = leaf(
+        "auto",
+        "what decides which model is best: loss, bleu, chrf, exact …",
+        "用哪个指标选出最好的模型：loss、bleu、chrf、exact …",
+    )
+    samples: int = leaf(4, "outputs to show at an evaluation", "每次评估展示多少条输出", free=True)
 
 
 @section
 class Keeping:
-    out: str = leaf("", "the folder of the run; else runs/TASK/NAME", "运行目录", free=True)
-    save_every: Time = leaf(60.0, "time between checkpoints: 60s, 10m", "保存检查点的时间间隔", free=True)
-    save_steps: int = leaf(0, "steps between checkpoints, in place of time", "保存检查点的步数间隔", free=True)
-    keep: int = leaf(2, "checkpoints to keep", "保留的检查点数", low=2, free=True)
-    log_every: int = leaf(10, "steps between lines of metrics.jsonl", "记录指标的步数间隔", low=1)
-    log_order: bool = leaf(False, "write which examples each step saw to order.jsonl", "记录每步的样本序号")
+    out: str = leaf("", "the folder of the run; else runs/TASK/NAME", "训练目录；不给则为 runs/TASK/NAME", free=True)
+    save_every: Time = leaf(60.0, "time between checkpoints: 60s, 10m", "保存检查点的时间间隔：60s、10m", free=True)
+    save_steps: int = leaf(
+        0, "steps between checkpoints, in place of time", "每隔多少步保存检查点，代替时间间隔", free=True
+    )
+    keep: int = leaf(2, "checkpoints to keep", "保留几个检查点", low=2, free=True)
+    log_every: int = leaf(10, "steps between lines of metrics.jsonl", "metrics.jsonl 每隔多少步记一行", low=1)
+    log_order: bool = leaf(
+        False, "write which examples each step saw to order.jsonl", "把每步用到的样本写入 order.jsonl"
+    )
 
 
 @section
