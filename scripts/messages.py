@@ -169,9 +169,8 @@ class Messages:
         """Take up what this node shows to a user, if it shows anything."""
         if isinstance(node, ast.Call):
             name = called(node)
-            if name in self.faults and node.args:
-                self.text(node.args[0], scope, whole=True)
-            elif name == "say" and len(node.args) == 1 and not isinstance(node.args[0], ast.Starred):
+            alone = len(node.args) == 1 and not isinstance(node.args[0], ast.Starred)
+            if (name in self.faults and node.args) or (name == "say" and alone):
                 self.text(node.args[0], scope, whole=True)
             elif name in SHOWN_ARGUMENTS:
                 if name in ("leaf", "share") and len(node.args) > 2:

@@ -18,7 +18,7 @@ SENTENCE = 8  # letters a template must explain to be told from chance
 CATALOGUE = Path(__file__).parent / "locale" / "zh.po"
 
 _HOLE = re.compile(r"\{(\d+)\}")
-_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+_QUOTED = re.compile(r"(?<!\w)(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")(?!\w)")
 _CHINESE = re.compile("[\u4e00-\u9fff]")
 _COLUMNS = re.compile(r"( {2,})")  # what separates the columns of a line
 
@@ -48,7 +48,7 @@ class Template(NamedTuple):
         if not text.startswith(first) or not text.endswith(last) or end < at:
             return None
         for part in middle:
-            found = text.find(part, at, end)
+            found = (text if "'" in part or '"' in part else _without_values(text)).find(part, at, end)
             if found < 0:
                 return None
             values.append(text[at:found])
@@ -67,6 +67,16 @@ class Template(NamedTuple):
         for n, piece in enumerate(_HOLE.split(self.zh)):
             made = _beside(made, values[piece] if n % 2 else piece)
         return made
+
+
+@functools.lru_cache(maxsize=4096)
+def _without_values(text: str) -> str:
+    """A text of the same length, in which nothing can be found within quotes: there stand values, not our words.
+
+    >>> _without_values("no 'a; b'; known: c").replace(chr(0), "_")
+    'no ______; known: c'
+    """
+    return _QUOTED.sub(lambda value: "\0" * len(value[0]), text)
 
 
 def _beside(left: str, right: str) -> str:
@@ -118,11 +128,11 @@ class Translation(NamedTuple):
     zh: str
 
     def better(self, other: Translation) -> bool:
-        """More is explained. A few words such as "{0} and {1}" count only against nothing: a file may be called that."""
+        """More is explained. Templates of a few letters, such as "{0} and {1}", count only against no template."""
         return (self.words, self.marks) > (other.words, other.marks) or (self.letters > 0 == other.letters)
 
     def sure(self, text: str) -> bool:
-        return self.longest >= SENTENCE or 2 * self.letters >= _letters(text) > 0
+        return self.longest >= SENTENCE or 2 * self.letters > _letters(text)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -22,7 +22,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     model = say(
         "a preset, a model (folder, run, .gguf, known name), a spec file, or file.py:name of an nn.Module "
         "or of what makes one (the file is run)",
-        "预设名、模型（目录、run、.gguf、已知名字）、描述文件，或 file.py:NAME（nn.Module 或构造它的类、函数；文件会被运行）",
+        "预设名、模型（目录、run、.gguf、已知名字）、描述文件，或 file.py:NAME（nn.Module 或构造它的类、函数；"
+        "文件会被运行）",
     )
     sides = say("where rows may be padded (both)", "在哪边填充（both）")
     add("model", metavar="MODEL", help=model)
