@@ -240,7 +240,7 @@ class Messages:
         literal = HOLE.sub("", template)
         if "\n" in template or CHINESE.search(template):
             return
-        if re.search("[A-Za-z]", literal) or (holes and literal.strip()):
+        if re.search("[A-Za-z,:;?!()]", literal):
             if whole or " " in template.strip():
                 self.found[template].add(scope.file)
             else:
