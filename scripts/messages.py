@@ -91,6 +91,13 @@ FOREIGN = (
     "Directory not empty",
     "Input/output error",
     "Broken pipe",
+    "Expecting value: line {0} column {1} (char {2})",
+    "Expecting property name enclosed in double quotes: line {0} column {1} (char {2})",
+    "Expecting ',' delimiter: line {0} column {1} (char {2})",
+    "Expecting ':' delimiter: line {0} column {1} (char {2})",
+    "Extra data: line {0} column {1} (char {2})",
+    "Invalid control character at: line {0} column {1} (char {2})",
+    "Unterminated string starting at: line {0} column {1} (char {2})",
 )
 # Texts that are put together from pieces.
 PIECED = (
@@ -98,6 +105,7 @@ PIECED = (
     "a number from {0} to {1}",
     "a whole number from {0}",
     "a whole number from {0} to {1}",
+    "en or zh",
 )
 IGNORED_CALLS = {"say", "Both", "repr", "len", "type", "shown", "int", "tuple", "sorted", "isinstance", "getattr"}
 

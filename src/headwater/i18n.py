@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ CATALOGUE = Path(__file__).parent / "locale" / "zh.po"
 _HOLE = re.compile(r"\{(\d+)\}")
 _QUOTED = re.compile(r"(?<!\w)(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")(?!\w)")
 _CHINESE = re.compile("[\u4e00-\u9fff]")
+_PATH = re.compile(r"\S*/\S*")
 _COLUMNS = re.compile(r"( {2,})")  # what separates the columns of a line
 
 
@@ -129,31 +130,53 @@ class Translation(NamedTuple):
 
     def better(self, other: Translation) -> bool:
         """More is explained. Templates of a few letters, such as "{0} and {1}", count only against no template."""
-        return (self.words, self.marks) > (other.words, other.marks) or (self.letters > 0 == other.letters)
+        more = (self.words, self.marks) > (other.words, other.marks)
+        return self.letters > 0 and (more or other.letters == 0)
 
     def sure(self, text: str) -> bool:
-        return self.longest >= SENTENCE or 2 * self.letters > _letters(text)
+        """Whether words of ours were recognised, and not a value that fits by chance: most letters are explained."""
+        return self.longest >= SENTENCE or 2 * self.letters > _letters(_PATH.sub("", _without_values(text)))
 
 
 @functools.lru_cache(maxsize=4096)
 def _translated(text: str) -> Translation:
     """A text in Chinese, or as it is where no template fits it."""
-    best = unknown = Translation(0, 0, 0, 0, text)
+    best = Translation(0, 0, 0, 0, text)
     if not text.strip() or _QUOTED.fullmatch(text):  # a value, not words of ours
-        return unknown
+        return best
+    for made in (*_by_template(text), *_by_ending(text), *_by_column(text)):
+        best = made if made.better(best) else best
+    return best
+
+
+def _by_template(text: str) -> Iterator[Translation]:
     for template in _templates():
         values = template.match(text)
         if values is not None:
-            inner = {hole: _translated(value) for hole, value in values.items()}
-            zh = template.fill({hole: part.zh for hole, part in inner.items()})
-            made = _joined(zh, template, inner.values())
-            best = made if made.better(best) else best
+            inner = {hole: _value(value) for hole, value in values.items()}
+            yield _joined(template.fill({hole: part.zh for hole, part in inner.items()}), template, inner.values())
+
+
+def _by_ending(text: str) -> Iterator[Translation]:
+    """A list that is cut: "a, b and 3 more"."""
+    for template in _endings():
+        begin = text.rfind(template.parts[0])
+        values = template.match(text[begin:]) if begin > 0 else None
+        if values is not None:
+            yield _joined(text[:begin] + template.fill(values), template, ())
+
+
+def _by_column(text: str) -> Iterator[Translation]:
     columns = _COLUMNS.split(text)
     if len(columns) > 1:
-        pieces = [_translated(column) for column in columns]
-        made = _joined("".join(piece.zh for piece in pieces), Template((), (), ""), pieces)
-        best = made if made.better(best) else best
-    return best if best.sure(text) else unknown
+        pieces = [_value(column) for column in columns]
+        yield _joined("".join(piece.zh for piece in pieces), Template((), (), ""), pieces)
+
+
+def _value(text: str) -> Translation:
+    """What stands in a hole: translated only where that is sure."""
+    made = _translated(text)
+    return made if made.sure(text) else Translation(0, 0, 0, 0, text)
 
 
 def _joined(zh: str, template: Template, inner: Iterable[Translation]) -> Translation:
@@ -182,3 +205,10 @@ def _templates() -> tuple[Template, ...]:
     return tuple(
         sorted((Template.of(en, zh) for en, zh in entries), key=lambda template: -len("".join(template.parts)))
     )
+
+
+@functools.cache
+def _endings() -> tuple[Template, ...]:
+    """The templates that can only end a text, and say enough not to be found by chance."""
+    parts = [template for template in _templates() if template.holes and template.parts[0][:1] in (" ", ",", ";")]
+    return tuple(template for template in parts if _letters("".join(template.parts)) >= SENTENCE - 1)

@@ -47,7 +47,7 @@ class Ablation(Result):
 
     def lines(self) -> list[str]:
         said = "   ".join(f"{c.token.text!r} {c.before:.1%} → {c.after:.1%}" for c in self.choices[:5])
-        change = "" if math.isnan(self.loss) else f"loss {self.loss:.3f} → {self.loss_without:.3f};  "
+        change = "" if math.isnan(self.loss) else f"loss {self.loss:.3f} → {self.loss_without:.3f}   "
         return [f"without {self.kind} {self.layer}.{self.head}: {change}{said}"]
 
 

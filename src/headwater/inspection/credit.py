@@ -56,8 +56,10 @@ class Attribution(Result):
         every = [*zip(self.source, self.source_scores, strict=True), *zip(self.tokens, self.scores, strict=True)]
         most = sorted(every, key=lambda pair: -abs(pair[1]))[:6]
         said = "   ".join(f"{token.text!r} {score:+.2f}" for token, score in most)
-        sure = "" if math.isnan(self.gap) else f"; adds up to {1 - self.gap:.0%}"
-        return [f"what made it say {self.output!r} (p = {math.exp(self.value):.1%}{sure}): {said}"]
+        share = f"{math.exp(self.value):.1%}"
+        if math.isnan(self.gap):
+            return [f"what made it say {self.output!r} (p = {share}): {said}"]
+        return [f"what made it say {self.output!r} (p = {share}; adds up to {1 - self.gap:.0%}): {said}"]
 
 
 def attribution(
