@@ -44,6 +44,7 @@ SHOWN_ARGUMENTS: dict[str, tuple[int, ...] | None] = {
 SHOWN_RETURNS: dict[str, tuple[str, ...]] = {
     "data/look.py": ("_say_encoding", "_first_problem"),
     "data/reading/problems.py": ("lines",),
+    "families/old_text.py": ("public_tokenizer",),
     "inspection/scores.py": ("loss",),
     "inspection/surprise.py": ("_before", "_hidden", "lines"),
     "training/culprit.py": ("culprit", "bad_gradient"),
@@ -106,6 +107,7 @@ PIECED = (
     "a whole number from {0}",
     "a whole number from {0} to {1}",
     "en or zh",
+    "imported",
 )
 IGNORED_CALLS = {"say", "Both", "repr", "len", "type", "shown", "int", "tuple", "sorted", "isinstance", "getattr"}
 

@@ -117,6 +117,15 @@ def test_a_message_within_a_message_is_translated_too():
     assert translate(said, "zh") == "没有名为 'datez' 的配方；是否想写 'dates'？"
 
 
+def test_a_part_that_comes_twice_is_taken_where_more_is_explained():
+    said = "looks at what came after the same token earlier (induction) (37%)"
+    assert translate(said, "zh") == "看同一词元先前出现时的下文（归纳头）（37%）"
+
+
+def test_a_list_that_is_cut_is_translated_to_its_end():
+    assert translate("columns not used: alpha, beta and 3 more", "zh") == "未使用的列：alpha, beta，另有 3 个"
+
+
 @pytest.mark.parametrize("name", ["rock and roll.tsv", "from 1 to 2.tsv", "a list of songs.tsv", "no notes.tsv"])
 def test_a_file_s_name_is_never_translated(name):
     assert translate(f"{name} is empty; give a file with at least one line", "zh").startswith(name)

@@ -36,25 +36,30 @@ class Template(NamedTuple):
         pieces = _HOLE.split(en)
         return cls(tuple(pieces[::2]), tuple(pieces[1::2]), zh)
 
-    def match(self, text: str) -> dict[str, str] | None:
-        """What stands in each hole, or None if the template does not fit. Each part is taken where it comes first.
+    def match(self, text: str, last: bool = False) -> dict[str, str] | None:
+        """What stands in each hole, or None if the template does not fit.
 
-        >>> Template.of("{0}: {1} of {0}", "").match("a: b of a")
-        {'0': 'a', '1': 'b'}
+        A part that comes several times is taken where it comes first, or where it comes last.
+
+        >>> Template.of("{0} ({1})", "").match("a (b) (c)"), Template.of("{0} ({1})", "").match("a (b) (c)", last=True)
+        ({'0': 'a', '1': 'b) (c'}, {'0': 'a (b)', '1': 'c'})
         """
         if not self.holes:
             return {} if text == self.parts[0] else None
-        first, *middle, last = self.parts
-        at, end, values = len(first), len(text) - len(last), []
-        if not text.startswith(first) or not text.endswith(last) or end < at:
+        first, *middle, ending = self.parts
+        begin, end = len(first), len(text) - len(ending)
+        if not text.startswith(first) or not text.endswith(ending) or end < begin:
             return None
-        for part in middle:
-            found = (text if "'" in part or '"' in part else _without_values(text)).find(part, at, end)
-            if found < 0:
+        places: list[tuple[int, int]] = []  # of each part in the middle
+        for part in reversed(middle) if last else middle:
+            within = text if "'" in part or '"' in part else _without_values(text)
+            at = within.rfind(part, begin, end) if last else within.find(part, begin, end)
+            if at < 0:
                 return None
-            values.append(text[at:found])
-            at = found + len(part)
-        values.append(text[at:end])
+            places.append((at, at + len(part)))
+            begin, end = (begin, at) if last else (at + len(part), end)
+        edges = [len(first), *(edge for place in sorted(places) for edge in place), len(text) - len(ending)]
+        values = [text[edges[n] : edges[n + 1]] for n in range(0, len(edges), 2)]
         filled = dict(zip(self.holes, values, strict=True))
         return filled if [filled[hole] for hole in self.holes] == values else None
 
@@ -151,8 +156,10 @@ def _translated(text: str) -> Translation:
 
 def _by_template(text: str) -> Iterator[Translation]:
     for template in _templates():
-        values = template.match(text)
-        if values is not None:
+        for last in (False, True) if len(template.holes) > 1 else (False,):
+            values = template.match(text, last)
+            if values is None:
+                break
             inner = {hole: _value(value) for hole, value in values.items()}
             yield _joined(template.fill({hole: part.zh for hole, part in inner.items()}), template, inner.values())
 
@@ -163,7 +170,7 @@ def _by_ending(text: str) -> Iterator[Translation]:
         begin = text.rfind(template.parts[0])
         values = template.match(text[begin:]) if begin > 0 else None
         if values is not None:
-            yield _joined(text[:begin] + template.fill(values), template, ())
+            yield _joined(text[:begin] + template.fill(values), template, ())._replace(longest=SENTENCE)
 
 
 def _by_column(text: str) -> Iterator[Translation]:

@@ -357,6 +357,11 @@ def test_chinese_help_tells_as_much_as_english(verb, monkeypatch):
     ] == []
 
 
+def test_headings_of_help_end_with_a_chinese_colon(capsys):
+    _, out, _ = said(capsys, "train", "--help")
+    assert "\n数据：\n" in out and not re.search("[\u4e00-\u9fff]:", out)
+
+
 def test_verbs_are_told_alike():
     """Numbers and names in a verb's line are in its Chinese line too."""
     for group in cli.VERBS.values():

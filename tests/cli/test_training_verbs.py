@@ -372,7 +372,7 @@ def test_the_whole_of_train_speaks_chinese(files, say, tmp_path, monkeypatch):
     monkeypatch.setenv("HEADWATER_LANG", "en")  # and so it is again afterwards
     loud = [word for word in FEW if word != "--quiet"]
     code, out, _ = say("train", files / "pairs.tsv", "--out", tmp_path / "run", *loud, "--lang", "zh")
-    names = "任务|训练集|验证集|长度|编码|分词器|模型|训练|内存|时间|步|目前最好|训练完成:第"
+    names = "任务|训练集|验证集|长度|编码|分词器|模型|训练|内存|时间|步|目前最好|训练完成：第"
     assert code == 0 and all(name in out for name in names.split("|"))
     english = "rows|characters|steps|weights|about|left|best so far|expected|usual"
     assert not [line for line in out.splitlines() if re.search(rf"\b({english})\b", line)]
@@ -415,7 +415,7 @@ def test_a_file_does_not_steer_the_terminal_it_is_reported_on(say, tmp_path):
 def test_help_begins_with_what_must_be_given(capsys, monkeypatch):
     monkeypatch.setenv("HEADWATER_LANG", "en")
     for words, first in ((["train"], "usage: headwater train [FILES …] [flags]"),
-                         (["--lang", "zh", "eval"], "用法:headwater eval RUN FILES … [选项]")):  # fmt: skip
+                         (["--lang", "zh", "eval"], "用法：headwater eval RUN FILES … [选项]")):  # fmt: skip
         with suppress(SystemExit):
             cli.main([*words, "--help"])
         assert capsys.readouterr().out.split("\n")[0] == first

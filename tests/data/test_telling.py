@@ -8,7 +8,8 @@ import re
 import pytest
 
 from headwater.data.look import look
-from headwater.data.telling import english, filled, told
+from headwater.data.telling import english, told
+from headwater.i18n import filled, translate
 
 FILES = {
     "pairs.tsv": "".join(f"good morning {n}\tguten Morgen {n}\n" for n in range(60)) + "only one\n",
@@ -43,8 +44,8 @@ FILES = {
 }
 
 
-def chinese(en, zh):
-    return zh
+def chinese(en, zh=None):
+    return translate(en, "zh") if zh is None else zh
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -12,7 +12,7 @@ from headwater.training.exam import Exam
 from headwater.training.progress import Show
 
 
-def shown(*events, say=lambda en, zh: en):
+def shown(*events, say=lambda en, zh=None: en):
     out = io.StringIO()
     show = Show(Console(file=out, width=200, highlight=False), say)
     for event in events:
@@ -38,7 +38,7 @@ def test_of_a_long_run_it_is_that_of_the_last_steps_and_what_was_not_applied_doe
 def test_chinese_where_it_is_asked_for():
     sample = {"input": "a", "output": "b\x1b[2J", "expected": "c"}
     events = (step(10, 1.0), Noted(1, "[bold] is no markup"), Evaluated(10, {"loss": 1.0}, (sample,), True, 1.0))
-    said = shown(*events, say=lambda en, zh: zh)
+    said = shown(*events, say=lambda en, zh=None: en if zh is None else zh)
     for words in ("步 10/10  轮 0.50  loss 1.000  1,000 词元/秒", "还剩 0 秒", "注意 [bold] is no markup", "目前最好",
                   "b·[2J  (应为 c)"):  # fmt: skip
         assert words in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
@@ -25,6 +26,10 @@ MANY = {None: "{}", "?": "[{}]", "*": "[{} …]", "+": "{} …"}
 class Help(argparse.HelpFormatter):
     def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
         super().add_usage(usage, (), (), say("usage: ", "用法："))
+
+    def format_help(self) -> str:
+        """A heading in Chinese ends with a Chinese colon."""
+        return re.sub("(?<=[\u4e00-\u9fff]):$", "：", super().format_help(), flags=re.MULTILINE)
 
 
 class Parser(argparse.ArgumentParser):

@@ -107,7 +107,8 @@ def _direction(recipe: Recipe, say: Say) -> str:
              for role, name in recipe.roles.items()}  # fmt: skip
     if recipe.task == "text-to-text":
         source = " + ".join(roles[role] for role in ("source", "input") if role in roles)
-        return say(f", from {source} to {roles['target']}", f"，{source} → {roles['target']}")
+        first, second = recipe.languages or (source, roles["target"])
+        return say(f", from {first} to {second}", f"，{first} → {second}")
     named = ", ".join(f"{role} = {name}" for role, name in roles.items())
     return say(f" ({named})", f"（{named}）") if named else ""
 
