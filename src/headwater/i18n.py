@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 LANGUAGES = ("en", "zh")
+DEEPEST = 4  # messages within messages
 SENTENCE = 8  # letters a template must explain to be told from chance
 CATALOGUE = Path(__file__).parent / "locale" / "zh.po"
 
@@ -144,23 +145,23 @@ class Translation(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def _translated(text: str) -> Translation:
-    """A text in Chinese, or as it is where no template fits it."""
+def _translated(text: str, depth: int = DEEPEST) -> Translation:
+    """A text in Chinese, or as it is where no template fits it. depth: of messages within messages."""
     best = Translation(0, 0, 0, 0, text)
-    if not text.strip() or _QUOTED.fullmatch(text):  # a value, not words of ours
+    if depth == 0 or not text.strip() or _QUOTED.fullmatch(text):  # a value, not words of ours
         return best
-    for made in (*_by_template(text), *_by_ending(text), *_by_column(text)):
+    for made in (*_by_template(text, depth - 1), *_by_ending(text), *_by_column(text, depth - 1)):
         best = made if made.better(best) else best
     return best
 
 
-def _by_template(text: str) -> Iterator[Translation]:
+def _by_template(text: str, depth: int) -> Iterator[Translation]:
     for template in _templates():
         for last in (False, True) if len(template.holes) > 1 else (False,):
             values = template.match(text, last)
             if values is None:
                 break
-            inner = {hole: _value(value) for hole, value in values.items()}
+            inner = {hole: _value(value, depth) for hole, value in values.items()}
             yield _joined(template.fill({hole: part.zh for hole, part in inner.items()}), template, inner.values())
 
 
@@ -170,19 +171,20 @@ def _by_ending(text: str) -> Iterator[Translation]:
         begin = text.rfind(template.parts[0])
         values = template.match(text[begin:]) if begin > 0 else None
         if values is not None:
-            yield _joined(text[:begin] + template.fill(values), template, ())._replace(longest=SENTENCE)
+            made = _joined(text[:begin] + template.fill(values), template, ())
+            yield made._replace(words=made.letters, longest=SENTENCE)
 
 
-def _by_column(text: str) -> Iterator[Translation]:
+def _by_column(text: str, depth: int) -> Iterator[Translation]:
     columns = _COLUMNS.split(text)
     if len(columns) > 1:
-        pieces = [_value(column) for column in columns]
+        pieces = [_value(column, depth) for column in columns]
         yield _joined("".join(piece.zh for piece in pieces), Template((), (), ""), pieces)
 
 
-def _value(text: str) -> Translation:
+def _value(text: str, depth: int) -> Translation:
     """What stands in a hole: translated only where that is sure."""
-    made = _translated(text)
+    made = _translated(text, depth)
     return made if made.sure(text) else Translation(0, 0, 0, 0, text)
 
 
