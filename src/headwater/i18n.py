@@ -1,4 +1,4 @@
-"""Chinese for messages that are written in English: each is found in the catalogue locale/zh.po by its template.
+"""Chinese for the messages in the code: found by template in the catalogue locale/zh.po.
 
 A template has holes, {0} {1} …, where the message has values; scripts/messages.py collects them from the code. Of all
 templates that fit a message, the one that explains most of its letters wins. What stands in a hole is translated

@@ -104,8 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if out_of_memory(error):
             return failed(
                 Unavailable.exit_code,
-                "the machine has no more memory, or no more threads; end other programs, or give it less to do (a smaller "
-                "model, --micro-tokens)",
+                "the machine has no more memory, or no more threads; end other programs, or give it less to do (a "
+                "smaller model, --micro-tokens)",
             )
         if not isinstance(error, ModuleNotFoundError):
             raise  # a mistake of ours
