@@ -186,6 +186,7 @@ def test_a_setting_that_is_no_number_is_refused_in_one_line(tokenizer, tmp_path,
 
     real = family_gguf.to_gguf
     monkeypatch.setattr(family_gguf, "to_gguf", lambda given: {**real(given), key: value})
+    monkeypatch.setattr(family_gguf, "_check_written", lambda *given: None)  # it would not be written else
     save_gguf(made(tokenizer), tmp_path / "m.gguf", "F32")
     with pytest.raises(BadFile, match=said) as caught:
         load_gguf(tmp_path / "m.gguf")
