@@ -49,6 +49,7 @@ SHOWN_RETURNS: dict[str, tuple[str, ...]] = {
     "inspection/surprise.py": ("_before", "_hidden", "lines"),
     "training/culprit.py": ("culprit", "bad_gradient"),
     "training/pace.py": ("heard",),
+    "training/planning.py": ("unplannable", "unusual_lr"),
     "inspection/flow.py": ("lines", "hint"),
     "inspection/patterns.py": ("lines", "words"),
     **{
@@ -58,7 +59,10 @@ SHOWN_RETURNS: dict[str, tuple[str, ...]] = {
 }
 # Names whose value is shown to a user wherever it is assigned, and constants, by file.
 SHOWN_NAMES = {"notes", "self.told"}
-SHOWN_CONSTANTS: dict[str, tuple[str, ...]] = {"inspection/patterns.py": ("SAYS",)}
+SHOWN_CONSTANTS: dict[str, tuple[str, ...]] = {
+    "inspection/patterns.py": ("SAYS",),
+    "data/reading/magic.py": ("ARCHIVES", "DOCUMENTS", "TABLES", "MEDIA", "MODELS"),
+}
 # Dictionaries whose keys are shown to a user, by file: the functions that make them.
 SHOWN_KEYS: dict[str, tuple[str, ...]] = {
     "inspection/machine.py": ("machine", "threads", "terminal", "backends", "torch_backends", "speed"),
@@ -312,16 +316,52 @@ class Messages:
                         table[alias.asname or alias.name] |= {f"{path}.py", f"{path}/__init__.py"}
         return self.imports[scope.file].get(name, set())
 
+    def is_foreign(self, call: ast.Call, scope: Scope) -> bool:
+        """Whether a function of a module outside the package is called: re.search(…), subprocess.run(…)."""
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+        modules = {
+            alias.asname or alias.name
+            for node in ast.walk(scope.tree)
+            if isinstance(node, ast.Import)
+            for alias in node.names
+            if not alias.name.startswith("headwater")
+        }
+        return isinstance(owner, ast.Name) and owner.id in modules
+
+    def defines(self, scope: Scope, call: ast.Call) -> bool:
+        """Whether the file of a call has a function of that name."""
+        return any(other.file == scope.file for _, other in self.functions[called(call)])
+
     def arguments(self, name: str, function: ast.FunctionDef, positional: list[str], file: str) -> None:
         """Follow what every caller gives for a parameter."""
+        if not may_be_text(name, function):
+            return
         own = positional[1:] if positional[:1] in (["self"], ["cls"]) else positional
         for call, scope in self.calls.get(function.name, ()):
+            if self.is_foreign(call, scope) or (of_self(call) and file != scope.file and self.defines(scope, call)):
+                continue
             if isinstance(call.func, ast.Name) and scope.file != file and file not in self.homes(function.name, scope):
                 continue  # another function of that name
             given = {keyword.arg: keyword.value for keyword in call.keywords}
             given |= dict(zip(own, call.args, strict=False))
             if name in given:
                 self.text(given[name], scope)
+
+
+def of_self(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "self"
+
+
+def may_be_text(name: str, function: ast.FunctionDef) -> bool:
+    """Whether a parameter may be a message: its annotation, if there is one, names a string or leaves it open.
+
+    >>> f = ast.parse("def f(path: Path, law: str, places: list[str], at: int, reason): ...").body[0]
+    >>> [name for name in ("path", "law", "places", "at", "reason") if may_be_text(name, f)]
+    ['law', 'places', 'reason']
+    """
+    parameters = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    (kind,) = (parameter.annotation for parameter in parameters if parameter.arg == name)
+    return kind is None or bool(re.search(r"\b(str|Any|object|Both)\b", ast.unparse(kind)))
 
 
 def is_sum(node: ast.AST) -> bool:

@@ -69,6 +69,30 @@ def test_a_new_message_and_a_stale_one_would_be_seen(tmp_path):
     assert "try another one" in missing and "no recipe is called {0}; {1}" in stale
 
 
+def test_what_can_not_be_a_message_is_not_followed(tmp_path):
+    """An argument that is no text by its annotation, one of another library's function, another class's method."""
+    (tmp_path / "errors.py").write_text("class Fault(Exception): pass\n")
+    (tmp_path / "code.py").write_text(
+        "from errors import Fault\n"
+        "def add(line: int, law: str):\n    raise Fault(f'{line}: {law}')\n"
+        "def search(text):\n    raise Fault(f'nothing is in {text}')\n"
+        "def write(path: str):\n    raise Fault(f'no room for {path}')\n"
+    )
+    (tmp_path / "other.py").write_text(
+        "import re\n"
+        "class Steps:\n"
+        "    def write(self, text): ...\n"
+        "    def run(self, x):\n"
+        "        x.add(f'a formula = {x}', 'a real law')\n"
+        "        re.search('a pattern \\\\w', x)\n"
+        "        self.write('a line of its own')\n"
+        "        x.write('a file of theirs')\n"
+    )
+    found = set(TOOL.Messages().read(tmp_path).found)
+    assert {"{0}: {1}", "a real law", "a file of theirs"} <= found
+    assert not {text for text in found if text.startswith(("a formula", "a pattern", "a line"))}
+
+
 def test_the_help_of_a_setting_is_translated_alike_in_an_error():
     """An error about a setting ends with its help, whose Chinese stands in training/settings.py."""
     words = [leaf.words for leaf in LEAVES.values()]

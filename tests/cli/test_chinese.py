@@ -270,7 +270,7 @@ def test_notes_of_training_are_chinese(capsys):
     for note in ("steps take longer than planned: 16 fit into the time, not 53", "resumed at step 7"):
         show(Noted(1, note))
     out = capsys.readouterr().out
-    assert out == "注意 每步用时超出预计：时间内只能做 16 步，而不是 53 步\n注意 从第 7 步接着训练\n"
+    assert out == "注意 每步比预计慢：时间内可做 16 步，而不是 53 步\n注意 从第 7 步接着训练\n"
 
 
 # --------------------------------------------------------------------------------------------------------------- help

@@ -219,9 +219,7 @@ def test_more_time_plans_more_steps(pairs, tmp_path):
 
 def test_a_time_that_has_passed_is_refused(pairs, tmp_path):
     done = timed(pairs, tmp_path / "run").outcome.progress
-    with pytest.raises(
-        BadSetting, match=r"max_time must be more than the \d+ s that this run has trained already, got"
-    ):
+    with pytest.raises(BadSetting, match=r"max_time must be more than the \d+ s that this run has taken already, got"):
         resume(tmp_path / "run", max_time=done.seconds / 2)
 
 

@@ -16,6 +16,8 @@ from tests.training.test_progress import step
 
 import headwater
 from headwater.data.dates import dates
+from headwater.data.telling import english
+from headwater.i18n import translate
 from headwater.training import progress
 from headwater.training.events import Evaluated, FinalEvaluated, Noted, Stopped
 from headwater.training.progress import Bar, Lines, NotebookLine, Show
@@ -110,9 +112,12 @@ def test_a_notebook_has_one_line_that_changes(monkeypatch):
 
 
 def test_a_note_is_said_in_the_language_it_is_asked_for_in():
-    for say, words in ((lambda en, zh: en, "note slow"), (lambda en, zh: zh, "注意 慢")):
+    def chinese(en, zh=None):
+        return translate(en, "zh") if zh is None else zh
+
+    for say, words in ((english, "note resumed at step 7"), (chinese, "注意 从第 7 步接着训练")):
         out = io.StringIO()
-        Show(Console(file=out, width=200), say)(Noted(1, "slow", "慢"))
+        Show(Console(file=out, width=200), say)(Noted(1, "resumed at step 7"))
         assert out.getvalue().strip() == words
 
 

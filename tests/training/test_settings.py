@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from headwater.errors import BadSetting
-from headwater.training.settings import LEAVES, SECTIONS, Settings, YesNoAuto, changes, read, seconds
+from headwater.training.changes import changes
+from headwater.training.settings import LEAVES, SECTIONS, Settings, YesNoAuto, read, seconds
 
 
 def test_a_leaf_may_be_given_alone_in_its_section_or_as_words():

@@ -11,6 +11,7 @@ import pytest
 from tests.training.clock import Clock
 
 from headwater.data.dates import dates
+from headwater.i18n import translate
 from headwater.training.events import Evaluated, Noted, Stepped
 from headwater.training.teaching import resume, train
 
@@ -47,7 +48,8 @@ def test_steps_that_become_faster_or_slower_are_planned_again(labels, tmp_path, 
     assert 135 <= clock.now - began <= 165 and trained.outcome.why == "finished"
     (note, *_) = (event for event in heard if isinstance(event, Noted))
     said, zh = ("are faster", "快") if later < 1 else ("take longer", "慢")
-    assert note.text.startswith(f"steps {said} than planned") and note.zh.startswith(f"每步比计划的{zh}")
+    assert note.text.startswith(f"steps {said} than planned")
+    assert translate(note.text, "zh").startswith(f"每步比预计{zh}：")
     rates = [event.lr for event in heard if isinstance(event, Stepped)]
     assert rates[-1] == pytest.approx(0.0, abs=1e-9) and max(rates) > 1e-3
 
@@ -74,7 +76,8 @@ def test_a_time_that_is_too_short_is_said(labels, tmp_path, monkeypatch):
     assert len([event for event in heard if isinstance(event, Stepped)]) == 1
     assert len([event for event in heard if isinstance(event, Evaluated)]) == 1
     (note,) = (event for event in heard if isinstance(event, Noted))
-    assert note.text.startswith("--max-time 15s is too short: reading and planning took 2") and "太短" in note.zh
+    assert note.text.startswith("--max-time 15s is too short: reading and planning took 2")
+    assert "太短" in translate(note.text, "zh")
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ def arguments(parser: Parser) -> None:
         "every question is a text, even one that looks like a file name", "所有问题都当作文本，即使看起来像文件名"
     )
     parser.add_argument("--as-text", action="store_true", help=told)
-    told = say("the file to find the answer in; - is the standard input", "从哪个文件中找答案;- 表示标准输入")
+    told = say("the file to find the answer in; - is the standard input", "从哪个文件中找答案；- 表示标准输入")
     parser.add_argument("--text", default="-", help=told)
     parser.add_argument("--json", action="store_true", help=say("a JSON object a line", "每行输出一个 JSON"))
 

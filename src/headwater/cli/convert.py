@@ -18,8 +18,8 @@ def arguments(parser: Parser) -> None:
               "训练目录、模型目录、.gguf 文件、旧检查点（pytorch_model.bin、fairseq），或已知名称")  # fmt: skip
     layout = say("transformers, headwater, or a model_type such as llama; auto: transformers where a family fits",
                  "transformers、headwater，或 llama 之类的 model_type；auto：有合适家族时用 transformers")  # fmt: skip
-    vocabulary = say("where the tokenizer's files lie, if not in OLD", "分词器文件所在目录(不在 OLD 里时)")
-    drop = say("leave out tensors of this name; may be given again", "去掉名字匹配的张量;可以多次使用")
+    vocabulary = say("where the tokenizer's files lie, if not in OLD", "分词器文件所在目录（不在 OLD 里时）")
+    drop = say("leave out tensors of this name; may be given again", "去掉名字匹配的张量；可以多次使用")
     add("old", metavar="OLD", help=old)
     add("new", metavar="NEW", help=say("the folder or .gguf file to write", "要写入的目录或 .gguf 文件"))
     add("--layout", default="auto", metavar="LAYOUT", help=layout)

@@ -13,7 +13,7 @@ from headwater.errors import BadInput
 
 
 def arguments(parser: Parser) -> None:
-    parser.add_argument("model", help=say("a sentence encoder, such as minilm", "句子编码模型,例如 minilm"))
+    parser.add_argument("model", help=say("a sentence encoder, such as minilm", "句子编码模型，例如 minilm"))
     told = say(
         "texts, files with one text a line, tables (CSV, TSV, JSONL), or - for the standard input",
         "文本、每行一条的文件、表格（CSV、TSV、JSONL），或 - 表示标准输入",

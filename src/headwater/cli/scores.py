@@ -38,7 +38,7 @@ def class_lines(classes: Mapping[str, Any], report: Mapping[str, Any]) -> Iterat
         (say("weighted avg", "加权平均"), report["weighted_avg"]),
     ]
     size = max(columns_of(name) for name, _ in [*shown, *averages])
-    headings = say("precision,recall,f1,support", "精确率,召回率,F1,样本数").split(",")
+    headings = say("precision recall f1 support", "精确率 召回率 F1 样本数").split()
     yield filled("", size) + "".join(" " * (11 - columns_of(heading)) + heading for heading in headings)
     for name, scores in shown:
         yield filled(name, size) + _numbers(scores)

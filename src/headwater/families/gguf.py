@@ -72,7 +72,7 @@ SILENT = {"vocab_size", "rope.dimension_count", "attention.value_length", "rope.
 ROLES = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id"}
 
 
-PROBE = "The quick brown fox: 天地玄黄, 1234 → naïve\n\tx = y\n"  # a text that a tokenizer must still cut as before
+PROBE = "The quick brown fox: 1234 → 天地玄黄，naïve\n\tx = y\n"  # a text that a tokenizer must still cut as before
 
 
 @dataclass(frozen=True)

@@ -118,5 +118,4 @@ def choose_interval(trainer: Trainer) -> None:
     p.cadence = (p.step, found)
     if found > every:
         note = f"an evaluation takes {seconds:.1f} s: the next ones come every {found} steps, not every {every}"
-        note_zh = f"一次评估要 {seconds:.1f} 秒：以后每 {found} 步评估一次，而不是每 {every} 步"
-        trainer.tell(Noted(p.step, note, note_zh))
+        trainer.tell(Noted(p.step, note))

@@ -57,8 +57,7 @@ class Noted(NamedTuple):
     """Something the user should know; training goes on."""
 
     step: int
-    text: str
-    zh: str = ""  # the same in Chinese, where it is written
+    text: str  # English; its Chinese is in the catalogue (headwater.i18n)
 
 
 class Stopped(NamedTuple):

@@ -198,7 +198,7 @@ class Trainer:
         self.tell(Stepped(p.step, self.steps, epoch, loss, lr, norms.total, tokens, int(count), took,
                           batch.examples, fine, norms.layers))  # fmt: skip
         if warned := diverged(p, s.lr):
-            self.tell(Noted(p.step, *warned))
+            self.tell(Noted(p.step, warned))
         if not self.spread.sharded and (said := self.pace.heard(times)):  # those who share layers wait within them
             self.tell(Noted(p.step, said))
         return wishes

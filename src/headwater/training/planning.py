@@ -28,7 +28,6 @@ from headwater.errors import BadSetting, Unavailable, nearest
 from headwater.parts import swap
 from headwater.training.divergence import lr_warning
 from headwater.training.evaluation_cost import EvaluationPlan, plan_evaluations
-from headwater.training.events import Noted
 from headwater.training.exam import Exam
 from headwater.training.loop import DTYPES, Trainer
 from headwater.training.material import LONGEST, USUAL_KIND, Material
@@ -169,24 +168,20 @@ def paced(
     return chosen, plan._replace(every=every)
 
 
-def unplannable(s: Settings, measured: Timings, plan: EvaluationPlan) -> Noted | None:
-    """What to say where reading the data and the last evaluation take all the time there is."""
+def unplannable(s: Settings, measured: Timings, plan: EvaluationPlan) -> str:
+    """What to say where reading the data and the last evaluation take all the time there is; empty: nothing."""
     ending = plan.seconds + plan.final_seconds + measured.closing
     if not s.max_time or measured.spent + ending + measured.step <= s.max_time:
-        return None
-    return Noted(
-        0,
+        return ""
+    return (
         f"--max-time {s.max_time:.0f}s is too short: reading and planning took {measured.spent:.1f} s, a step takes "
-        f"{measured.step:.1f} s, and the last evaluation and the files need about {ending:.1f} s",
-        f"--max-time {s.max_time:.0f}s 太短：读取和计划已用 {measured.spent:.1f} 秒，每步 {measured.step:.1f} 秒，"
-        f"最后的评估和写文件约需 {ending:.1f} 秒",
+        f"{measured.step:.1f} s, and the last evaluation and the files need about {ending:.1f} s"
     )
 
 
-def unusual_lr(s: Settings) -> Noted | None:
+def unusual_lr(s: Settings) -> str:
     """What to say before training of a learning rate that hardly any model survives."""
-    peak = schedule_of(s).at(max(1, s.warmup))
-    return Noted(0, *warned) if (warned := lr_warning(s.method, peak)) else None
+    return lr_warning(s.method, schedule_of(s).at(max(1, s.warmup)))
 
 
 def steps_an_epoch(material: Material) -> int:

@@ -38,8 +38,7 @@ class Show:
         elif isinstance(event, FinalEvaluated):
             self._final(event)
         elif isinstance(event, Noted):
-            text = self.say(event.text, event.zh) if event.zh else self.say(event.text)
-            self._print(f"[yellow]{self.say('note', '注意')}[/yellow] {escape(text)}")
+            self._print(f"[yellow]{self.say('note', '注意')}[/yellow] {escape(self.say(event.text))}")
         elif isinstance(event, Kept) and event.seconds > EVERY:
             self.display.saved(f"{self.say('saved', '已保存')} {escape(event.path)} ({event.seconds:.1f} s)")
         elif isinstance(event, Stopped):

@@ -40,8 +40,7 @@ def announced(lesson: Lesson, say: Say = english) -> str:
 
 def noted(lesson: Lesson, say: Say = english) -> list[str]:
     """What is to be noted of the data and of the plan."""
-    texts = [*lesson.material.notes, *(say(note.text, note.zh) for note in lesson.notes)]
-    return [line(say("note", "注意"), text) for text in texts]
+    return [line(say("note", "注意"), say(note)) for note in (*lesson.material.notes, *lesson.notes)]
 
 
 def _evaluation(lesson: Lesson, say: Say) -> str:

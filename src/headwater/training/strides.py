@@ -62,11 +62,10 @@ def plan_again(trainer: Trainer) -> None:
     (steps,) = map(int, trainer.team.told([float(found)]))
     if not steps:
         return
-    words, words_zh = ("take longer", "慢") if steps < trainer.steps else ("are faster", "快")
-    note = f"steps {words} than planned: {steps} fit into the time, not {trainer.steps}"
-    note_zh = f"每步比计划的{words_zh}：时间内可做 {steps} 步，而不是 {trainer.steps} 步"
+    words = "take longer" if steps < trainer.steps else "are faster"
     if abs(steps - trainer.steps) > NOTABLE * trainer.steps:
-        trainer.tell(Noted(p.step, note, note_zh))
+        note = f"steps {words} than planned: {steps} fit into the time, not {trainer.steps}"
+        trainer.tell(Noted(p.step, note))
     p.plan = [*p.plan, (p.step, steps)]
 
 

@@ -24,6 +24,7 @@ from headwater.errors import BadSetting
 from headwater.text.load import load as load_tokenizer
 from headwater.text.tokenizer import Tokenizer
 from headwater.training import planning
+from headwater.training.changes import changes, check_written, differences
 from headwater.training.checkpoints import Checkpoints, Saved
 from headwater.training.evaluation_cost import MOST_ROWS, EvaluationPlan
 from headwater.training.events import Listener, Noted
@@ -39,7 +40,7 @@ from headwater.training.progress import Show
 from headwater.training.records import Outcome, Progress, Scored
 from headwater.training.report import announced
 from headwater.training.run import ROOT, Run, free_name, refuse_taken, refuse_unwritable
-from headwater.training.settings import LEAVES, SAME, Settings, changes, check_written, differences, read
+from headwater.training.settings import LEAVES, SAME, Settings, read
 from headwater.training.snapshot import Snapshot, keeper, restore, settings_of, spec_of
 from headwater.training.starting import begin
 from headwater.training.team import Alone, team
@@ -58,7 +59,7 @@ class Lesson:
     evaluation: EvaluationPlan
     found: Look | None = None
     step_seconds: float = 0.0
-    notes: Sequence[Noted] = ()  # of the plan; those of the data are in material.notes
+    notes: Sequence[str] = ()  # of the plan; those of the data are in material.notes
 
 
 Say = Callable[[Lesson], None]
@@ -299,10 +300,8 @@ def _go(run: Run, lesson: Lesson, listeners: Iterable[Listener], started: float,
         Plots(run),
         *listeners,
     ]
-    for note in (*lesson.material.notes, *notes):
+    for note in (*lesson.material.notes, *notes, *lesson.notes):
         trainer.tell(Noted(trainer.progress.step, note))
-    for planned in lesson.notes:
-        trainer.tell(planned._replace(step=trainer.progress.step))
     trainer.progress.preparation += time.monotonic() - started
     return trainer.run()
 
@@ -336,6 +335,7 @@ def _restored(lesson: Lesson, saved: Saved | None) -> list[str]:
     if saved.step < lesson.trainer.steps:
         over = 0 < s.max_time <= used
         return [*notes, f"its time of {s.max_time:.0f} s is over; to go on, give {longer}"] if over else notes
-    times = f" or --epochs above {s.epochs:g}" if s.epochs else ""
-    more = longer if progress.plan else f"--max-steps above {saved.step}{times}"
-    return [*notes, f"all its {saved.step} steps were done; to go on, give {more}"]
+    more = f"--max-steps above {saved.step}"
+    if s.epochs:
+        more = f"--max-steps above {saved.step} or --epochs above {s.epochs:g}"
+    return [*notes, f"all its {saved.step} steps were done; to go on, give {longer if progress.plan else more}"]
