@@ -231,7 +231,7 @@ def test_a_traceback_on_request(verb, words, capsys):
 
 def test_a_reader_that_leaves_is_no_error():
     """Our side of a pipe whose reader has gone: quiet, with the exit code of such a pipe."""
-    code = "import sys, headwater.cli as c; c.answer = lambda words: print('x\\n' * 10**6) or 0; sys.exit(c.main([]))"
+    code = "import sys, headwater.cli as c; c.respond = lambda words: print('x\\n' * 10**6) or 0; sys.exit(c.main([]))"
     ours = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     ours.stdout.read(1)
     ours.stdout.close()

@@ -22,7 +22,7 @@ def slope_of_loss(scores: Tensor, labels: Tensor, smoothing: float) -> float:
         bad = next(label for label in labels.tolist() if not 0 <= label < vocab)
         raise BadInput(f"loss: labels must be from 0 to {vocab - 1}, got {bad}; use the tokenizer of this model")
     losses = torch.empty(rows, dtype=torch.float64)
-    return float(_run()(*given, rows, vocab, smoothing, losses.data_ptr()))
+    return float(_run()(*given, rows, vocab, smoothing, pointer(losses, torch.float64, rows)))
 
 
 @lru_cache(maxsize=1)
