@@ -268,19 +268,20 @@ static inline void dots(const Matrix *m, int r, int count, const float *x, Round
     for (int j = 0; j < count; j++) out[j] = dot(m, row_of(m, r + j), x, q);
 }
 
+/* 32 numbers of a row as floats: a block of the quantised formats. */
+static inline void widen_block(int kind, const uint8_t *w, float *out) {
+    if (kind == F32) { memcpy(out, w, 4 * 32); return; }
+    if (kind == F16) { for (int i = 0; i < 32; i++) out[i] = half_at(w + 2 * i); return; }
+    if (kind == BF16) { for (int i = 0; i < 32; i++) out[i] = upper_half_at(w + 2 * i); return; }
+    float d = half_at(w);
+    if (kind == Q8_0) { for (int j = 0; j < 32; j++) out[j] = d * (int8_t)w[2 + j]; return; }
+    float o = kind == Q4_1 ? half_at(w + 2) : -8 * d;
+    const uint8_t *q = w + (kind == Q4_1 ? 4 : 2);
+    for (int j = 0; j < 16; j++) { out[j] = d * (q[j] & 15) + o; out[16 + j] = d * (q[j] >> 4) + o; }
+}
+
 /* A row of a matrix as floats: the embedding of a token. Also what prefill widens whole matrices with. */
 static void widen_row(const Matrix *m, int r, float *out) {
     const uint8_t *w = row_of(m, r);
-    int n = m->cols;
-    if (m->kind == F32) { memcpy(out, w, 4 * (size_t)n); return; }
-    if (m->kind == F16) { for (int i = 0; i < n; i++) out[i] = half_at(w + 2 * i); return; }
-    if (m->kind == BF16) { for (int i = 0; i < n; i++) out[i] = upper_half_at(w + 2 * i); return; }
-    for (int b = 0; b < n / 32; b++, w += block_bytes[m->kind], out += 32) {
-        float d = half_at(w);
-        if (m->kind == Q8_0) { for (int j = 0; j < 32; j++) out[j] = d * (int8_t)w[2 + j]; continue; }
-        float o = m->kind == Q4_1 ? half_at(w + 2) : -8 * d;
-        const uint8_t *q = w + (m->kind == Q4_1 ? 4 : 2);
-        for (int j = 0; j < 16; j++) { out[j] = d * (q[j] & 15) + o; out[16 + j] = d * (q[j] >> 4) + o; }
-    }
+    for (int b = 0; b < m->cols / 32; b++, w += block_bytes[m->kind], out += 32) widen_block(m->kind, w, out);
 }
-

@@ -188,10 +188,13 @@ static void tile(int R, const Matrix *m, const float *panel, const float *x, Rou
 #else
 static void lay(const Matrix *m, int first, int round, float *panel) {
     (void)round;
-    float row[m->cols];
     for (int i = 0; i < PANEL; i++) {
-        widen_row(m, first + i < m->rows ? first + i : m->rows - 1, row);
-        for (int c = 0; c < m->cols; c++) panel[(size_t)c * PANEL + i] = row[c];
+        const uint8_t *w = row_of(m, first + i < m->rows ? first + i : m->rows - 1);
+        float *to = panel + i, block[32];
+        for (int b = 0; b < m->cols / 32; b++, w += block_bytes[m->kind]) {
+            widen_block(m->kind, w, block);
+            for (int c = 0; c < 32; c++, to += PANEL) *to = block[c];
+        }
     }
 }
 
