@@ -185,7 +185,7 @@ def _by_column(text: str, depth: int) -> Iterator[Translation]:
 def _value(text: str, depth: int) -> Translation:
     """What stands in a hole: translated only where that is sure."""
     made = _translated(text, depth)
-    return made if made.sure(text) else Translation(0, 0, 0, 0, text)
+    return made if made.sure(text) or text.startswith(_lead_ins()) else Translation(0, 0, 0, 0, text)
 
 
 def _joined(zh: str, template: Template, inner: Iterable[Translation]) -> Translation:
@@ -214,6 +214,12 @@ def _templates() -> tuple[Template, ...]:
     return tuple(
         sorted((Template.of(en, zh) for en, zh in entries), key=lambda template: -len("".join(template.parts)))
     )
+
+
+@functools.cache
+def _lead_ins() -> tuple[str, ...]:
+    """Words that announce a list, such as "known: " of {0}: what begins so is a message, however long the list is."""
+    return tuple(template.parts[0] for template in _templates() if re.fullmatch("[a-z]+: ", template.parts[0]))
 
 
 @functools.cache
