@@ -19,6 +19,7 @@ from headwater.inspection.pictures import png
 from headwater.inspection.places import Positions
 from headwater.inspection.subjects import Token
 from headwater.inspection.surprise import NextTokens, TokenLosses
+from headwater.inspection.words import Both, spoken
 
 MOST_COLUMNS = 32  # places of a lens that are shown: the last ones
 STYLE = """
@@ -50,13 +51,17 @@ def _scoped() -> str:
 
 
 @functools.singledispatch
-def shown(result: Any) -> str:
+def shown(result: Any, language: str = "en") -> str:
     """A picture, and the same in words."""
-    return image(result, str(result)) + _words(result)
+    return image(result, _said(result, language)) + _words(result, language)
 
 
-def _words(result: Any) -> str:
-    return f"<pre>{escape(str(result))}</pre>"
+def _said(result: Any, language: str) -> str:
+    return "\n".join(spoken(line, language) for line in str(result).splitlines())
+
+
+def _words(result: Any, language: str) -> str:
+    return f"<pre>{escape(_said(result, language))}</pre>"
 
 
 def image(result: Any, told: str, **which: Any) -> str:
@@ -65,9 +70,9 @@ def image(result: Any, told: str, **which: Any) -> str:
     return f'<img alt="{escape(told[:300], quote=True)}" src="data:image/png;base64,{data}">'
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]], kind: str = "") -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]], kind: str = "", language: str = "en") -> str:
     """Cells are escaped; numbers stand to the right."""
-    top = "".join(f"<th>{escape(name)}</th>" for name in head)
+    top = "".join(f"<th>{escape(spoken(name, language))}</th>" for name in head)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return f'<div class="wide"><table class="{kind}"><tr>{top}</tr>{body}</table></div>'
 
@@ -83,25 +88,37 @@ def _cell(value: Any) -> str:
 
 
 @shown.register
-def _(result: Attention) -> str:
-    return "".join(f"<p>{image(result, kind, kind=kind)}</p>" for kind in result.kinds) + _words(result)
+def _(result: Attention, language: str = "en") -> str:
+    return "".join(f"<p>{image(result, kind, kind=kind)}</p>" for kind in result.kinds) + _words(result, language)
 
 
 @shown.register
-def _(result: Positions) -> str:
-    return (image(result, str(result)) if result.drawn else "") + _words(result)
+def _(result: Positions, language: str = "en") -> str:
+    return (image(result, _said(result, language)) if result.drawn else "") + _words(result, language)
 
 
 @shown.register
-def _(result: Heads) -> str:
-    measures = ("previous", "self", "first", "repeat", "spread", "distance")
-    rows = [[h.name, h.does, strength(h), *(getattr(h, m) for m in measures)] for h in result.worth(12)]
-    counted = table(["what heads do", "how many"], [[does, many] for does, many in result.counts().items()])
-    return table(["head", "does", "how much", *measures], rows) + counted + image(result, str(result))
+def _(result: Heads, language: str = "en") -> str:
+    measures = {
+        "previous": Both("previous", "前一个"),
+        "self": Both("self", "自己"),
+        "first": Both("first", "第一个"),
+        "repeat": Both("repeat", "重复处"),
+        "spread": Both("spread", "分散"),
+        "distance": Both("distance", "距离"),
+    }
+    head = [Both("head", "头"), Both("does", "做什么"), Both("how much", "程度"), *measures.values()]
+    rows = [
+        [h.name, spoken(h.does, language), strength(h), *(getattr(h, m) for m in measures)] for h in result.worth(12)
+    ]
+    near = {"looks nearby": Both("looks nearby", "看附近")}  # without the distance, which only one head has
+    kinds = [[spoken(near.get(does, does), language), many] for does, many in result.counts().items()]
+    counted = table([Both("what heads do", "头在做什么"), Both("how many", "个数")], kinds, language=language)
+    return table(head, rows, language=language) + counted + image(result, _said(result, language))
 
 
 @shown.register
-def _(result: NextTokens) -> str:
+def _(result: NextTokens, language: str = "en") -> str:
     rows = [(escape(repr(c.token.text)), c.share) for c in result.choices]
     most = max((share for _, share in rows), default=1) or 1
     body = "".join(
@@ -110,12 +127,13 @@ def _(result: NextTokens) -> str:
         for name, share in rows
     )
     before = escape(repr("".join(token.text for token in result.after if token.part == 1)[-60:]))
-    told = f"after {before}; entropy {result.entropy / math.log(2):.2f} bits"
-    return f"<table>{body}</table><p class='why'>{told}</p>"
+    bits = f"{result.entropy / math.log(2):.2f}"
+    told = Both(f"after {before}; entropy {bits} bits", f"在 {before} 之后；熵 {bits} 比特")
+    return f"<table>{body}</table><p class='why'>{spoken(told, language)}</p>"
 
 
 @shown.register
-def _(result: TokenLosses) -> str:
+def _(result: TokenLosses, language: str = "en") -> str:
     """The text itself, each token coloured by its surprise; what was expected is told where the pointer rests."""
     most = max(8.0, float(result.losses.max()))
     spans = []
@@ -123,15 +141,17 @@ def _(result: TokenLosses) -> str:
         if token.part > 1:
             continue
         loss = float(result.losses[n])
-        instead = f"expected {result.best[n].text!r} ({result.best_shares[n]:.1%})"
-        told = f"p = {math.exp(-loss):.2%}, {loss:.2f} nats; {instead}"
+        best = f"{result.best[n].text!r} ({result.best_shares[n]:.1%})"
+        chance = f"p = {math.exp(-loss):.2%}"
+        both = Both(f"{chance}, {loss:.2f} nats; expected {best}", f"{chance}，{loss:.2f} 纳特；预期 {best}")
+        told = spoken(both, language)
         style = f"background:rgba(217,119,6,{min(1.0, loss / most):.2f})"
         spans.append(f'<span class="t" style="{style}" title="{escape(told, quote=True)}">{escape(token.text)}</span>')
-    return f"<p>{''.join(spans)}</p>" + image(result, str(result)) + _words(result)
+    return f"<p>{''.join(spans)}</p>" + image(result, _said(result, language)) + _words(result, language)
 
 
 @shown.register
-def _(result: Lens) -> str:
+def _(result: Lens, language: str = "en") -> str:
     first = max(0, len(result.places) - MOST_COLUMNS)
     columns = range(first, len(result.places))
     head = ["", *(result.tokens[result.places[n]].label for n in columns)]

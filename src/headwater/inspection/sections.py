@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
 from headwater.inspection.booklet import document, image, shown, table
 from headwater.inspection.costs import Count
 from headwater.inspection.maps import Attention
+from headwater.inspection.words import Both, spoken
 
 # name -> heading and one sentence, each in English and Chinese, in the order of the report
 TITLES: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
@@ -69,7 +71,7 @@ def page(found: Any, language: str = "en") -> str:
     facts = [(words[1], found.name), (f"{words[2]} ({len(source)} {words[4]})", _text(source))]
     if found.reading.source:
         facts.append((f"{words[3]} ({len(found.reading.follows)} {words[4]})", _text(found.reading.follows)))
-    facts += [(f"{words[5]}: {name}", why) for name, why in found.missing.items()]
+    facts += [(f"{words[5]}: {name}", spoken(why, language)) for name, why in found.missing.items()]
     facts += [(words[6], f"{found.bad.path}: {found.bad.what}")] if found.bad else []
     return document(f"{words[0]}: {found.name}", facts, list(_sections(found, language)))
 
@@ -84,17 +86,20 @@ def _sections(found: Any, language: str) -> Any:
         if name in found.results:
             head, why = titles[language == "zh"]
             result = found.results[name]
-            yield name, head, why, _large(found, result) + (result._repr_html_() if name == "costs" else shown(result))
+            made = costs_table(result.count, language) if name == "costs" else shown(result, language)
+            yield name, head, why, _large(found, result, language) + made
 
 
-def _large(found: Any, result: Any) -> str:
+def _large(found: Any, result: Any, language: str) -> str:
     """Of attention, the heads worth a look as large maps before the grids."""
     if not isinstance(result, Attention):
         return ""
     made = []
     for h in found.worth(result):
         drawn = image(result, h.name, kind=h.kind, layer=h.layer, head=h.head)
-        made.append(f"<figure>{drawn}<figcaption>{escape(h.name)}: {escape(h.does)}</figcaption></figure>")
+        made.append(
+            f"<figure>{drawn}<figcaption>{escape(h.name)}: {escape(spoken(h.does, language))}</figcaption></figure>"
+        )
     return "".join(made)
 
 
@@ -103,8 +108,34 @@ def _text(tokens: Any) -> str:
     return whole if len(whole) <= 400 else whole[:400] + " …"
 
 
-def costs_table(counted: Count) -> str:
-    parts = table(["parameters", ""], [(name, number) for name, number in counted.groups.items()])
-    sizes = table(["memory, MB", ""], [(name, size / 1e6) for name, size in counted.bytes.items()])
-    work = table(["million operations a token", ""], [(name, number / 1e6) for name, number in counted.flops.items()])
-    return parts + sizes + work
+COSTS = {  # the names in a Count, in Chinese
+    "embeddings": "嵌入",
+    "encoder": "编码器",
+    "decoder": "解码器",
+    "output": "输出",
+    "other": "其他",
+    "weights": "权重",
+    "gradients": "梯度",
+    "optimiser": "优化器",
+    "activations": "激活",
+    "kv cache": "KV 缓存",
+    "linear": "线性层",
+    "attention": "注意力",
+    "forward": "前向",
+    "training": "训练",
+}
+
+
+def costs_table(counted: Count, language: str = "en") -> str:
+    megabytes = {name: size / 1e6 for name, size in counted.bytes.items()}
+    millions = {name: number / 1e6 for name, number in counted.flops.items()}
+    tables: list[tuple[str, Mapping[str, float]]] = [
+        (Both("parameters", "参数量"), counted.groups),
+        (Both("memory, MB", "内存，MB"), megabytes),
+        (Both("million operations a token", "每个词元的运算量，百万次"), millions),
+    ]
+    made = []
+    for head, numbers in tables:
+        rows = [(COSTS.get(name, name) if language == "zh" else name, number) for name, number in numbers.items()]
+        made.append(table([head, ""], rows, language=language))
+    return "".join(made)

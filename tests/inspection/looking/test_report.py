@@ -112,6 +112,26 @@ def test_both_languages(written):
     assert "Surprise, token by token" in found.html("en")
 
 
+ENGLISH = (
+    "surprise:",
+    "least expected",
+    "heads worth a look",
+    "looks at",
+    "rests on",
+    "how many",
+    "gradients of",
+    "million",
+)
+
+
+@pytest.mark.parametrize("shape", ["both", "decoder", "encoder"])
+def test_the_chinese_report_has_no_english_sentence(written, shape):
+    found, _, _ = written[shape]
+    english, chinese = (" ".join(Page(found.html(language)).text) for language in ("en", "zh"))
+    assert [words for words in ENGLISH if words in chinese] == []
+    assert sum(words in english for words in ENGLISH) >= 4, "the words looked for are those of the report"
+
+
 def test_every_result_shows_itself_in_a_notebook(written):
     found = written["both"][0]
     for result in (*found.results.values(), found):
