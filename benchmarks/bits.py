@@ -5,7 +5,9 @@
 Perplexity: the beginning of wikitext-2's test part, in the folder that HEADWATER_DATA names, or any --text. The modules
 round weights only; the compiled step also rounds to 8 bits what meets packed weights. It is measured as it writes (few
 tokens at a time) and as it reads prompts (a whole window). llama.cpp, which rounds activations too, reads the same
-files in the same run (make bench installs it): our rounding may cost no more than its own.
+files in the same run (make bench installs it): our rounding may cost no more than its own. That is judged by the KL
+divergence of the rounded distributions from those of the exact weights, token by token: perplexity on a few thousand
+tokens moves by chance as much as by rounding.
 BLEU: a run of text to text (headwater train), on the first lines of a pair of files, beam 4. Bars: int8 within 1 % of
 float32, int4 within 5 %. SmolLM2's own file has 4 bits and a table of 8, so packing it likewise repeats what is in the
 file and shows the rounding of activations alone; the translator's weights are float32.
@@ -22,8 +24,10 @@ import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from multi30k import DATA
 from side_by_side import BENCH_PYTHON, HERE, environment, write
@@ -86,14 +90,16 @@ def by_modules(model: nn.Module, windows: Tensor) -> list[float]:
 @torch.inference_mode()
 def by_steps(model: nn.Module, windows: Tensor, together: int) -> list[float]:
     """The same through the compiled step, so many tokens at a time."""
-    losses = []
-    for window in windows:
-        slots, ids = Slots(model, [0], most=WINDOW), window[:-1].tolist()
-        parts = [ids[i : i + together] for i in range(0, len(ids), together)]
-        scores = torch.cat([read_all(model, slots, part, len(part)) for part in parts])
-        assert slots.stepper[1] is not None, "the compiled step does not know this model"
-        losses.append(F.cross_entropy(scores, window[1:]).item())
-    return losses
+    return [F.cross_entropy(step_logits(model, window, together), window[1:]).item() for window in windows]
+
+
+def step_logits(model: nn.Module, window: Tensor, together: int) -> Tensor:
+    """Logits [WINDOW - 1, V] of the compiled step, which reads so many tokens at a time."""
+    slots, ids = Slots(model, [0], most=WINDOW), window[:-1].tolist()
+    parts = [ids[i : i + together] for i in range(0, len(ids), together)]
+    logits = torch.cat([read_all(model, slots, part, len(part)) for part in parts])
+    assert slots.stepper[1] is not None, "the compiled step does not know this model"
+    return logits
 
 
 def perplexity(losses: list[float]) -> float:
@@ -135,20 +141,62 @@ def told_perplexities(found: dict[str, dict[str, float]], tokens: int, name: str
 # ------------------------------------------------------------------------------------------------- beside llama.cpp
 
 
-Losses = dict[str, list[float]]  # way: of each window
+@dataclass
+class Rounded:
+    """What rounded activations make of the exact weights: a number for each window."""
+
+    loss: list[float]
+    kl: list[float]  # of the rounded distributions from the exact ones, the mean over a window's tokens
 
 
-def by_llama_cpp(file: Path, windows: Tensor, together: int, threads: int) -> list[float]:
+@dataclass
+class File:
+    """One file: the losses of its exact weights, and who rounds how: {who: {way: Rounded}}."""
+
+    exact: list[float]
+    rounded: dict[str, dict[str, Rounded]]
+
+
+@torch.inference_mode()
+def exact_log_probs(model: nn.Module, windows: Tensor, file: Path) -> np.ndarray:
+    """Log-probabilities [N, WINDOW - 1, V] of the exact weights, in a file that other processes read."""
+    kept = None
+    for i, window in enumerate(windows):
+        log_probs = model(window[None])[0, :-1].log_softmax(-1).numpy()
+        if kept is None:
+            kept = np.lib.format.open_memmap(file, mode="w+", dtype=np.float32, shape=(len(windows), *log_probs.shape))
+        kept[i] = log_probs
+    assert kept is not None, "the text is shorter than one window"
+    kept.flush()
+    return kept
+
+
+def loss_of(log_probs: Tensor, window: Tensor) -> float:
+    return F.nll_loss(log_probs, window[1:]).item()
+
+
+@torch.inference_mode()
+def by_headwater(model: nn.Module, windows: Tensor, exact: np.ndarray, together: int) -> Rounded:
+    rounded = Rounded([], [])
+    for window, row in zip(windows, exact, strict=True):
+        log_probs = step_logits(model, window, together).log_softmax(-1)
+        true = torch.from_numpy(row)
+        rounded.loss.append(loss_of(log_probs, window))
+        rounded.kl.append((true.exp() * (true - log_probs)).sum(-1).mean().item())
+    return rounded
+
+
+def by_llama_cpp(file: Path, windows: Tensor, exact: Path, together: int, threads: int) -> Rounded:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as given:
         json.dump(windows.tolist(), given)
         given.flush()
         script = str(HERE / "contenders" / "bits_llama_cpp.py")
-        command = [str(BENCH_PYTHON), script, str(file), given.name, str(together)]
+        command = [str(BENCH_PYTHON), script, str(file), given.name, str(exact), str(together)]
         run = subprocess.run(command, env=environment(threads), capture_output=True, text=True, check=True)
-    return json.loads(run.stdout.splitlines()[-1])
+    return Rounded(**json.loads(run.stdout.splitlines()[-1]))
 
 
-def beside_llama_cpp(text: str, tokens: int, threads: int) -> dict[str, dict[str, Losses]]:
+def beside_llama_cpp(text: str, tokens: int, threads: int) -> dict[str, File]:
     """For each file the losses of its exact weights, and what activations of fewer bits make of them."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -156,37 +204,47 @@ def beside_llama_cpp(text: str, tokens: int, threads: int) -> dict[str, dict[str
         widen(plain.model)
         eight = save_gguf(plain, Path(folder) / "q8_0.gguf", "Q8_0")
         for name, file in (("Q4_1", locate("smollm2")), ("Q8_0", eight)):
-            loaded = headwater.load(str(file))
-            ids = torch.tensor(loaded.tokenizer.encode(text))[:tokens]
+            # The exact weights: the same file, widened.
+            true = headwater.load(str(file))
+            widen(true.model)
+            ids = torch.tensor(true.tokenizer.encode(text))[:tokens]
             windows = ids[: len(ids) // WINDOW * WINDOW].view(-1, WINDOW)
+            kept = Path(folder) / "exact.npy"
+            exact = exact_log_probs(true.model, windows, kept)
+            losses = [loss_of(torch.from_numpy(row), window) for row, window in zip(exact, windows, strict=True)]
+            # The two that round.
+            model = headwater.load(str(file)).model
             ways = {WRITES: 1, READS: WINDOW}
-            ours = {way: by_steps(loaded.model, windows, together) for way, together in ways.items()}
-            theirs = {way: by_llama_cpp(file, windows, together, threads) for way, together in ways.items()}
-            widen(loaded.model)
-            exact = by_modules(loaded.model, windows)
-            found[name] = {"exact": dict.fromkeys(ways, exact), "headwater": ours, "llama.cpp": theirs}
+            ours = {way: by_headwater(model, windows, exact, n) for way, n in ways.items()}
+            theirs = {way: by_llama_cpp(file, windows, kept, n, threads) for way, n in ways.items()}
+            found[name] = File(losses, {"headwater": ours, "llama.cpp": theirs})
     return found
 
 
-def told_beside(found: dict[str, dict[str, Losses]]) -> str:
-    lines = ["\n| file | perplexity of its weights | way | headwater | llama.cpp |", "|---|---|---|---|---|"]
+def told_beside(found: dict[str, File]) -> str:
+    lines = ["\n| file | perplexity of its weights | way | | headwater | llama.cpp |", "|---|---|---|---|---|---|"]
     for name, one in found.items():
+        exact = perplexity(one.exact)
         for way in (WRITES, READS):
-            exact, *rounded = (perplexity(one[who][way]) for who in ("exact", "headwater", "llama.cpp"))
-            cells = [f"{value:.3f} ({value / exact - 1:+.2%})" for value in rounded]
-            lines.append(f"| {name} | {exact:.3f} | {way.removeprefix('step, ')} | {' | '.join(cells)} |")
+            both = [one.rounded[who][way] for who in ("headwater", "llama.cpp")]
+            start = f"| {name} | {exact:.3f} | {way.removeprefix('step, ')}"
+            kls = [f"{statistics.fmean(r.kl):.5f}" for r in both]
+            values = [perplexity(r.loss) for r in both]
+            lines.append(f"{start} | KL divergence | {' | '.join(kls)} |")
+            lines.append(f"{start} | perplexity | {' | '.join(f'{v:.3f} ({v / exact - 1:+.2%})' for v in values)} |")
     return "\n".join(lines)
 
 
-def costs_more(found: dict[str, dict[str, Losses]]) -> list[str]:
-    """Where rounding costs us more than it costs llama.cpp, window by window, beyond chance."""
+def costs_more(found: dict[str, File]) -> list[str]:
+    """Where our rounding is farther from the exact weights than llama.cpp's, window by window, beyond chance."""
     more = []
     for name, one in found.items():
         for way in (WRITES, READS):
-            apart = [a - b for a, b in zip(one["headwater"][way], one["llama.cpp"][way], strict=True)]
+            ours, theirs = (one.rounded[who][way].kl for who in ("headwater", "llama.cpp"))
+            apart = [a - b for a, b in zip(ours, theirs, strict=True)]
             error = statistics.stdev(apart) / len(apart) ** 0.5 if len(apart) > 1 else math.inf
             if (mean := statistics.fmean(apart)) > SURE * error:
-                more.append(f"{name}, {way}: {mean:.2%} ± {error:.2%}")
+                more.append(f"{name}, {way}: KL divergence {mean:.5f} ± {error:.5f} more")
     return more
 
 
@@ -246,9 +304,10 @@ def main() -> None:
     told, report = told_perplexities(found, args.tokens, args.text.name), {"perplexity": found}
     more: list[str] = []
     if BENCH_PYTHON.exists():
-        report["beside llama.cpp"] = beside_llama_cpp(text, args.tokens, args.threads)
-        told += "\n" + told_beside(report["beside llama.cpp"])
-        more = costs_more(report["beside llama.cpp"])
+        beside = beside_llama_cpp(text, args.tokens, args.threads)
+        report["beside llama.cpp"] = {name: asdict(file) for name, file in beside.items()}
+        told += "\n" + told_beside(beside)
+        more = costs_more(beside)
     if args.run:
         sides = [opened(path).read().splitlines()[: args.sentences] for path in args.pairs]
         report["bleu"] = translations(args.run, *sides)

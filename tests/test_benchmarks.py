@@ -138,12 +138,20 @@ def test_a_training_step_that_learns_something_else_has_no_ratio(bench):
 
 def test_rounding_beside_llama_cpp_is_compared_window_by_window(bench):
     bits = bench("bits")
-    windows = {way: [2.0, 3.0, 2.5, 2.2] for way in (bits.WRITES, bits.READS)}
-    worse = {way: [loss + 0.01 + 0.001 * i for i, loss in enumerate(losses)] for way, losses in windows.items()}
-    report = {"file": {"exact": windows, "headwater": windows, "llama.cpp": windows}}
-    assert bits.costs_more(report) == []
-    report["file"]["headwater"] = worse
-    assert len(bits.costs_more(report)) == 2 and "+1.16%" in bits.told_beside(report)
+    losses, kl = [2.0, 3.0, 2.5, 2.2], [0.002, 0.003, 0.0025, 0.0022]
+    farther = [d + 0.0001 + 0.00001 * i for i, d in enumerate(kl)]
+
+    def report(ours: list[float]):
+        both = {"headwater": ours, "llama.cpp": kl}
+        rounded = {
+            who: {way: bits.Rounded([n + 0.01 for n in losses], d) for way in (bits.WRITES, bits.READS)}
+            for who, d in both.items()
+        }
+        return {"file": bits.File(losses, rounded)}
+
+    assert bits.costs_more(report(kl)) == []
+    assert len(bits.costs_more(report(farther))) == 2
+    assert "+1.01%" in bits.told_beside(report(kl)) and "0.00243" in bits.told_beside(report(kl))
 
 
 def test_shares_of_a_step_are_all_of_it(bench):
