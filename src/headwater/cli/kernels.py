@@ -17,8 +17,8 @@ class Missing(NamedTuple):
     def __str__(self) -> str:
         """The figure is that of docs/en/generate.md: 24 tokens of SmolLM2-135M in 4 bits, start-up included."""
         return say(
-            f"{self.why}: running on torch alone, several times slower (packed models such as smollm2: about 5 x)",
-            f"{self.why}：只用 torch 运行，慢数倍（smollm2 这样的量化模型约慢 5 倍）",
+            f"{self.why}: running on torch alone, several times slower (packed models such as smollm2: about 6 x)",
+            f"{self.why}：只用 torch 运行，慢数倍（smollm2 这样的量化模型约慢 6 倍）",
         )
 
 

@@ -1,0 +1,86 @@
+"""Takes the pictures of the page in docs/img anew, in a real browser, from a run of `headwater demo`.
+
+    python scripts/pictures.py RUN          RUN: the folder of the run; smollm2 must be installed (make models)
+
+Chromium and the playwright package must be there (make browser; apt-get install chromium fonts-noto-cjk).
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from urllib.parse import urlencode
+
+from PIL import Image
+from playwright.sync_api import Browser, sync_playwright
+
+IMAGES = Path(__file__).resolve().parent.parent / "docs" / "img"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+SIZE = {"width": 1180, "height": 792}
+COLOURS = 96  # the page has few: a palette makes a picture a quarter of its size
+DATE = {"source": ">>zh 15 November 2026"}
+
+
+@dataclass
+class Picture:
+    name: str
+    view: str
+    params: dict[str, str] = field(default_factory=dict)
+    locale: str = "en-US"
+    scheme: str = "light"
+    full: bool = False  # the whole page, however long
+
+
+def pictures(run: str, first: int) -> list[Picture]:
+    """What docs/*/page.md shows. `run`: its name on the page; `first`: its earliest checkpoint."""
+    date = {"model": run, **DATE}
+    question = {"model": "smollm2", "text": "When Mary and John went to the store, John gave a drink to"}
+    return [
+        Picture("page-attention", "attention", {**date, "kind": "cross", "layer": "1", "head": "1"}),
+        Picture("page-why", "why", {**date, "place": "2"}),
+        Picture("page-next", "next", question, scheme="dark"),
+        Picture("page-walk", "walk", date, locale="zh-CN"),
+        Picture("page-compare", "compare", {**date, "other": f"{run}@{first}"}, locale="zh-CN", full=True),
+        Picture("page-training", "training", {"run": run}),
+    ]
+
+
+def take(browser: Browser, address: str, picture: Picture) -> None:
+    context = browser.new_context(viewport=SIZE, locale=picture.locale, color_scheme=picture.scheme)
+    page = context.new_page()
+    page.goto(f"{address}#/{picture.view}?{urlencode(picture.params)}")
+    page.wait_for_selector(".view[data-ready=yes]", timeout=120_000)
+    page.wait_for_selector("[aria-busy=true]", state="detached", timeout=120_000)
+    page.wait_for_timeout(500)  # the last transition
+    shot = Image.open(BytesIO(page.screenshot(full_page=picture.full)))
+    shot.quantize(COLOURS, dither=Image.Dither.NONE).save(IMAGES / f"{picture.name}.png", optimize=True)
+    context.close()
+    print(f"docs/img/{picture.name}.png")
+
+
+def main(run: Path) -> None:
+    first = min(int(folder.name.partition("-")[2]) for folder in (run / "checkpoints").glob("step-*"))
+    server = subprocess.Popen(
+        [sys.executable, "-m", "headwater", "ui", str(run), "smollm2", "--port", "0"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout is not None
+        address = next(word for line in server.stdout for word in line.split() if word.startswith("http://"))
+        path = next(filter(None, map(shutil.which, BROWSERS)))
+        with sync_playwright() as play:
+            browser = play.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+            for picture in pictures(run.name, first):
+                take(browser, address, picture)
+            browser.close()
+    finally:
+        server.terminate()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main(Path(sys.argv[1]))
