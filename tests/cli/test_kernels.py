@@ -38,7 +38,7 @@ OFF = "HEADWATER_FAST=0 turns it off"
 @pytest.mark.parametrize(
     ("why", "lang", "words"),
     [
-        (NO_COMPILER, "en", ["no C compiler found: running on torch alone, several times", "5 x", "install gcc"]),
+        (NO_COMPILER, "en", ["no C compiler found: running on torch alone, several times", "6 x", "install gcc"]),
         (NO_COMPILER, "zh", ["找不到 C 编译器：只用 torch 运行，慢数倍", "约慢 6 倍", "请安装 gcc"]),
         (OFF, "en", ["HEADWATER_FAST=0 turns the C kernels off: running on torch alone", "unset HEADWATER_FAST"]),
         (OFF, "zh", ["HEADWATER_FAST=0 关闭了 C 内核", "请取消 HEADWATER_FAST"]),
