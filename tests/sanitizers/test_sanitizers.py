@@ -56,20 +56,9 @@ def run_tests(kind: str, root: Path, *words: str) -> subprocess.CompletedProcess
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(root / "src"),
     }
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-n",
-        "0",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "not slow",
-        *words,
-    ]
+    # The report of a sanitizer goes to the process's own stderr: pytest must not capture it.
+    options = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "--capture=no", "-m", "not slow"]
+    command = [sys.executable, "-m", "pytest", *options, *words]
     return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
 
 
