@@ -87,7 +87,7 @@ def test_other_settings_do_not_go_on_with_it(run, source, tmp_path, capsys):
 def test_killed_in_the_middle(run, source, tmp_path):
     """kill -9 between two windows, and in one: the same file in the end."""
     whole, out = tmp_path / "whole.txt", tmp_path / "out.txt"
-    lines = source.read_text(encoding="utf-8") * 20
+    lines = source.read_text(encoding="utf-8") * 6
     source.write_text(lines, encoding="utf-8")
     script = "import sys, headwater.cli as c, headwater.cli.outputs as o; o.WINDOW = 32; sys.exit(c.main(sys.argv[1:]))"
     command = [sys.executable, "-c", script, "translate", str(run), str(source), "--beam", "2", "--out"]
