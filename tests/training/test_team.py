@@ -171,7 +171,7 @@ def test_who_is_ready_waits_for_a_first_that_still_writes(crew, alone, tmp_path)
 
 
 def test_a_slow_process_is_named_and_not_ended(crew, tmp_path):
-    first, _ = crew.together(2, tmp_path / "c", steps=25, slow=0.05)
+    first, _ = crew.together(2, tmp_path / "c", steps=25, slow=0.2)
     assert len(first["lines"]) == 25
     assert any(note.startswith("process 1 takes ") and "times as long as the others" in note for note in first["notes"])
 
