@@ -139,7 +139,7 @@ class Visit:
 
     def __init__(self, context, address: str) -> None:
         self.page, self.address = context.new_page(), address
-        self.page.set_default_timeout(20_000)
+        self.page.set_default_timeout(60_000)  # the first visit may wait for C to be compiled
         self.strangers: list[str] = []
         self.errors: list[str] = []
         self.expected: tuple[str, ...] = ()
