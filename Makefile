@@ -11,9 +11,11 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt
 # Workers share the processors, so torch has one thread in each. What must not depend on the number of threads runs with
 # all of the machine's: the folders that MACHINE_THREADS in tests/conftest.py names. There are then more threads than
-# processors, so threads sleep at barriers instead of spinning. A file stays with one worker, so that what its tests
-# share is made once; in the order of their names, long and short ones are mixed to the end.
-PYTEST  := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive HEADWATER_TEST_THREADS=$(THREADS) $(BIN)/python -m pytest -q -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# processors, so threads sleep at barriers instead of spinning.
+PYTEST  := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive HEADWATER_TEST_THREADS=$(THREADS) $(BIN)/python -m pytest -q -rs -n $(WORKERS)
+# A file stays with one worker, so that what its tests share is made once; in the order of their names, long and short
+# files are mixed to the end. Slow proofs are few and long: any worker takes the next one.
+BY_FILE := --dist loadfile --no-loadscope-reorder
 
 # The page is tested in a real browser where there is one; its scripts are type-checked where there is npm.
 COMMA   := ,
@@ -43,10 +45,10 @@ demo: $(VENV)/.installed
 	$(DEMO)
 
 test: $(VENV)/.installed-test $(VENV)/.models
-	$(PYTEST) -m "not slow"
+	$(PYTEST) $(BY_FILE) -m "not slow"
 
 test-again: $(VENV)/.installed-test $(VENV)/.models
-	$(PYTEST) -m "not slow" --last-failed --last-failed-no-failures none
+	$(PYTEST) $(BY_FILE) -m "not slow" --last-failed --last-failed-no-failures none
 
 test-all: $(VENV)/.installed-test $(VENV)/.models
 	$(PYTEST)

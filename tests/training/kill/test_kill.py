@@ -131,7 +131,7 @@ def test_500_kills_25_of_each_seed(zygote, unbroken, tmp_path, seed):
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(1, 1 + PORTIONS))
 def test_a_kill_at_every_operation_of_the_disk(first, zygote, unbroken, tmp_path):
-    """Every operation of the first four saves, in portions that workers share: half an hour of one processor in all."""
+    """Every operation of the first four saves, in portions that workers share: 40 minutes of one processor in all."""
     lines, _ = unbroken
     for at in range(first, 1 + OPERATIONS, PORTIONS):
         assert until_done(zygote, tmp_path / f"{at}", [{"at": at}]) == 1
