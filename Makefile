@@ -101,7 +101,7 @@ $(VENV)/.installed: $(VENV)/.setuptools
 
 $(VENV)/.installed-test: $(VENV)/.setuptools
 	@echo "installing headwater with its tests (once; the first time takes a minute or two)"
-	@$(INSTALL) --no-build-isolation --editable '.[fast,test$(if $(BROWSER),$(COMMA)browser)]'
+	@$(INSTALL) --no-build-isolation --editable '.[test$(if $(BROWSER),$(COMMA)browser)]'
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-dev: $(VENV)/.installed-test

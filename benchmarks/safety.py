@@ -39,7 +39,7 @@ def a_run(folder: Path, seconds: float, save_every: float) -> tuple[float, int, 
             kept.append(event.step)
 
     train(
-        examples={"train": pairs, "valid": pairs[:50]}, out=str(folder), listeners=[listen], size="large",
+        examples={"train": pairs, "valid": pairs[:50]}, out=str(folder), listeners=[listen], size="l",
         batch_tokens=2048, max_steps=10**6, warmup=100, max_time=f"{seconds:.0f}s", eval_every=10**6, eval_rows=10,
         save_every=save_every, log_every=10,
     )  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 from headwater import cli
 from headwater.cli import doctor
 from headwater.inspection import machine
-from headwater.inspection.advice import CHECKS, findings
+from headwater.inspection.advice import CHECKS, Finding, findings
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def healthy(facts):
     good["machine"] |= {"memory free GB": 16.0, "disk free GB": 100.0, "shared memory GB": 8.0, "load": 0.0}
     good["machine"]["cores we may use"] = 2
     good["threads"] |= {"torch": 2, "OMP_NUM_THREADS": None}
-    good["backends"] |= {"torch": "imported", "C++ compiler": "g++", "Python headers": True, "numba": True}
+    good["backends"] |= {"torch": "imported", "C++ compiler": "g++", "Python headers": True}
     good["terminal"]["encoding"] = "utf-8"
     good["speed"] = {"matmul fp32 GFLOP/s": 100, "matmul bf16 GFLOP/s": 200, "memory GB/s": 20}
     return good
@@ -48,7 +48,6 @@ PLANTED = {
     "other programs keep 1.9 of 2 cores busy": ("machine", "load", 1.9),
     "bf16 is 50.0 times slower than fp32": ("speed", "matmul bf16 GFLOP/s", 2),
     "torch.compile cannot run: no C++ compiler": ("backends", "C++ compiler", None),
-    "numba is not installed": ("backends", "numba", False),
     "the terminal's encoding is ascii": ("terminal", "encoding", "ascii"),
 }
 
@@ -69,7 +68,7 @@ def test_no_check_goes_untested():
 
 def test_problems_come_first(facts):
     ill = healthy(facts)
-    ill["backends"] |= {"numba": False, "torch": "ImportError: x"}
+    ill["backends"] |= {"C++ compiler": None, "torch": "ImportError: x"}
     assert [finding.level for finding in findings(ill)] == ["problem", "note"]
 
 
@@ -84,10 +83,8 @@ def test_the_measured_speed_is_a_speed():
 def test_brackets_in_a_remedy_are_shown(facts, monkeypatch, capsys, rich):
     if not rich:
         monkeypatch.setitem(sys.modules, "rich.console", None)
-    ill = healthy(facts)
-    ill["backends"]["numba"] = False
-    doctor.show(ill, findings(ill))
-    assert 'pip install "headwater[fast]"\n' in capsys.readouterr().out
+    doctor.show(healthy(facts), [Finding("note", "too old", 'pip install "package[extra]"')])
+    assert 'pip install "package[extra]"\n' in capsys.readouterr().out
 
 
 def test_without_rich_there_is_still_a_report(monkeypatch, capsys):

@@ -108,7 +108,7 @@ def test_the_verbs_that_run_a_model_say_it(without, capsys, monkeypatch, words):
 def test_train_says_it_with_its_report(without, capsys, tmp_path):
     (tmp_path / "pairs.tsv").write_text("".join(f"number {n}\t{n}\n" for n in range(60)))
     without(NO_COMPILER)
-    assert cli.main(["train", str(tmp_path / "pairs.tsv"), "--dry-run", "--size", "mini", "--max-steps", "2"]) == 0
+    assert cli.main(["train", str(tmp_path / "pairs.tsv"), "--dry-run", "--size", "xs", "--max-steps", "2"]) == 0
     assert capsys.readouterr().err.count("no C compiler found") == 1
 
 

@@ -23,7 +23,7 @@ from headwater.families.folder import Loaded, save_folder
 from headwater.training.use import load_run
 from headwater.weights.settings import Settings
 
-FEW = ["--size", "mini", "--max-steps", "3", "--batch-tokens", "600", "--eval-rows", "10", "--quiet"]
+FEW = ["--size", "xs", "--max-steps", "3", "--batch-tokens", "600", "--eval-rows", "10", "--quiet"]
 CONTEXT = "The day was 2026-11-15. It rained."
 
 

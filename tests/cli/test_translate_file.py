@@ -21,7 +21,7 @@ from headwater.data.dates import dates
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("translate")
     (folder / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in dates("train", 60)))
-    few = ["--size", "mini", "--max-steps", "2", "--batch-tokens", "400", "--eval-rows", "5", "--quiet"]
+    few = ["--size", "xs", "--max-steps", "2", "--batch-tokens", "400", "--eval-rows", "5", "--quiet"]
     assert cli.main(["train", str(folder / "pairs.tsv"), "--out", str(folder / "run"), *few]) == 0
     return folder / "run"
 

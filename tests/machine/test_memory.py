@@ -47,18 +47,19 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def large_pages():
+def large_pages_on_request():
+    """With "always" torch's memory has large pages too, and there is nothing to compare."""
     switch = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    return switch.exists() and "[never]" not in switch.read_text()
+    return switch.exists() and "[madvise]" in switch.read_text()
 
 
-@pytest.mark.skipif(not large_pages(), reason="this system has no large pages")
+@pytest.mark.skipif(not large_pages_on_request(), reason="this system does not give large pages on request (madvise)")
 def test_a_large_block_comes_in_few_pages():
     faults = {}
     for whose in ("ours", "torch's"):
         said = subprocess.run([sys.executable, "-c", FRESH, whose], capture_output=True, text=True, check=True)
         faults[whose] = int(said.stdout)
-    assert faults["ours"] < faults["torch's"] / 2 or faults["torch's"] < 2**10  # "always" gives them to all
+    assert faults["ours"] < faults["torch's"] / 2
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 5), (0, 4), (2**23 + 5,)])

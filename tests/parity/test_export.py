@@ -120,7 +120,7 @@ def test_a_wrong_model_would_show(tmp_path):
 
 # ------------------------------------------------------------------------------------------------ what was trained here
 
-TINY = {"size": "mini", "max_steps": 3, "batch_tokens": 600, "eval_rows": 4, "eval_every": 3, "log_every": 3}
+TINY = {"size": "xs", "max_steps": 3, "batch_tokens": 600, "eval_rows": 4, "eval_every": 3, "log_every": 3}
 RUNS = {
     "pegasus": ("pairs.tsv", {}),
     "blenderbot": ("pairs.tsv", {"position": "learned"}),

@@ -15,9 +15,12 @@ from headwater.data.objectives.texts import causal
 from headwater.data.ragged import Ragged
 from headwater.errors import BadInput
 from headwater.training.courses import Classification, Packed, TextToText, evenly
+from headwater.training.material import Material
 from headwater.training.objectives import how_many, objective_of, real_tokens, to_tensors, words
+from headwater.training.planning import spec_of
 from headwater.training.running import TEXTS
 from headwater.training.settings import Settings
+from headwater.training.spread import without_targets
 
 TEXT = [f"the {a} {b} over the {c}" for a in ("cat", "dog", "hare") for b in ("ran", "leapt") for c in ("wall", "hill")]
 
@@ -81,6 +84,13 @@ def test_pairs_are_of_the_same_text_half_the_time_and_specials_stay(tokenizer, m
     batch = to_tensors(lessons[0])
     objective = objective_of("language-model", "masked-next")
     assert how_many(batch, objective) == int((lessons[0].targets != IGNORE).sum()) + course.size
+    material = Material("language-model", tokenizer, course, course, objective="masked-next")
+    model = spec_of(Settings().but(d_model=16, heads=2, layers=1, d_ff=16, position="learned"), material).build(seed=0)
+    loss = objective(model, without_targets(batch), 0.0)
+    loss.backward()
+    assert loss.item() == 0, "a filler micro-batch has no loss, neither of words nor of the next sentence"
+    assert all(p.grad is None or not p.grad.any() for p in model.parameters())
+    assert objective(model, batch, 0.0).item() > 0
     again = course.lesson(np.arange(course.size), 0)
     assert (again.ids == lessons[0].ids).all() and not (lessons[1].ids[:, :4] == lessons[0].ids[:, :4]).all()
 

@@ -100,7 +100,7 @@ def test_an_absurd_learning_rate_is_said_before_training(lr, said):
 def test_before_the_first_step(tmp_path):
     path, heard = tmp_path / "pairs.tsv", []
     path.write_text("".join(f"{a}\t{b}\n" for a, b in dates("train", 100)))
-    given = {"size": "mini", "max_steps": 2, "batch_tokens": 300, "eval_rows": 4, "eval_every": 2, "quiet": True}
+    given = {"size": "xs", "max_steps": 2, "batch_tokens": 300, "eval_rows": 4, "eval_every": 2, "quiet": True}
     train(path, out=tmp_path / "a", lr=3.0, method="adamw", listeners=[heard.append], **given)
     note, step = (event for event in heard[:2])
     assert isinstance(note, Noted) and isinstance(step, Stepped)

@@ -28,7 +28,7 @@ from headwater.training.settings import read
 from headwater.training.snapshot import keeper, restore
 from headwater.training.teaching import train
 
-SMALL = {"size": "mini", "batch_tokens": 200}
+SMALL = {"size": "xs", "batch_tokens": 200}
 STEPS = 60
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are f
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-SMALL = "--size mini --max-steps 30 --batch-tokens 400 --eval-rows 10 --eval-every 30 --log-every 1 --save-steps 4"
+SMALL = "--size xs --max-steps 30 --batch-tokens 400 --eval-rows 10 --eval-every 30 --log-every 1 --save-steps 4"
 SAME = "--dropout 0 --method adamw"  # with --shard it would be chosen, without it would not
 WORDS = f"-m headwater train pairs.tsv {SMALL} {SAME} --log-order --quiet --out".split()
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]

@@ -22,7 +22,7 @@ from headwater.training.run import Run
 from headwater.training.storage import Disk
 from headwater.training.teaching import resume, train
 
-TINY = {"size": "mini", "max_steps": 8, "batch_tokens": 600, "eval_rows": 10, "eval_every": 4, "log_every": 1}
+TINY = {"size": "xs", "max_steps": 8, "batch_tokens": 600, "eval_rows": 10, "eval_every": 4, "log_every": 1}
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -23,7 +23,7 @@ from headwater.training.events import Evaluated, FinalEvaluated, Noted, Stopped
 from headwater.training.progress import Bar, Lines, NotebookLine, Show
 from headwater.training.settings import LEAVES, Time
 
-TINY = {"size": "mini", "max_steps": 3, "batch_tokens": 300, "eval_rows": 4, "eval_every": 2}
+TINY = {"size": "xs", "max_steps": 3, "batch_tokens": 300, "eval_rows": 4, "eval_every": 2}
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from headwater.training.events import Noted
 from headwater.training.material import FEWEST_TOKENS
 from headwater.training.teaching import train
 
-TINY = {"size": "mini", "max_steps": 2, "batch_tokens": 600, "eval_rows": 20}
+TINY = {"size": "xs", "max_steps": 2, "batch_tokens": 600, "eval_rows": 20}
 QUESTION = '{"question": "Who?", "context": "See Ann run.", "answers": [{"text": "Ann", "answer_start": 4}]}\n'
 
 

@@ -20,7 +20,7 @@ from headwater.training.teaching import resume, train
 from headwater.training.use import load_run
 from headwater.weights.native import is_native, load_model, save_model
 
-TINY = {"size": "mini", "max_steps": 4, "batch_tokens": 600, "eval_rows": 20, "eval_every": 2, "log_every": 1}
+TINY = {"size": "xs", "max_steps": 4, "batch_tokens": 600, "eval_rows": 20, "eval_every": 2, "log_every": 1}
 
 
 @pytest.fixture(scope="module")
@@ -189,8 +189,8 @@ def test_questions_a_user_may_ask(files, tmp_path):
         train()
     with pytest.raises(BadSetting, match="no schedule is called 'cosin'; did you mean 'cosine'"):
         train(files / "pairs.tsv", schedule="cosin", out=tmp_path / "x", **TINY)
-    with pytest.raises(BadSetting, match="no size is called 'mii'; did you mean 'mini'"):
-        train(files / "pairs.tsv", out=tmp_path / "x", **{**TINY, "size": "mii"})
+    with pytest.raises(BadSetting, match="no size is called 'xss'; did you mean 'xs'"):
+        train(files / "pairs.tsv", out=tmp_path / "x", **{**TINY, "size": "xss"})
     with pytest.raises(NotFound, match="tokenizer must be a kind or a folder, 'bep' is neither"):
         train(files / "pairs.tsv", out=tmp_path / "x", tokenizer="bep", **TINY)
     with pytest.raises(BadInput, match="no row has at most 1 tokens"):

@@ -15,7 +15,7 @@ from headwater.i18n import translate
 from headwater.training.events import Evaluated, Noted, Stepped
 from headwater.training.teaching import resume, train
 
-SMALL = {"size": "mini", "batch_tokens": 200, "quiet": True}
+SMALL = {"size": "xs", "batch_tokens": 200, "quiet": True}
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_twenty_seconds_by_the_clock(labels, tmp_path):
         "--out",
         str(tmp_path / "run"),
         "--size",
-        "mini",
+        "xs",
     ]
     began = time.monotonic()
     subprocess.run([*command, "--max-time", "20s"], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})

@@ -25,7 +25,7 @@ from headwater.training.loop import Scored
 from headwater.training.snapshot import keeper, restore
 from headwater.training.teaching import resume, train
 
-TINY = {"size": "mini", "max_steps": 4, "batch_tokens": 600, "eval_rows": 10, "eval_every": 2, "log_every": 1}
+TINY = {"size": "xs", "max_steps": 4, "batch_tokens": 600, "eval_rows": 10, "eval_every": 2, "log_every": 1}
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -16,7 +16,7 @@ from headwater.training.run import Run
 from headwater.training.teaching import resume, train
 from headwater.training.use import load_run
 
-TINY = {"size": "mini", "max_steps": 8, "batch_tokens": 600, "eval_rows": 10, "eval_every": 4, "log_every": 1}
+TINY = {"size": "xs", "max_steps": 8, "batch_tokens": 600, "eval_rows": 10, "eval_every": 4, "log_every": 1}
 
 
 @pytest.fixture(scope="module")

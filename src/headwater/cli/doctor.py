@@ -80,7 +80,7 @@ def tell(*lines: str) -> None:
 
 
 def plain(text: str) -> str:
-    """Text whose brackets are no markup: headwater[fast]."""
+    """Text whose brackets are no markup: package[extra]."""
     return text.replace("[", "\\[")
 
 

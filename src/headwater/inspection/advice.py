@@ -126,12 +126,6 @@ def compiling_works(facts: Facts) -> Iterator[Finding]:
 
 
 @check
-def numba_is_there(facts: Facts) -> Iterator[Finding]:
-    if not facts["backends"]["numba"]:
-        yield Finding("note", "numba is not installed: some loops run slower", 'pip install "headwater[fast]"')
-
-
-@check
 def terminal_shows_all(facts: Facts) -> Iterator[Finding]:
     encoding = (facts["terminal"]["encoding"] or "").lower().replace("-", "")
     if encoding not in ("utf8", "gb18030", "cp65001"):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 GB = 1e9
 CPU_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "bf16", "sve")
-PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "rich", "matplotlib", "numba", "xformers")
+PACKAGES = ("torch", "numpy", "tokenizers", "pydantic", "rich", "matplotlib", "xformers")
 
 
 def facts() -> dict[str, Any]:
@@ -148,7 +148,6 @@ def backends() -> dict[str, Any]:
         found |= torch_backends()
     return found | {
         "xFormers": importlib.util.find_spec("xformers") is not None,
-        "numba": importlib.util.find_spec("numba") is not None,
         "C++ compiler": compiler,
         "Python headers": headers,
     }

@@ -53,14 +53,14 @@ class Done(NamedTuple):
 
 NOTHING_DONE = Done()
 SIZES = {
-    "mini": Size(32, 2, 1, 64),
-    "small": Size(64, 4, 2, 256),
-    "medium": Size(128, 4, 2, 512),
-    "large": Size(256, 4, 3, 1024),
-    "base": Size(512, 8, 6, 2048),
+    "xs": Size(32, 2, 1, 64),
+    "s": Size(64, 4, 2, 256),
+    "m": Size(128, 4, 2, 512),
+    "l": Size(256, 4, 3, 1024),
+    "xl": Size(512, 8, 6, 2048),
 }
 # The smallest size whose tokens are not yet reached: a larger model would learn the rows by heart.
-BY_TOKENS = ((100_000, "small"), (600_000, "medium"), (50_000_000, "large"), (math.inf, "base"))
+BY_TOKENS = ((100_000, "s"), (600_000, "m"), (50_000_000, "l"), (math.inf, "xl"))
 BATCH_TOKENS, PASSES_OF_SMALL, PASSES, PASSES_OF_STARTED = 4096, 30.0, 10.0, 4.0
 BATCH_OF_STARTED = 1024  # what is known already needs many small corrections
 FRESH_LR, STARTED_LR = 0.25, 0.04  # over d_model: the peak from scratch, and of a model that has learned already

@@ -114,7 +114,7 @@ class Model:
         "a model folder, run or known name to start from (--from); else from scratch",
         "从哪个模型目录、训练目录或已知名称开始（--from）；不给则从零开始",
     )
-    size: str = leaf("auto", "mini, small, medium, large or base", "mini、small、medium、large 或 base")
+    size: str = leaf("auto", "xs, s, m, l or xl", "xs、s、m、l 或 xl")
     layers: int = leaf(0, "of each stack (0: from the size)", "编码器、解码器各自的层数（0：由 size 决定）")
     d_model: int = leaf(0, "width of the residual stream (0: from the size)", "残差流的宽度（0：由 size 决定）")
     heads: int = leaf(0, "of attention (0: from the size)", "注意力头数（0：由 size 决定）")

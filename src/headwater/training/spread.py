@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from headwater.core.init import constants
-from headwater.data.objectives.lesson import IGNORE
+from headwater.data.objectives.lesson import IGNORE, TARGET_FIELDS
 from headwater.training.buckets import Buckets
 from headwater.training.objectives import Batch, Objective
 from headwater.weights.native import put
@@ -107,9 +107,7 @@ class Sharded(Once):
     def filled(self, pieces: list[dict[str, Tensor]], most: int, spare: Spare) -> list[dict[str, Tensor]]:
         if len(pieces) == most:
             return pieces
-        given = spare()
-        silent = {**given, "targets": torch.full_like(given["targets"], IGNORE)}
-        return [*pieces, *[silent] * (most - len(pieces))]
+        return [*pieces, *[without_targets(spare())] * (most - len(pieces))]
 
     def expect(self, last: bool) -> None:
         self.root.set_requires_gradient_sync(last)
@@ -126,6 +124,11 @@ class Sharded(Once):
         put(twin, gathered, "the gathered weights")
         constants(twin)
         yield twin.eval()
+
+
+def without_targets(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A filler micro-batch: the same inputs, every target ignored, so that its loss and its gradients are zero."""
+    return batch | {name: torch.full_like(batch[name], IGNORE) for name in TARGET_FIELDS if name in batch}
 
 
 class _Loss(nn.Module):

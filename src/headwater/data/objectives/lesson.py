@@ -10,6 +10,7 @@ from headwater.errors import BadSetting
 from headwater.text.tokenizer import Tokenizer
 
 IGNORE = -100  # a target that is not counted
+TARGET_FIELDS = ("targets", "second")
 
 
 @dataclass(frozen=True)
