@@ -126,6 +126,8 @@ made = trainer(20, [heard.append], save_steps=2)
 made.keep = keeper(Checkpoints(folder / "c", "r"), {})
 (folder / "c").mkdir()
 def fill(event):
+    if isinstance(event, Stepped) and event.step in (7, 13):
+        made.saver.collect()  # a checkpoint is written beside the steps: the one begun before must be whole
     if isinstance(event, Stepped) and event.step == 7:  # all but a few bytes are taken, behind the back of who asks
         with (folder / "heap").open("wb", buffering=0) as heap:
             try:
