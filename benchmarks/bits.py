@@ -35,14 +35,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import headwater
-from headwater.data.metrics.translation import bleu
+from headwater.data.metrics import bleu
 from headwater.families.gguf import save_gguf
-from headwater.families.known import locate
-from headwater.fast.packed import Packed, PackedTable, pack, put
-from headwater.generation.reading import read_all
-from headwater.generation.slots import Slots
-from headwater.generation.stepping import Stepper
-from headwater.training.use import load_run
+from headwater.families.hub import find_installed
+from headwater.generation.forward import forward_single
+from headwater.generation.kv_cache import BatchKVCache
+from headwater.generation.native import NativeDecoder
+from headwater.quantization.layers import QuantizedEmbedding, QuantizedModule, quantize, replace_module
+from headwater.training.predict import load_run
 
 TEXT = DATA / "wikitext2_valid_test" / "test.txt.gz"
 PAIRS = [DATA / "multi30k" / f"test_2016_flickr.{language}.gz" for language in ("en", "de")]
@@ -56,20 +56,20 @@ SURE = 2.0  # standard errors: a smaller difference between two ways of rounding
 def widen(model: nn.Module) -> None:
     """Every packed layer as a plain one."""
     tables: dict[int, nn.Parameter] = {}
-    for path, module in [(path, m) for path, m in model.named_modules() if isinstance(m, Packed)]:
+    for path, module in [(path, m) for path, m in model.named_modules() if isinstance(m, QuantizedModule)]:
         weight = tables.setdefault(module.blocks.data_ptr(), nn.Parameter(module.weight))
-        if isinstance(module, PackedTable):
+        if isinstance(module, QuantizedEmbedding):
             plain: nn.Module = nn.Embedding(*weight.shape, device="meta")
         else:
             plain = nn.Linear(module.columns, module.rows, bias=module.bias is not None, device="meta")
             plain.bias = module.bias
         plain.weight = weight
-        put(model, path, plain)
+        replace_module(model, path, plain)
 
 
 def packed(model: nn.Module, bits: str) -> None:
     if bits != "float32":
-        pack(model, bits)
+        quantize(model, bits)
 
 
 def opened(path: Path):
@@ -95,10 +95,10 @@ def by_steps(model: nn.Module, windows: Tensor, together: int) -> list[float]:
 
 def step_logits(model: nn.Module, window: Tensor, together: int) -> Tensor:
     """Logits [WINDOW - 1, V] of the compiled step, which reads so many tokens at a time."""
-    slots, ids = Slots(model, [0], most=WINDOW), window[:-1].tolist()
+    slots, ids = BatchKVCache(model, [0], max_columns=WINDOW), window[:-1].tolist()
     parts = [ids[i : i + together] for i in range(0, len(ids), together)]
-    logits = torch.cat([read_all(model, slots, part, len(part)) for part in parts])
-    assert slots.stepper[1] is not None, "the compiled step does not know this model"
+    logits = torch.cat([forward_single(model, slots, part, len(part)) for part in parts])
+    assert slots.native_decoder[1] is not None, "the compiled step does not know this model"
     return logits
 
 
@@ -203,7 +203,7 @@ def beside_llama_cpp(text: str, tokens: int, threads: int) -> dict[str, File]:
         plain = headwater.load("smollm2")
         widen(plain.model)
         eight = save_gguf(plain, Path(folder) / "q8_0.gguf", "Q8_0")
-        for name, file in (("Q4_1", locate("smollm2")), ("Q8_0", eight)):
+        for name, file in (("Q4_1", find_installed("smollm2")), ("Q8_0", eight)):
             # The exact weights: the same file, widened.
             true = headwater.load(str(file))
             widen(true.model)
@@ -268,7 +268,7 @@ def listened(model: nn.Module):
 def translations(run: Path, sources: list[str], references: list[str]) -> dict[str, float]:
     """BLEU of beam 4, float32 by modules and by steps, then packed."""
     trained = load_run(run)
-    assert Stepper.of(trained.model), "the compiled step does not know this model"
+    assert NativeDecoder.try_build(trained.model), "the compiled step does not know this model"
     with listened(trained.model):
         found = {"float32, modules": bleu(trained(sources), references)}
     found["float32, step"] = bleu(trained(sources), references)
@@ -309,9 +309,9 @@ def main() -> None:
         told += "\n" + told_beside(beside)
         more = costs_more(beside)
     if args.run:
-        sides = [opened(path).read().splitlines()[: args.sentences] for path in args.pairs]
+        sides = [opened(path).read().splitlines()[: args.sentences] for path in args.paired_positions]
         report["bleu"] = translations(args.run, *sides)
-        told += "\n" + told_translations(report["bleu"], len(sides[0]), args.pairs[0].name)
+        told += "\n" + told_translations(report["bleu"], len(sides[0]), args.paired_positions[0].name)
     write({"tokens": args.tokens, **report}, told, "bits")
     if more:
         sys.exit("rounding costs more than in llama.cpp: " + "; ".join(more))

@@ -13,7 +13,7 @@ from pathlib import Path
 from correctness import EXACT, end_if_wrong, judge
 from side_by_side import BENCH_PYTHON, Contender, compare, table, write
 
-from headwater.families.known import locate
+from headwater.families.hub import find_installed
 
 TEXT = """The history of the river begins at its headwater, high in the hills, where the snow melts late in spring and
 the first water finds its way between stones. Farther down it meets a second stream, older and slower, which carries
@@ -36,7 +36,7 @@ def prompt(tokens: int = 128) -> str:
 def widened(folder: Path) -> Path:
     """The same weights in float32 as a public folder with its tokenizer, for transformers."""
     import headwater
-    from headwater.weights.shards import write_folder
+    from headwater.weights.shards import save_weights
 
     loaded = headwater.load("smollm2")
     ours = {name: module.weight for name, module in loaded.model.named_modules() if hasattr(module, "weight")}
@@ -59,7 +59,7 @@ def widened(folder: Path) -> Path:
         if parts[-2] in ("self_attn", "mlp") and not parts[-1].endswith("_proj"):
             name += "_proj"
         named[name + ".weight"] = weight.detach().contiguous()
-    write_folder(folder, named)
+    save_weights(folder, named)
     config = {**loaded.config, "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True}
     (folder / "config.json").write_text(json.dumps(config))
     loaded.tokenizer.save(folder)
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--without", default="", help="contenders to leave out, such as transformers")
     args = parser.parse_args()
-    file = str(locate("smollm2"))
+    file = str(find_installed("smollm2"))
     with tempfile.TemporaryDirectory() as folder:
         wide, given = str(widened(Path(folder))), prompt()
         contenders = [
@@ -96,7 +96,7 @@ def main() -> None:
             Contender("CTranslate2 int8", "decode_ctranslate2.py", (wide, "int8", given), BENCH_PYTHON),
             Contender(TRUTH, "decode_transformers.py", (wide, given)),
         ]
-        left = [c for c in contenders if not any(word and word in c.name for word in args.without.split(","))]
+        left = [c for c in contenders if not any(word and word in c.name for word in args.ablate_head.split(","))]
         found = compare(left, args.rounds, args.threads)
     judged = judge(found, TRUTH, {name: EXACT for name in found["facts"] if "float32" in name})
     said = agreement(found, TRUTH) + "\n" + judged

@@ -19,27 +19,27 @@ from correctness import EXACT, ROUNDED, distance
 from side_by_side import Watch, spread, verdict, write
 
 from headwater.core import decoder
-from headwater.fast.packed import pack
-from headwater.generation.choosers import Temperature, TopK
 from headwater.generation.engine import Engine
-from headwater.generation.reading import read
-from headwater.generation.requests import Request
-from headwater.generation.slots import Slots
+from headwater.generation.forward import forward_last
+from headwater.generation.kv_cache import BatchKVCache
+from headwater.generation.request import Request
+from headwater.generation.sampling import Temperature, TopK
+from headwater.quantization.layers import quantize
 
 SIZES = {"d_model": 576, "heads": 9, "kv_heads": 3, "layers": 30, "d_ff": 1536, "gated": True, "activation": "silu"}
-SHAPE = {"placement": "pre", "norm": "rms", "position": "rotary", "bias": False, "dropout": 0.0}
+SHAPE = {"norm_position": "pre", "norm": "rms", "position": "rotary", "bias": False, "dropout": 0.0}
 VOCAB = 49_152
 BAR = 3.0
 
 
 def request(number: int, prompt: int, tokens: int) -> Request:
     ids = tuple((number * 131 + i * 7) % VOCAB for i in range(prompt))
-    return Request(ids, choosers=(Temperature(0.8), TopK(50)), max_tokens=tokens, seed=number)
+    return Request(ids, processors=(Temperature(0.8), TopK(50)), max_tokens=tokens, seed=number)
 
 
 def rate(model: torch.nn.Module, streams: int, tokens: int, prompt: int) -> float:
     """Tokens per second, from the moment all prompts are read until every stream has its tokens."""
-    engine = Engine(model, rows=streams, prefill=streams * prompt)
+    engine = Engine(model, max_num_seqs=streams, max_prefill_tokens=streams * prompt)
     for number in range(streams):
         engine.submit(request(number, prompt, tokens + 1))
     engine.step()
@@ -50,7 +50,7 @@ def rate(model: torch.nn.Module, streams: int, tokens: int, prompt: int) -> floa
 
 def steps_until_free(model: torch.nn.Module, streams: int, prompt: int) -> int:
     """After a cancellation: how many steps until the one who waits for a place has its first token."""
-    engine = Engine(model, rows=streams, prefill=(streams + 1) * prompt)
+    engine = Engine(model, max_num_seqs=streams, max_prefill_tokens=(streams + 1) * prompt)
     rows = [engine.submit(request(number, prompt, 64)) for number in range(streams + 1)]
     engine.step()
     assert rows[0].events and not rows[-1].events
@@ -64,16 +64,16 @@ def steps_until_free(model: torch.nn.Module, streams: int, prompt: int) -> int:
 
 def logprobs(model: torch.nn.Module, prompts: list[tuple[int, ...]], compiled: bool) -> list[float]:
     """Of a hundred tokens of the vocabulary after each prompt: all prompts together, then one more token each."""
-    slots = Slots(model, range(len(prompts)))
+    slots = BatchKVCache(model, range(len(prompts)))
     if not compiled:
-        slots.stepper = (model, None)
-    scores = [read(model, slots, prompts), read(model, slots, [one[:1] for one in prompts])]
+        slots.native_decoder = (model, None)
+    scores = [forward_last(model, slots, prompts), forward_last(model, slots, [one[:1] for one in prompts])]
     return torch.cat(scores).log_softmax(-1)[:, :100].flatten().tolist()
 
 
 def apart(model: torch.nn.Module, streams: int, prompt: int) -> float:
     """How far the streams together are from the modules, which read each alone."""
-    prompts = [request(number, prompt, 1).prompt for number in range(streams)]
+    prompts = [request(number, prompt, 1).prompt_ids for number in range(streams)]
     alone = [logprobs(model, [one], compiled=False) for one in prompts]
     reference = [value for half in (slice(0, 100), slice(100, 200)) for row in alone for value in row[half]]
     return distance(logprobs(model, prompts, compiled=True), reference)
@@ -82,7 +82,7 @@ def apart(model: torch.nn.Module, streams: int, prompt: int) -> float:
 def measured(weights: str, args: argparse.Namespace) -> dict:
     model = decoder(VOCAB, **SIZES, **SHAPE).build(seed=0).eval()
     if weights != "float32":
-        pack(model, weights)
+        quantize(model, weights)
     wrong, allowed = apart(model, args.streams, args.prompt), EXACT if weights == "float32" else ROUNDED
     if wrong > allowed:
         sys.exit(f"{weights}: no ratio, {args.streams} streams are wrong: {wrong:.2g} away, {allowed:g} is allowed")
@@ -109,7 +109,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     watch, many = Watch([]), str(args.streams)
     found = {weights: measured(weights, args) for weights in args.weights}
-    others = watch.others()
+    others = watch.other_load()
     names = [
         "weights",
         "1 stream, tokens/s",

@@ -18,7 +18,7 @@ from correctness import end_if_wrong
 from decode import widened
 from side_by_side import BENCH_PYTHON, Contender, compare, finish
 
-from headwater.families.known import locate
+from headwater.families.hub import find_installed
 
 PROMPT = (
     "The history of the river begins at its headwater, high in the hills, where the snow melts late in spring and "
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--without", default="", help="contenders to leave out, such as transformers")
     args = parser.parse_args()
-    file = str(locate("smollm2"))
+    file = str(find_installed("smollm2"))
     with tempfile.TemporaryDirectory() as folder:
         contenders = [
             fresh(FIRST, "headwater", file, PROMPT),
@@ -52,7 +52,7 @@ def main() -> None:
             fresh(TRUTH, "transformers", str(widened(Path(folder))), PROMPT),
             fresh(ALONE, "torch"),
         ]
-        left = [c for c in contenders if not any(word and word in c.name for word in args.without.split(","))]
+        left = [c for c in contenders if not any(word and word in c.name for word in args.ablate_head.split(","))]
         found = compare(left, args.rounds, args.threads)
     words = {name: word(facts["said"]) for name, facts in found["facts"].items() if name != ALONE}
     found["wrong"] = {name: f"it says {said!r}" for name, said in words.items() if said != words.get(TRUTH, said)}

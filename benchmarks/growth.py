@@ -99,7 +99,7 @@ def main() -> None:
     args = parser.parse_args()
     watch = Watch([])
     found = swept(args.points, args.rounds, args.threads)
-    others = watch.others()
+    others = watch.other_load()
     write({"points": found, "others": others}, table(found, args.threads, others), "growth")
     drawn(found, HERE / "results" / "growth.png")
 

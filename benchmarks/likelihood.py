@@ -14,9 +14,9 @@ from side_by_side import BENCH_PYTHON, HERE
 from torch.nn import functional as F
 
 import headwater
-from headwater.families.known import locate
-from headwater.generation.reading import read_all
-from headwater.generation.slots import Slots
+from headwater.families.hub import find_installed
+from headwater.generation.forward import forward_single
+from headwater.generation.kv_cache import BatchKVCache
 
 TEXT = (
     "A river begins small. High in the hills a spring comes out of the ground, and the water runs down the slope "
@@ -49,11 +49,11 @@ def main() -> None:
     ids = torch.tensor(loaded.tokenizer.encode(TEXT))
     with torch.inference_mode():
         found = {"headwater, modules": nll(loaded.model(ids[None])[0], ids)}
-    slots, said = Slots(loaded.model, ["text"]), ids.tolist()
-    parts = [read_all(loaded.model, slots, said[i : i + 8], len(said[i : i + 8])) for i in range(0, len(said), 8)]
+    slots, said = BatchKVCache(loaded.model, ["text"]), ids.tolist()
+    parts = [forward_single(loaded.model, slots, said[i : i + 8], len(said[i : i + 8])) for i in range(0, len(said), 8)]
     found["headwater, compiled step"] = nll(torch.cat(parts), ids)
     if BENCH_PYTHON.exists():
-        command = [str(BENCH_PYTHON), "-c", PEER, str(locate("smollm2")), json.dumps(said)]
+        command = [str(BENCH_PYTHON), "-c", PEER, str(find_installed("smollm2")), json.dumps(said)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode == 0:
             found["llama.cpp"] = float(done.stdout.strip().splitlines()[-1])

@@ -56,7 +56,7 @@ def main() -> None:
     for _ in range(args.rounds):
         turns.append({name: rate(*shape) for name, shape in SHAPES.items()} | bandwidth())
     found = {name: spread([turn[name] for turn in turns]) for name in turns[0]}
-    others = watch.others()
+    others = watch.other_load()
     lines = ["| | GFLOP/s or GB/s |", "|---|---|"]
     lines += [f"| {name} | {f['median']:.1f} [{f['low']:.1f}..{f['high']:.1f}] |" for name, f in found.items()]
     lines.append(f"\n{args.rounds} rounds, {args.threads} threads; machine {verdict(others)}.\n")
@@ -64,7 +64,7 @@ def main() -> None:
     for work in args.work:
         some = [Contender("headwater", "train_headwater.py", (work,)), Contender("peak", "limits_matmul.py", ("1024",))]
         report = compare(some, args.rounds, args.threads)
-        own = WORKS[work].flop / 1e6 / report["figures"]["headwater"]["ms a step"]["median"]
+        own = WORKS[work].flops_per_step / 1e6 / report["figures"]["headwater"]["ms a step"]["median"]
         peak = report["figures"]["peak"]["GFLOP/s"]["median"]
         reached[work] = {"GFLOP/s": own, "peak": peak, "share": own / peak, "trust": report["trust"]}
         said = f"{own:.0f} of {peak:.0f} GFLOP/s, {own / peak:.0%}"

@@ -18,10 +18,10 @@ from side_by_side import Contender, compare, finish
 
 from headwater.errors import Unavailable
 from headwater.families import FAMILIES
-from headwater.families.folder import sizes
-from headwater.families.known import locate
-from headwater.weights.settings import Settings
-from headwater.weights.tensors import write
+from headwater.families.hf_folder import transform_sizes
+from headwater.families.hub import find_installed
+from headwater.weights.hf_config import HFConfig
+from headwater.weights.safetensors import write_safetensors
 
 SMOLLM2 = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 49152, "hidden_size": 576,
@@ -33,10 +33,10 @@ SMOLLM2 = {
 def random_folder(folder: Path, dtype: torch.dtype) -> Path:
     folder.mkdir()
     relation = FAMILIES["llama"]
-    spec = relation.read(Settings(dict(SMOLLM2)), "language")
-    names = relation.names + relation.heads["language"]
-    held = names.write(dict(spec.build(seed=0).named_parameters()), **sizes(spec))
-    write(folder / "model.safetensors", {name: held[name].detach().to(dtype) for name in held})
+    spec = relation.read_spec(HFConfig(dict(SMOLLM2)), "language")
+    names = relation.body_names + relation.head_names["language"]
+    held = names.export(dict(spec.build(seed=0).named_parameters()), **transform_sizes(spec))
+    write_safetensors(folder / "model.safetensors", {name: held[name].detach().to(dtype) for name in held})
     (folder / "config.json").write_text(json.dumps(SMOLLM2))
     return folder
 
@@ -52,7 +52,7 @@ def main() -> None:
             "llama_bfloat16": random_folder(Path(place) / "bfloat16", torch.bfloat16),
         }
         try:
-            folders["minilm"] = locate("minilm")
+            folders["minilm"] = find_installed("minilm")
         except Unavailable as reason:
             print(f"minilm is left out: {reason}")
         for name, folder in folders.items():

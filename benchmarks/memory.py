@@ -18,12 +18,12 @@ from side_by_side import HERE, environment, peers_python, spread, write
 THEIRS = "transformers Marian"
 RUNS = {
     "headwater": (Path(sys.executable), "memory_headwater.py", ()),
-    "headwater, recomputing": (Path(sys.executable), "memory_headwater.py", ("--recompute",)),
-    "headwater, adamw8": (Path(sys.executable), "memory_headwater.py", ("--method", "adamw8")),
+    "headwater, recomputing": (Path(sys.executable), "memory_headwater.py", ("--gradient-checkpointing",)),
+    "headwater, adamw8": (Path(sys.executable), "memory_headwater.py", ("--optimizer", "adamw8")),
     "headwater, adamw8, recomputing": (
         Path(sys.executable),
         "memory_headwater.py",
-        ("--method", "adamw8", "--recompute"),
+        ("--optimizer", "adamw8", "--gradient-checkpointing"),
     ),
     THEIRS: (peers_python(), "memory_transformers.py", ("--kind", "marian")),
 }

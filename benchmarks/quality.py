@@ -42,7 +42,7 @@ def race(contenders: list[Contender], chunk: float, threads: int, target: float 
         running = [c for c in contenders if c.process]
         while running:
             running = [c for c in running if c.go(str(chunk)) and unfinished(c, target)]
-        return watch.others()
+        return watch.other_load()
 
 
 def unfinished(contender: Contender, target: float) -> bool:

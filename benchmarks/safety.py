@@ -17,31 +17,31 @@ from pathlib import Path
 
 import torch
 
-from headwater.data.dates import dates
-from headwater.training.events import Kept, Stepped
-from headwater.training.settings import Settings
-from headwater.training.teaching import train
+from headwater.data.dates import dates_dataset
+from headwater.training.api import train
+from headwater.training.config import TrainConfig
+from headwater.training.state import CheckpointEvent, StepEvent
 
 RESULTS = Path(__file__).resolve().parent / "results"
 BAR = 1.03
 
 
-def a_run(folder: Path, seconds: float, save_every: float) -> tuple[float, int, int]:
+def a_run(folder: Path, seconds: float, checkpoint_every: float) -> tuple[float, int, int]:
     """Seconds a step with all that lies between steps, how many steps, and how many checkpoints there were."""
-    pairs = dates("train", 20_000)
+    pairs = dates_dataset("train", 20_000)
     ends: list[float] = []
     kept: list[int] = []
 
     def listen(event: object) -> None:
-        if isinstance(event, Stepped):
+        if isinstance(event, StepEvent):
             ends.append(time.perf_counter())
-        elif isinstance(event, Kept):
+        elif isinstance(event, CheckpointEvent):
             kept.append(event.step)
 
     train(
-        examples={"train": pairs, "valid": pairs[:50]}, out=str(folder), listeners=[listen], size="l",
-        batch_tokens=2048, max_steps=10**6, warmup=100, max_time=f"{seconds:.0f}s", eval_every=10**6, eval_rows=10,
-        save_every=save_every, log_every=10,
+        examples={"train": pairs, "valid": pairs[:50]}, out=str(folder), callbacks=[listen], size="l",
+        batch_tokens=2048, max_steps=10**6, warmup=100, max_time=f"{seconds:.0f}s", eval_every=10**6, eval_examples=10,
+        checkpoint_every=checkpoint_every, log_every=10,
     )  # fmt: skip
     return (ends[-1] - ends[0]) / (len(ends) - 1), len(ends), len(kept)
 
@@ -51,7 +51,7 @@ def main() -> None:
     words.add_argument("--seconds", type=float, default=130.0)
     words.add_argument("--rounds", type=int, default=2)
     args = words.parse_args()
-    usual = Settings().save_every
+    usual = TrainConfig().checkpoint_every
     times: dict[str, list[float]] = {"with": [], "without": []}
     for number in range(args.rounds):
         for name in ("with", "without") if number % 2 == 0 else ("without", "with"):
@@ -61,7 +61,7 @@ def main() -> None:
             print(f"{name:<8} {1000 * mean:8.2f} ms a step, {steps} steps, {kept} checkpoints", flush=True)
     ratio = statistics.median(times["with"]) / statistics.median(times["without"])
     print(f"ratio {ratio:.3f}, the bar is {BAR}: {'kept' if ratio <= BAR else 'NOT kept'}")
-    found = {"ratio": ratio, "seconds_a_step": times, "save_every": usual, "threads": torch.get_num_threads()}
+    found = {"ratio": ratio, "seconds_a_step": times, "checkpoint_every": usual, "threads": torch.get_num_threads()}
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "safety.json").write_text(json.dumps(found, indent=1) + "\n")
 

@@ -23,26 +23,29 @@ from limits_matmul import rate
 from train_headwater import spec
 from train_work import PLACES, WORKS, Asked, batches
 
-from headwater.inspection.steps import trainer_step
+from headwater.bench import trainer_step
+
+
+def both_ways(*functions: str) -> tuple[str, ...]:
+    """The profiler's names of autograd functions: forward and backward."""
+    return tuple(name + way for name in functions for way in ("", "Backward"))
+
 
 KINDS = {
-    "matrix products": (
-        "aten::mm",
-        "aten::addmm",
-        "aten::addmm_",
-        "aten::bmm",
-        "_Maps",
-        "_MapsBackward",
-        "_FeedForward",
-        "_FeedForwardBackward",
-    ),
-    "attention": ("_Attend", "_AttendBackward"),
-    "norms": ("_Norm", "_NormBackward"),
-    "dropout and residual sums": ("_DropAdd", "_DropAddBackward", "aten::add", "aten::add_"),
-    "softmax and loss": ("_Chunked", "_ChunkedBackward"),
-    "optimiser and clipping": ("aten::_fused_adamw_", "aten::linalg_vector_norm", "aten::_foreach_mul_"),
+    "matrix products": ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", *both_ways("_Linears", "_FeedForward")),
+    "attention": both_ways("_FusedAttention"),
+    "norms": both_ways("_AddDropoutNorm"),
+    "dropout and residual sums": (*both_ways("_DropoutAdd"), "aten::add", "aten::add_"),
+    "softmax and loss": both_ways("_ChunkedCE"),
+    "optimizer and clipping": ("aten::_fused_adamw_", "aten::linalg_vector_norm", "aten::_foreach_mul_"),
     "sums of biases": ("aten::sum",),
-    "embeddings": ("aten::index_select", "aten::embedding_dense_backward", "aten::index", "aten::_index_put_impl_"),
+    "embeddings": (
+        *both_ways("_EmbeddingLookup"),
+        "aten::index_select",
+        "aten::embedding_dense_backward",
+        "aten::index",
+        "aten::_index_put_impl_",
+    ),
     "fresh memory": ("aten::fill_", "aten::zero_", "aten::copy_", "aten::empty"),
 }
 REST = "everything else"
@@ -63,7 +66,7 @@ def shares(work: str, places: str, steps: int) -> tuple[dict[str, float], dict[s
     whole = sum(own.values())
     found = {kind: sum(own.get(name, 0.0) for name in names) / whole for kind, names in KINDS.items()}
     found[REST] = 1 - sum(found.values())
-    return found, {"a step": 1000 * took, "at the peak": given.work.flop / peak / 1e6}
+    return found, {"a step": 1000 * took, "at the peak": given.work.flops_per_step / peak / 1e6}
 
 
 def main() -> None:

@@ -138,7 +138,7 @@ class Watch:
         self.pids = [os.getpid(), *pids]
         self.began, self.busy, self.worked = time.monotonic(), busy(), worked(self.pids)
 
-    def others(self) -> float:
+    def other_load(self) -> float:
         room = (time.monotonic() - self.began) * (os.cpu_count() or 1)
         return max(0.0, (busy() - self.busy) - (worked(self.pids) - self.worked)) / max(room, 1e-9)
 
@@ -171,7 +171,7 @@ def compare(contenders: list[Contender], rounds: int = 5, threads: int = 2) -> d
         for _ in range(rounds + 1):
             for contender in contenders:
                 contender.go()
-        others = watch.others()
+        others = watch.other_load()
     return report(contenders, rounds, threads, time.time() - begun, others)
 
 

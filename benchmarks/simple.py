@@ -7,8 +7,8 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from headwater.data.examples import Tagged
-from headwater.data.metrics.units import units
+from headwater.data.examples import TaggedTokens
+from headwater.data.metrics import split_words
 
 Rows = Sequence[tuple[str, str]]
 
@@ -34,7 +34,7 @@ def _grams(text: str) -> list[str]:
     return words + [f"{a} {b}" for a, b in zip(words, words[1:], strict=False)]
 
 
-def frequent_tags(train: Sequence[Tagged], test: Sequence[Tagged]) -> list[tuple[str, ...]]:
+def frequent_tags(train: Sequence[TaggedTokens], test: Sequence[TaggedTokens]) -> list[tuple[str, ...]]:
     """Each word has the tag it has most often; a word never met has none."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for row in train:
@@ -46,7 +46,7 @@ def frequent_tags(train: Sequence[Tagged], test: Sequence[Tagged]) -> list[tuple
 
 def nearest_command(train: Rows, test: Rows) -> list[str]:
     """The command whose description shares most with the question: cosine of words weighted by how rare they are."""
-    bags = [Counter(units(text)) for text, _ in train]
+    bags = [Counter(split_words(text)) for text, _ in train]
     met = Counter(word for bag in bags for word in bag)
     rare = {word: math.log(len(bags) / count) for word, count in met.items()}
     holders: dict[str, list[int]] = defaultdict(list)
@@ -57,7 +57,7 @@ def nearest_command(train: Rows, test: Rows) -> list[str]:
     found = []
     for text, _ in test:
         scores: Counter[int] = Counter()
-        for word, n in Counter(units(text)).items():
+        for word, n in Counter(split_words(text)).items():
             for number in holders.get(word, ()):
                 scores[number] += n * bags[number][word] * rare[word] ** 2 / sizes[number]
         found.append(train[scores.most_common(1)[0][0]][1] if scores else train[0][1])
@@ -66,6 +66,6 @@ def nearest_command(train: Rows, test: Rows) -> list[str]:
 
 def best_sentence(question: str, text: str) -> str:
     """The sentence that has most of the question's words in it."""
-    asked = set(units(question))
+    asked = set(split_words(question))
     sentences = [part for part in re.split(r"(?<=[.!?])\s+|(?<=[。!?！？])", text) if part.strip()]
-    return max(sentences, key=lambda sentence: len(asked & set(units(sentence))), default=text)
+    return max(sentences, key=lambda sentence: len(asked & set(split_words(sentence))), default=text)

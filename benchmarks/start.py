@@ -76,7 +76,7 @@ def main() -> None:
                 if turn:  # the first round warms the disk
                     times.setdefault(name, []).append(took)
     found = {name: spread(values) for name, values in times.items()}
-    others = watch.others()
+    others = watch.other_load()
     lines = ["### Start-up\n", "| | seconds |", "|---|---|"]
     lines += [f"| {name} | {f['median']:.2f} [{f['low']:.2f}..{f['high']:.2f}] |" for name, f in found.items()]
     lines.append(f"\n{args.rounds} rounds in turn, warm disk, {args.threads} threads; machine {verdict(others)}.")

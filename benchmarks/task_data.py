@@ -18,13 +18,9 @@ from pathlib import Path
 
 from simple import best_sentence, frequent_tags, naive_bayes, nearest_command
 
-from headwater.data.metrics.answers import answer_f1, exact_match
-from headwater.data.metrics.labels import accuracy, entity_f1
-from headwater.data.metrics.rouge import rouge
-from headwater.data.metrics.translation import bleu, chrf
-from headwater.data.reading.lines import USUAL
-from headwater.data.reading.problems import Problems
-from headwater.data.reading.shapes import conll, squad
+from headwater.data.metrics import accuracy, answer_f1, bleu, chrf, entity_f1, exact_match, rouge
+from headwater.data.readers.formats import read_conll, read_squad
+from headwater.data.readers.lines import DEFAULT_DECODE_OPTIONS, BadRows
 
 
 @dataclass
@@ -147,7 +143,7 @@ def wnut(data: Path, work: Path) -> Task:
     """The split of its authors: the entities of the test set are new."""
     folder = data / "wnut17"
     train, test = folder / "wnut17train.conll.gz", folder / "emerging.test.annotated.gz"
-    seen, asked = (list(conll(path, USUAL, Problems())) for path in (train, test))
+    seen, asked = (list(read_conll(path, DEFAULT_DECODE_OPTIONS, BadRows())) for path in (train, test))
     scores = entity_f1(frequent_tags(seen, asked), [row.tags for row in asked])
     return Task([train], [test], "f1", {"the most frequent tag of each word": scores},
                 [folder / "emerging.dev.conll.gz"])  # fmt: skip
@@ -166,7 +162,7 @@ def xquad(language: str) -> Callable[[Path, Path], Task]:
             sides["test" if number % 5 == 4 else "train"].append(article)
         files = {name: write(work / f"{name}.json", [json.dumps({"data": some}, ensure_ascii=False)])
                  for name, some in sides.items()}  # fmt: skip
-        asked = list(squad(files["test"], USUAL, Problems()))
+        asked = list(read_squad(files["test"], DEFAULT_DECODE_OPTIONS, BadRows()))
         wanted = [row.answers for row in asked]
         said: dict[str, Sequence[str]] = {
             "the first five words": [" ".join(row.context.split()[:5]) if language != "zh" else row.context[:5]

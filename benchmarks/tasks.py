@@ -6,7 +6,7 @@
     python benchmarks/tasks.py --table              the table again, from the results there are
 
 Needs the data sets (HEADWATER_DATA names their folder, or --data FOLDER). Settings are chosen by the validation rows;
-where a test score was known before a recipe changed (commands, synopsis), docs/en/train.md says so.
+where a test score was known before a recipe changed (commands, synopsis), docs/en/results.md says so.
 Results: benchmarks/results/tasks/NAME.json, and all of them as a table in benchmarks/results/tasks.md.
 """
 
@@ -41,12 +41,12 @@ ENTRIES = {
     "multi30k": Entry("Multi30k: English to German", multi30k, ("--recipe", "multi30k")),
     "debian": Entry("Debian: description to synopsis", debian, ("--recipe", "synopsis")),
     "nl2bash": Entry("nl2bash: words to a command", nl2bash, ("--recipe", "commands")),
-    "polarity": Entry("Sentence polarity, from MiniLM", polarity, ("--from", "minilm")),
+    "polarity": Entry("Sentence polarity, from MiniLM", polarity, ("--init-from", "minilm")),
     "polarity-scratch": Entry("Sentence polarity, from scratch", polarity, ("--recipe", "sentences")),
-    "wnut": Entry("WNUT-17: new entities, from MiniLM", wnut, ("--from", "minilm")),
+    "wnut": Entry("WNUT-17: new entities, from MiniLM", wnut, ("--init-from", "minilm")),
     "wnut-scratch": Entry("WNUT-17: new entities, from scratch", wnut, ("--recipe", "sentences")),
-    "xquad-en": Entry("XQuAD English, from MiniLM", xquad("en"), ("--recipe", "answers", "--from", "minilm")),
-    "xquad-zh": Entry("XQuAD Chinese, from MiniLM", xquad("zh"), ("--recipe", "answers", "--from", "minilm")),
+    "xquad-en": Entry("XQuAD English, from MiniLM", xquad("en"), ("--recipe", "answers", "--init-from", "minilm")),
+    "xquad-zh": Entry("XQuAD Chinese, from MiniLM", xquad("zh"), ("--recipe", "answers", "--init-from", "minilm")),
 }
 
 

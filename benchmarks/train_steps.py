@@ -34,7 +34,7 @@ USUAL = {"a": ("none", "residual", "everywhere"), "b": ("none", "residual"), "c"
 
 def contenders(work: str, places: str, compiled: bool) -> list[Contender]:
     words = (work, "--places", places, *(["--compile"] if compiled else []))
-    peers, two = peers_python(), WORKS[work].two
+    peers, two = peers_python(), WORKS[work].is_encoder_decoder
     found = [
         Contender(OURS, "train_headwater.py", words),
         Contender("torch.nn.Transformer", "train_torch.py", words),
@@ -85,7 +85,7 @@ def summary(report: dict, work: Work, places: str) -> dict[str, float]:
     time = {name: found["ms a step"]["median"] for name, found in report["figures"].items() if "ms a step" in found}
     peak = report["figures"].get(PEAK, {}).get("GFLOP/s", {}).get("median", float("nan"))
     report["peak GFLOP/s"] = peak
-    report["share of peak"] = {name: work.flop / 1e6 / ms / peak for name, ms in time.items()}
+    report["share of peak"] = {name: work.flops_per_step / 1e6 / ms / peak for name, ms in time.items()}
     own = report["figures"].get(OURS, {}).get("ms a step")
     report["times as fast"] = {name: ratio(report["figures"][name]["ms a step"], own) for name in time} if own else {}
     equal = ranked(report, places)
@@ -143,7 +143,7 @@ def main() -> None:
     for work in args.work:
         for places in args.places or USUAL[work]:
             some = contenders(work, places, args.compile)
-            some = [c for c in some if not args.only or any(word in c.name for word in [*args.only, OURS, PEAK])]
+            some = [c for c in some if not args.laws or any(word in c.name for word in [*args.laws, OURS, PEAK])]
             dropped = f"0.1: {places}" if PLACES[places] else "0"
             name = f"({work}) dropout {dropped}" + (", compiled" if args.compile else "")
             print(name, file=sys.stderr)

@@ -22,11 +22,11 @@ OURS = "headwater train"
 
 def tokenized(folder: Path, vocab: int) -> int:
     """Learns the tokenizer all of them use. Gives the tokens, marks included, of 64 rows on average."""
-    from headwater.data.encode import encode_rows
-    from headwater.data.learn import learn
+    from headwater.data.ragged import encode_rows
+    from headwater.text.train import train_tokenizer
 
     texts = [(folder / f"train.{side}").read_text(encoding="utf-8").splitlines() for side in ("en", "de")]
-    words = learn([text for side in texts for text in side], "bpe", vocab)
+    words = train_tokenizer([text for side in texts for text in side], "bpe", vocab)
     (folder / "tokenizer").mkdir()
     words.save(folder / "tokenizer")
     lengths = sum(encode_rows(words, side).lengths for side in texts)
@@ -68,7 +68,7 @@ def main() -> None:
             for _ in range(args.rounds + 1):
                 for contender in contenders:
                     contender.go(str(args.turn))
-            others = watch.others()
+            others = watch.other_load()
         for contender in contenders:
             rates(contender)
     finish(report(contenders, args.rounds, args.threads, time.time() - began, others), OURS, "train_text")

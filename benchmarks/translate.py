@@ -18,10 +18,10 @@ import torch
 from correctness import EXACT, end_if_wrong, judge
 from side_by_side import BENCH_PYTHON, Contender, compare, table, write
 
-from headwater.families.family import FAMILIES
-from headwater.families.folder import sizes
-from headwater.weights.settings import Settings
-from headwater.weights.tensors import write as write_tensors
+from headwater.families.hf_folder import transform_sizes
+from headwater.families.registry import FAMILIES
+from headwater.weights.hf_config import HFConfig
+from headwater.weights.safetensors import write_safetensors as write_tensors
 
 FIRST, TRUTH = "headwater int8", "transformers float32"
 D_MODEL, LAYERS, VOCAB = 512, 6, 32_000
@@ -37,12 +37,14 @@ CONFIG = {
 def random_folder(folder: Path) -> Path:
     """A model that has learnt nothing: matrices of unit gain, so that its choices are no coin tosses."""
     relation, draw = FAMILIES["marian"], torch.Generator().manual_seed(0)
-    spec = relation.read(Settings(dict(CONFIG)), "language")
+    spec = relation.read_spec(HFConfig(dict(CONFIG)), "language")
     model = spec.build(seed=0)
     with torch.no_grad():
         for weight in (p for p in model.parameters() if p.dim() == 2):
             weight.normal_(0, D_MODEL**-0.5, generator=draw)
-    held = (relation.names + relation.heads["language"]).write(dict(model.named_parameters()), **sizes(spec))
+    held = (relation.body_names + relation.head_names["language"]).export(
+        dict(model.named_parameters()), **transform_sizes(spec)
+    )
     write_tensors(folder / "model.safetensors", {name: held[name].detach() for name in held})
     (folder / "config.json").write_text(json.dumps(CONFIG))
     return folder
@@ -75,7 +77,7 @@ def main() -> None:
             Contender("CTranslate2 float32", "translate_ctranslate2.py", (folder, "float32"), BENCH_PYTHON),
             Contender(TRUTH, "translate_transformers.py", (folder,)),
         ]
-        left = [c for c in contenders if not any(word and word in c.name for word in args.without.split(","))]
+        left = [c for c in contenders if not any(word and word in c.name for word in args.ablate_head.split(","))]
         found = compare(left, args.rounds, args.threads)
     judged = judge(found, TRUTH, {name: EXACT for name in found["facts"] if "float32" in name})
     said = agreement(found, TRUTH) + "\n" + judged

@@ -42,7 +42,7 @@ def main() -> None:
             way_said = "forward" if way == "forward" else "forward and backward"
             lines.append(f"| {n:,} | {way_said} | {' | '.join(cells)} | {full['seconds'] / window['seconds']:.1f} |")
             print(lines[-1], file=sys.stderr, flush=True)
-    others = watch.others()
+    others = watch.other_load()
     lines.append(f"\n{args.threads} threads; machine {verdict(others)}.")
     write({"points": found, "others": others}, "\n".join(lines), "window")
 

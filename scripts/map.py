@@ -1,4 +1,4 @@
-"""The map of the code in README.md and README.zh.md: every file of the package with the first words of its docstring.
+"""The code map in docs/*/architecture.md: every file of the package, with the first words of its docstring.
 
     python scripts/map.py            say whether the maps are true (exit 1 if not)
     python scripts/map.py --write    make them true
@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "headwater"
+PAGES = [ROOT / "docs" / language / "architecture.md" for language in ("en", "zh")]
 BLOCK = re.compile(r"(<!-- map -->\n```text\n)(.*?)(```\n<!-- /map -->)", re.S)
 CHINESE = re.compile("[\u4e00-\u9fff]")
 LINE = re.compile(r"^( *)(\S+)(?: +(.*))?$")
@@ -54,11 +55,11 @@ def key(path: Path) -> str:
 
 
 def read(text: str) -> dict[str, str]:
-    """Path -> words of a map written by render. Raises if the README has no map."""
+    """Path -> words of a map written by render. Raises if the page has no map."""
     found, folders = {}, [""]
     match = BLOCK.search(text)
     if not match:
-        raise SystemExit("error: the README must hold a block between <!-- map --> and <!-- /map -->")
+        raise SystemExit("error: the page must hold a block between <!-- map --> and <!-- /map -->")
     for line in match[2].splitlines()[1:]:
         spaces, name, words = LINE.match(line).groups()
         depth = len(spaces) // 2
@@ -68,21 +69,22 @@ def read(text: str) -> dict[str, str]:
     return found
 
 
-def wanted(readme: Path) -> str:
-    """The README with a true map in it."""
-    text = readme.read_text(encoding="utf-8")
-    words = read(text) if readme.name == "README.zh.md" else {}
+def with_true_map(page: Path) -> str:
+    """The page with a true map in it."""
+    text = page.read_text(encoding="utf-8")
+    words = read(text) if page.parent.name == "zh" else {}
     body = render({path: line for path, line in words.items() if CHINESE.search(line)})
     return BLOCK.sub(lambda match: match[1] + body + match[3], text)
 
 
 def main() -> int:
     write = "--write" in sys.argv
-    stale = [path for path in (ROOT / "README.md", ROOT / "README.zh.md") if wanted(path) != path.read_text("utf-8")]
-    for path in stale:
+    stale = [page for page in PAGES if with_true_map(page) != page.read_text("utf-8")]
+    for page in stale:
         if write:
-            path.write_text(wanted(path), encoding="utf-8")
-        print(f"{path.name}: the map {'is now true' if write else 'is not true; run scripts/map.py --write'}")
+            page.write_text(with_true_map(page), encoding="utf-8")
+        name = page.relative_to(ROOT)
+        print(f"{name}: the map {'is now true' if write else 'is not true; run scripts/map.py --write'}")
     return 1 if stale and not write else 0
 
 

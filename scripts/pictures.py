@@ -36,15 +36,15 @@ class Picture:
 
 
 def pictures(run: str, first: int) -> list[Picture]:
-    """What docs/*/page.md shows. `run`: its name on the page; `first`: its earliest checkpoint."""
+    """What docs/*/web.md shows. `run`: its name on the page; `first`: its earliest checkpoint."""
     date = {"model": run, **DATE}
     question = {"model": "smollm2", "text": "When Mary and John went to the store, John gave a drink to"}
     return [
         Picture("page-attention", "attention", {**date, "kind": "cross", "layer": "1", "head": "1"}),
-        Picture("page-why", "why", {**date, "place": "2"}),
-        Picture("page-next", "next", question, scheme="dark"),
-        Picture("page-walk", "walk", date, locale="zh-CN"),
-        Picture("page-compare", "compare", {**date, "other": f"{run}@{first}"}, locale="zh-CN", full=True),
+        Picture("page-attribution", "attribution", {**date, "position": "2"}),
+        Picture("page-next-token", "next-token", question, scheme="dark"),
+        Picture("page-walkthrough", "walkthrough", date, locale="zh-CN"),
+        Picture("page-compare", "compare", {**date, "compare": f"{run}@{first}"}, locale="zh-CN", full=True),
         Picture("page-training", "training", {"run": run}),
     ]
 

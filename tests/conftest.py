@@ -24,7 +24,7 @@ for name, value in SETTINGS.items():  # before torch or matplotlib is imported b
 os.environ.pop("HEADWATER_TRACEBACK", None)
 
 ROOT = Path(__file__).resolve().parent.parent
-MACHINE_THREADS = ("fast", "machine", "generation", "real")
+MACHINE_THREADS = ("cpu", "generation", "real")
 
 try:
     import hypothesis

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from headwater.data.learn import learn
-from headwater.families.family import FAMILIES
-from headwater.families.folder import Loaded
 from headwater.families.gguf import save_gguf
-from headwater.weights.settings import Settings
+from headwater.families.hf_folder import LoadedModel
+from headwater.families.registry import FAMILIES
+from headwater.text.train import train_tokenizer
+from headwater.weights.hf_config import HFConfig
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 CONFIG = {
@@ -23,11 +23,11 @@ CONFIG = {
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory) -> Path:
-    tokenizer = learn(["the cat sat on the mat"] * 20, "bpe", vocab=300)
+    tokenizer = train_tokenizer(["the cat sat on the mat"] * 20, "bpe", vocab_size=300)
     config = {**CONFIG, "vocab_size": len(tokenizer)}
-    model = FAMILIES["llama"].read(Settings(dict(config)), "language").build(seed=0).eval()
+    model = FAMILIES["llama"].read_spec(HFConfig(dict(config)), "language").build(seed=0).eval()
     path = tmp_path_factory.mktemp("model") / "m.gguf"
-    return save_gguf(Loaded(model, tokenizer, config, Path("made"), "language"), path, "Q8_0")
+    return save_gguf(LoadedModel(model, tokenizer, config, Path("made"), "language"), path, "Q8_0")
 
 
 @pytest.fixture

@@ -36,11 +36,11 @@ def main() -> None:
     texts = characters(args.folder)
     number = {letter: n for n, letter in enumerate(sorted(set("".join(texts))))}
     train, valid = (torch.tensor([number[letter] for letter in text]) for text in texts)
-    model = GPT(Asked(Work(128, 4, 4, 512, len(number), ROWS, BLOCK, two=False), 0.0, (), False, ""))
+    model = GPT(Asked(Work(128, 4, 4, 512, len(number), ROWS, BLOCK, is_encoder_decoder=False), 0.0, (), False, ""))
     matrices = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    optimiser = torch.optim.AdamW(groups, lr=PEAK, betas=(0.9, 0.99), fused=True)
+    optimizer = torch.optim.AdamW(groups, lr=PEAK, betas=(0.9, 0.99), fused=True)
     turns = Turns(lambda last: {"loss": validation_loss(model, valid, args.window)})
     turns.ready(parameters=count(model))
     for step in range(STEPS):
@@ -49,10 +49,10 @@ def main() -> None:
         loss = F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = rate(step)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         if step + 1 < STEPS:
             turns.after_step(step + 1)
     turns.over(STEPS)

@@ -58,7 +58,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     words = tokenizer([str(args.folder / f"train.{side}") for side in ("en", "de")])
     model = Translator(words.get_vocab_size(), D_MODEL, 4, 3, 1024, 0.1).train()
-    optimiser = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), eps=1e-9, weight_decay=0.0, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), eps=1e-9, weight_decay=0.0, fused=True)
 
     def said(texts: list[str]) -> list[str]:
         model.eval()
@@ -71,10 +71,10 @@ def main() -> None:
     for step, rows in enumerate(batches(pairs(args.folder, "train", words), random.Random(args.seed)), 1):
         model.loss(rows, smoothing=0.1).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = noam(step)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         if turns.seconds() >= 60 * args.minutes:
             return turns.over(step)
         turns.after_step(step)

@@ -9,8 +9,9 @@ from pathlib import Path
 from quality_work import Turns
 from train_work import count
 
-from headwater.training.events import Event, Stepped
-from headwater.training.teaching import Lesson, train
+from headwater.training.api import train
+from headwater.training.setup import TrainSetup
+from headwater.training.state import Event, StepEvent
 
 
 class Paused:
@@ -20,16 +21,16 @@ class Paused:
         self.tokens = 0
         self.turns = Turns(lambda last: {"tokens": self.tokens})
 
-    def begin(self, lesson: Lesson) -> None:
-        self.lengths, self.trainer = lesson.material.train.lengths, lesson.trainer
+    def begin(self, lesson: TrainSetup) -> None:
+        self.lengths, self.trainer = lesson.task_data.train.lengths, lesson.trainer
         self.turns.ready(
-            parameters=count(lesson.model), rows=len(self.lengths), batch_tokens=lesson.settings.batch_tokens
+            parameters=count(lesson.model), rows=len(self.lengths), batch_tokens=lesson.config.batch_tokens
         )
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Stepped):
+        if isinstance(event, StepEvent):
             self.tokens += int(self.lengths[event.examples].sum()) - 3 * len(event.examples)
-            self.trainer.began += self.turns.after_step(event.step)
+            self.trainer.start_time += self.turns.after_step(event.step)
 
 
 def main() -> None:
@@ -40,7 +41,7 @@ def main() -> None:
             folder / "train.en", folder / "train.de", valid=[str(folder / "valid.en"), str(folder / "valid.de")],
             d_model=256, heads=4, layers=3, d_ff=1024, dropout=0.1, tokenizer=str(folder / "tokenizer"),
             batch_tokens=tokens, max_steps=10**6, eval_every=10**9, lr=3e-4, out=str(Path(out) / "run"),
-            listeners=[paused], say=paused.begin)  # fmt: skip
+            callbacks=[paused], on_setup=paused.begin)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def main() -> None:
     words = Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json"))
     rows = pairs(folder, "train", words)
     model = Translator(words.get_vocab_size(), 256, 4, 3, 1024, 0.1).train()
-    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.98), fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.98), fused=True)
     tokens = 0
     turns = Turns(lambda last: {"tokens": tokens})
     turns.ready(parameters=count(model), rows=len(rows))
@@ -30,8 +30,8 @@ def main() -> None:
         for batch in DataLoader(rows, batch_size=64, shuffle=True, collate_fn=list):
             model.loss(batch).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
             step, tokens = step + 1, tokens + sum(len(source) + len(target) for source, target in batch)
             turns.after_step(step)
 

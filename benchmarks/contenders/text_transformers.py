@@ -38,7 +38,7 @@ def main() -> None:
     words = Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json"))
     rows = [{"input_ids": [BOS, *source, EOS], "attention_mask": [1] * (len(source) + 2), "labels": [*target, EOS]}
             for source, target in pairs(folder, "train", words)]  # fmt: skip
-    work = Work(256, 4, 3, 1024, words.get_vocab_size(), 64, 512, two=True)
+    work = Work(256, 4, 3, 1024, words.get_vocab_size(), 64, 512, is_encoder_decoder=True)
     model = seq2seq("marian", Asked(work, 0.1, PLACES["residual"], False, ""))
     model.config.pad_token_id, model.config.decoder_start_token_id, model.config.eos_token_id = PAD, BOS, EOS
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")

@@ -8,9 +8,9 @@ from typing import Any
 from train_work import Asked, asked, serve
 
 import headwater
+from headwater.bench import trainer_step
 from headwater.core import FeedForward
-from headwater.inspection.counts import skeleton, total
-from headwater.inspection.steps import trainer_step
+from headwater.inspection.costs import meta_model, num_parameters
 from headwater.parts import swap
 
 
@@ -18,11 +18,11 @@ def spec(asked: Asked) -> Any:
     work, p = asked.work, asked.p
     sizes = {"d_model": work.d_model, "heads": work.heads, "layers": work.layers, "d_ff": work.d_ff, "dropout": p}
     sizes["attention_dropout"] = p if "attention" in asked.places else 0.0
-    if work.two:
+    if work.is_encoder_decoder:
         made = headwater.transformer(work.vocab, **sizes)
     else:
         made = headwater.decoder(
-            work.vocab, placement="pre", activation="gelu", position="learned", longest=work.length, **sizes
+            work.vocab, norm_position="pre", activation="gelu", position="learned", max_positions=work.length, **sizes
         )
     inside = p if "ffn" in asked.places else 0.0
     return swap(made, FeedForward, lambda ffn: replace(ffn, dropout=inside))
@@ -31,7 +31,7 @@ def spec(asked: Asked) -> Any:
 def main() -> None:
     given = asked()
     made = spec(given)
-    serve(trainer_step(made, compile=given.compiled), given.work, given.places, total(skeleton(made)))
+    serve(trainer_step(made, compile=given.compiled), given.work, given.places, num_parameters(meta_model(made)))
 
 
 if __name__ == "__main__":

@@ -122,11 +122,11 @@ def begin(model: nn.Module, layers: int) -> None:
 def main() -> None:
     given = asked()
     torch.manual_seed(0)
-    model = Translator(given) if given.work.two else GPT(given)
+    model = Translator(given) if given.work.is_encoder_decoder else GPT(given)
     forward = maybe_compiled(model, given)
 
     def loss(batch: Batch) -> Tensor:
-        logits = forward(batch.source, batch.ids) if given.work.two else forward(batch.ids)
+        logits = forward(batch.source, batch.ids) if given.work.is_encoder_decoder else forward(batch.ids)
         return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
 
     serve_model(model, loss, given, given.places)

@@ -26,7 +26,7 @@ class Translator(nn.Module):
         return self.drop(self.tokens(ids) * self.scale + self.places[: ids.shape[1]])
 
     def forward(self, source: Tensor, ids: Tensor) -> Tensor:
-        states = self.body(self.embed(source), self.embed(ids), tgt_mask=self.past, tgt_is_causal=True)
+        states = self.body(self.embed(source), self.embed(ids), tgt_mask=self.causal_mask, tgt_is_causal=True)
         return F.linear(states, self.tokens.weight)
 
 
@@ -45,7 +45,7 @@ class Writer(nn.Module):
 
     def forward(self, source: Tensor, ids: Tensor) -> Tensor:
         x = self.drop(self.tokens(ids) + self.places.weight[: ids.shape[1]])
-        return F.linear(self.body(x, mask=self.past, is_causal=True), self.tokens.weight)
+        return F.linear(self.body(x, mask=self.causal_mask, is_causal=True), self.tokens.weight)
 
 
 def sines(length: int, width: int) -> Tensor:
@@ -56,7 +56,7 @@ def sines(length: int, width: int) -> Tensor:
 def main() -> None:
     given = asked()
     torch.manual_seed(0)
-    model = (Translator if given.work.two else Writer)(given.work, given.p)
+    model = (Translator if given.work.is_encoder_decoder else Writer)(given.work, given.p)
     forward = maybe_compiled(model, given)
 
     def loss(batch: Batch) -> Tensor:

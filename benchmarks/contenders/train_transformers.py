@@ -37,7 +37,7 @@ def gpt2(asked: Asked) -> Any:
 def main() -> None:
     given = asked()
     torch.manual_seed(0)
-    model = seq2seq(given.kind, given) if given.work.two else gpt2(given)
+    model = seq2seq(given.kind, given) if given.work.is_encoder_decoder else gpt2(given)
     forward = maybe_compiled(model, given)
 
     def translated(batch: Batch) -> Tensor:
@@ -46,8 +46,8 @@ def main() -> None:
     def written(batch: Batch) -> Tensor:  # shift_labels: the targets are already the next tokens
         return forward(input_ids=batch.ids, labels=batch.targets, shift_labels=batch.targets).loss
 
-    able = given.places if given.work.two else [place for place in given.places if place != "ffn"]
-    serve_model(model, translated if given.work.two else written, given, able)
+    able = given.places if given.work.is_encoder_decoder else [place for place in given.places if place != "ffn"]
+    serve_model(model, translated if given.work.is_encoder_decoder else written, given, able)
 
 
 if __name__ == "__main__":

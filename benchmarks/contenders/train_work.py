@@ -37,25 +37,25 @@ class Work(NamedTuple):
     vocab: int
     rows: int
     length: int
-    two: bool  # encoder and decoder, or a decoder alone
+    is_encoder_decoder: bool  # encoder and decoder, or a decoder alone
     tied: bool = True
 
     @property
-    def flop(self) -> float:
+    def flops_per_step(self) -> float:
         """Of the matrix products of one step: backward twice forward, attention over all pairs of places."""
         d, tokens = self.d_model, self.rows * self.length
         attention = 2 * tokens * (4 * d * d) + 4 * tokens * self.length * d
         one = attention + 2 * tokens * (2 * d * self.d_ff)
-        layers = 2 * one + attention if self.two else one
+        layers = 2 * one + attention if self.is_encoder_decoder else one
         return 3 * (self.layers * layers + 2 * tokens * d * self.vocab)
 
 
 WORKS = {
-    "a": Work(256, 4, 3, 1024, 8_000, 64, 32, two=True),
-    "b": Work(512, 8, 6, 2048, 32_000, 16, 64, two=True),
-    "c": Work(384, 6, 6, 1536, 65, 12, 256, two=False),
-    "tiny": Work(64, 4, 2, 256, 1_000, 8, 16, two=True),  # to try the bench itself
-    "tiny-gpt": Work(64, 4, 2, 256, 65, 4, 64, two=False),
+    "a": Work(256, 4, 3, 1024, 8_000, 64, 32, is_encoder_decoder=True),
+    "b": Work(512, 8, 6, 2048, 32_000, 16, 64, is_encoder_decoder=True),
+    "c": Work(384, 6, 6, 1536, 65, 12, 256, is_encoder_decoder=False),
+    "tiny": Work(64, 4, 2, 256, 1_000, 8, 16, is_encoder_decoder=True),  # to try the bench itself
+    "tiny-gpt": Work(64, 4, 2, 256, 65, 4, 64, is_encoder_decoder=False),
 }
 
 
@@ -98,15 +98,15 @@ Loss = Callable[[Batch], Tensor]
 
 
 def plain_step(model: nn.Module, loss: Loss) -> Callable[[Batch], float]:
-    """Forward, backward, clip, AdamW: as everyone writes it, with torch's fused optimiser for everyone."""
-    optimiser = torch.optim.AdamW(model.parameters(), lr=RATE, betas=BETAS, weight_decay=DECAY, fused=True)
+    """Forward, backward, clip, AdamW: as everyone writes it, with torch's fused optimizer for everyone."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=BETAS, weight_decay=DECAY, fused=True)
 
     def step(batch: Batch) -> float:
         value = loss(batch)
         value.backward()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         return value.item()
 
     return step

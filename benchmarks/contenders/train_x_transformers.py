@@ -15,7 +15,7 @@ def wrapped(kind: type, asked: Asked, **more: object) -> TransformerWrapper:
         dim=work.d_model, depth=work.layers, heads=work.heads, attn_dim_head=work.d_model // work.heads,
         ff_mult=work.d_ff // work.d_model, attn_flash=True, attn_dropout=where.get("attention", 0.0),
         attn_sublayer_dropout=where.get("residual", 0.0), ff_sublayer_dropout=where.get("residual", 0.0),
-        ff_dropout=where.get("ffn", 0.0), cross_attend=work.two and kind is Decoder)  # fmt: skip
+        ff_dropout=where.get("ffn", 0.0), cross_attend=work.is_encoder_decoder and kind is Decoder)  # fmt: skip
     return TransformerWrapper(
         num_tokens=work.vocab,
         max_seq_len=work.length,
@@ -39,11 +39,11 @@ class Translator(nn.Module):
 def main() -> None:
     given = asked()
     torch.manual_seed(0)
-    model = Translator(given) if given.work.two else wrapped(Decoder, given, tie_embedding=True)
+    model = Translator(given) if given.work.is_encoder_decoder else wrapped(Decoder, given, tie_embedding=True)
     forward = maybe_compiled(model, given)
 
     def loss(batch: Batch) -> Tensor:
-        logits = forward(batch.source, batch.ids) if given.work.two else forward(batch.ids)
+        logits = forward(batch.source, batch.ids) if given.work.is_encoder_decoder else forward(batch.ids)
         return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
 
     serve_model(model, loss, given, given.places)

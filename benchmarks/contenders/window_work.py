@@ -15,8 +15,8 @@ import time
 import torch
 from memory_work import peak_mb
 
-from headwater.core.kernels import Fused
-from headwater.core.masks import Past, Sight, Window
+from headwater.core.kernels import SDPA
+from headwater.core.masks import AttentionMask, Causal, SlidingWindow
 from headwater.core.positions import NoPosition
 
 HEADS, WIDTH, SEEN = 8, 64, 256
@@ -36,9 +36,9 @@ def main() -> None:
     kind, n, way = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, HEADS, n, WIDTH, requires_grad=way == "both") for _ in range(3))
-    kernel, places = Fused().build(WIDTH**-0.5, 0.0), torch.arange(n)[None]
-    rule = Window(SEEN) if kind == "window" else Past()
-    sight = Sight(rule, NoPosition().build(WIDTH, HEADS), places, places, aligned=True)
+    kernel, places = SDPA().build(WIDTH**-0.5, 0.0), torch.arange(n)[None]
+    rule = SlidingWindow(SEEN) if kind == "window" else Causal()
+    sight = AttentionMask(rule, NoPosition().build(WIDTH, HEADS), places, places, aligned=True)
     before, times = peak_mb(), []
     while len(times) < 5 and (len(times) < 2 or sum(times) < 20):
         began = time.perf_counter()

@@ -1,6 +1,6 @@
-"""One Transformer core, and the whole family that flows from it.
+"""Headwater: one Transformer core in PyTorch, and the model families built from it.
 
-Importing this is quick: a name below is fetched from its module, and torch with it, when it is first asked for.
+Importing this is fast: a public name is imported from its module, and torch with it, on first access.
 """
 
 from __future__ import annotations
@@ -9,49 +9,42 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from headwater.errors import (
-    BadFile,
-    BadInput,
-    BadSetting,
-    CheckFailed,
-    Fault,
-    NotFound,
-    TooLong,
-    Unavailable,
-    nearest,
-)
+from headwater.errors import BadFile, BadInput, BadSetting, CheckFailed, Fault, NotFound, TooLong, Unavailable, nearest
 
 if TYPE_CHECKING:
-    from headwater.core.presets import preset
-    from headwater.core.shapes import decoder, encoder, transformer
-    from headwater.families.embedding import embed
-    from headwater.families.loading import load, save
-    from headwater.generation.ask import generate, stream
-    from headwater.inspection.check import check
+    from headwater.checker.api import check
+    from headwater.core.builders import decoder, encoder, transformer
+    from headwater.families.load import embed, load, save
+    from headwater.families.presets import preset
+    from headwater.generation.api import generate, stream
+    from headwater.generation.sampling_params import SamplingParams
+    from headwater.inspection.api import inspect
     from headwater.inspection.costs import count
-    from headwater.inspection.gathering import inspect
-    from headwater.inspection.watching import watch
-    from headwater.training.teaching import resume, train
+    from headwater.inspection.hooks import watch
+    from headwater.training.api import resume, train
+    from headwater.training.config import TrainConfig
 
 __version__ = "0.1.0"
 
-# Every public name that is fetched when asked for, and the module it lives in.
-HOMES = {
-    "check": "headwater.inspection.check",
+# Every public name that is imported on first access, and its module.
+LAZY_IMPORTS = {
+    "SamplingParams": "headwater.generation.sampling_params",
+    "TrainConfig": "headwater.training.config",
+    "check": "headwater.checker.api",
     "count": "headwater.inspection.costs",
-    "decoder": "headwater.core.shapes",
-    "embed": "headwater.families.embedding",
-    "encoder": "headwater.core.shapes",
-    "generate": "headwater.generation.ask",
-    "inspect": "headwater.inspection.gathering",
-    "load": "headwater.families.loading",
-    "preset": "headwater.core.presets",
-    "resume": "headwater.training.teaching",
-    "save": "headwater.families.loading",
-    "stream": "headwater.generation.ask",
-    "train": "headwater.training.teaching",
-    "transformer": "headwater.core.shapes",
-    "watch": "headwater.inspection.watching",
+    "decoder": "headwater.core.builders",
+    "embed": "headwater.families.load",
+    "encoder": "headwater.core.builders",
+    "generate": "headwater.generation.api",
+    "inspect": "headwater.inspection.api",
+    "load": "headwater.families.load",
+    "preset": "headwater.families.presets",
+    "resume": "headwater.training.api",
+    "save": "headwater.families.load",
+    "stream": "headwater.generation.api",
+    "train": "headwater.training.api",
+    "transformer": "headwater.core.builders",
+    "watch": "headwater.inspection.hooks",
 }
 
 __all__ = [
@@ -61,7 +54,9 @@ __all__ = [
     "CheckFailed",
     "Fault",
     "NotFound",
+    "SamplingParams",
     "TooLong",
+    "TrainConfig",
     "Unavailable",
     "__version__",
     "check",
@@ -83,13 +78,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in HOMES:
-        value = getattr(importlib.import_module(HOMES[name]), name)
+    if name in LAZY_IMPORTS:
+        value = getattr(importlib.import_module(LAZY_IMPORTS[name]), name)
     elif not name.startswith("_") and importlib.util.find_spec(f"headwater.{name}"):
         value = importlib.import_module(f"headwater.{name}")  # headwater.core, headwater.reference, …
     else:
         raise AttributeError(f"headwater has no name {name!r}; {nearest(name, __all__)}")
-    globals()[name] = value  # the next look finds it without passing here
+    globals()[name] = value  # the next access does not come here
     return value
 
 

@@ -1,15 +1,15 @@
-"""What a user can mend, as a small tree; the command line and the server turn each into one line.
+"""Exceptions for mistakes a user can correct; the command line and the server turn each into one line.
 
-    Fault              anything the user can mend                            exit 1   HTTP 400
+    Fault              anything the user can correct                         exit 1   HTTP 400
     ├─ BadSetting      a value in a spec, a flag or a settings file          exit 2   HTTP 422
     ├─ BadInput        tensors, ids or text a model cannot take              exit 3   HTTP 422
-    │  └─ TooLong      more tokens than there are places                     exit 4   HTTP 413
+    │  └─ TooLong      more tokens than there are positions                  exit 4   HTTP 413
     ├─ BadFile         a file that is missing, cut short, hostile or not ours exit 5  HTTP 422
     ├─ NotFound        a model, run or name that is not there                exit 6   HTTP 404
     ├─ Unavailable     something this machine or installation lacks          exit 7   HTTP 501
     └─ CheckFailed     a model broke a law it must keep                      exit 8   HTTP 422
 
-A message says what must hold, what came, and what to do, in one line.
+A message says what must hold, what was got, and what to do, in one line.
 """
 
 from __future__ import annotations
@@ -17,50 +17,60 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from headwater.i18n import _
+
 
 class Fault(Exception):
-    exit_code, http_code = 1, 400
+    exit_code = 1
+    http_code = 400
 
 
 class BadSetting(Fault):
-    exit_code, http_code = 2, 422
+    exit_code = 2
+    http_code = 422
 
 
 class BadInput(Fault):
-    exit_code, http_code = 3, 422
+    exit_code = 3
+    http_code = 422
 
 
 class TooLong(BadInput):
-    exit_code, http_code = 4, 413
+    exit_code = 4
+    http_code = 413
 
 
 class BadFile(Fault):
-    exit_code, http_code = 5, 422
+    exit_code = 5
+    http_code = 422
 
 
 class NotFound(Fault):
-    exit_code, http_code = 6, 404
+    exit_code = 6
+    http_code = 404
 
 
 class Unavailable(Fault):
-    exit_code, http_code = 7, 501
+    exit_code = 7
+    http_code = 501
 
 
 class CheckFailed(Fault):
-    exit_code, http_code = 8, 422
+    exit_code = 8
+    http_code = 422
 
 
-def out_of_memory(error: BaseException) -> bool:
-    """Whether the machine has no more memory, or no more threads, however Python, torch or the loader say it.
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of Python, torch or the loader means that memory or threads are exhausted.
 
-    >>> [out_of_memory(error) for error in (MemoryError(), RuntimeError("can't start new thread"), KeyError("x"))]
+    >>> [is_out_of_memory(error) for error in (MemoryError(), RuntimeError("can't start new thread"), KeyError("x"))]
     [True, True, False]
     """
-    said = str(error).lower()
-    return isinstance(error, MemoryError) or any(sign in said for sign in _NO_MEMORY)
+    message = str(error).lower()
+    return isinstance(error, MemoryError) or any(phrase in message for phrase in _OUT_OF_MEMORY_MESSAGES)
 
 
-_NO_MEMORY = (
+_OUT_OF_MEMORY_MESSAGES = (
     "can't allocate memory",
     "cannot allocate memory",
     "can't start new thread",
@@ -70,7 +80,7 @@ _NO_MEMORY = (
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest known one, or the first of them all.
+    """A hint about an unknown name: the nearest known one, or the known names.
 
     >>> nearest("rmsnrom", ["rmsnorm", "layernorm"])
     "did you mean 'rmsnorm'?"
@@ -80,8 +90,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     'known: a, b'
     """
     names = sorted(known)
-    spelt = {known_name.lower(): known_name for known_name in names}
-    close = difflib.get_close_matches(name.lower(), spelt, 1)
+    original_spelling = {known_name.lower(): known_name for known_name in names}
+    close = difflib.get_close_matches(name.lower(), original_spelling, 1)
     if close:
-        return f"did you mean {spelt[close[0]]!r}?"
-    return "known: " + ", ".join(names[:20]) + (" …" if len(names) > 20 else "")
+        return _("did you mean {spelt!r}?", spelt=original_spelling[close[0]])
+    return _("known: {names}{value}", names=", ".join(names[:20]), value=" …" if len(names) > 20 else "")

@@ -1,93 +1,177 @@
-"""Chinese for the messages in the code: found by template in the catalogue locale/zh.po.
+"""Internationalization with gettext: messages and their Chinese in locale/zh/LC_MESSAGES/headwater.po.
 
-A template has holes, {0} {1} …, where the message has values; scripts/messages.py collects them from the code. Of all
-templates that fit a message, the one that explains most of its letters wins. What stands in a hole is translated
-too where a template fits all of it: a message may end with another one.
+    raise BadSetting(_("heads must divide d_model, {heads} does not divide {d_model}", heads=heads, d_model=d_model))
+
+A message is translated where it is shown: str(message), print(message), f"{message}" and str(fault) give it in the
+language in effect there. Compared, used as a key, written as JSON or joined by str.join, it is its English text.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gettext
+import io
+import os
 import re
-from collections.abc import Iterable, Iterator
+import string
+from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 LANGUAGES = ("en", "zh")
-DEEPEST = 4  # messages within messages
-SENTENCE = 8  # letters a template must explain to be told from chance
-CATALOGUE = Path(__file__).parent / "locale" / "zh.po"
+CATALOG = Path(__file__).parent / "locale" / "zh" / "LC_MESSAGES" / "headwater.po"
 
-_HOLE = re.compile(r"\{(\d+)\}")
-_QUOTED = re.compile(r"(?<!\w)(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")(?!\w)")
 _CHINESE = re.compile("[\u4e00-\u9fff]")
-_PATH = re.compile(r"\S*/\S*")
-_COLUMNS = re.compile(r"( {2,})")  # what separates the columns of a line
+_process_language = "en"
+_context_language: ContextVar[str | None] = ContextVar("language", default=None)
 
 
-class Template(NamedTuple):
-    """parts: the text between the holes; holes: their numbers, in order; zh: the Chinese, with the same holes."""
+class Message(str):
+    """A text with named values, translated into the language in effect where it is shown."""
 
-    parts: tuple[str, ...]
-    holes: tuple[str, ...]
-    zh: str
+    msgid: str
+    values: Mapping[str, Any]
 
-    @classmethod
-    def of(cls, en: str, zh: str) -> Template:
-        pieces = _HOLE.split(en)
-        return cls(tuple(pieces[::2]), tuple(pieces[1::2]), zh)
+    def __new__(cls, msgid: str, values: Mapping[str, Any]) -> Message:
+        message = super().__new__(cls, _formatted(msgid, values, "en"))
+        message.msgid = msgid
+        message.values = values
+        return message
 
-    def match(self, text: str, last: bool = False) -> dict[str, str] | None:
-        """What stands in each hole, or None if the template does not fit.
+    def __str__(self) -> str:
+        return translated(self, language())
 
-        A part that comes several times is taken where it comes first, or where it comes last.
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
 
-        >>> Template.of("{0} ({1})", "").match("a (b) (c)"), Template.of("{0} ({1})", "").match("a (b) (c)", last=True)
-        ({'0': 'a', '1': 'b) (c'}, {'0': 'a (b)', '1': 'c'})
-        """
-        if not self.holes:
-            return {} if text == self.parts[0] else None
-        first, *middle, ending = self.parts
-        begin, end = len(first), len(text) - len(ending)
-        if not text.startswith(first) or not text.endswith(ending) or end < begin:
-            return None
-        places: list[tuple[int, int]] = []  # of each part in the middle
-        for part in reversed(middle) if last else middle:
-            within = text if "'" in part or '"' in part else _without_values(text)
-            at = within.rfind(part, begin, end) if last else within.find(part, begin, end)
-            if at < 0:
-                return None
-            places.append((at, at + len(part)))
-            begin, end = (begin, at) if last else (at + len(part), end)
-        edges = [len(first), *(edge for place in sorted(places) for edge in place), len(text) - len(ending)]
-        values = [text[edges[n] : edges[n + 1]] for n in range(0, len(edges), 2)]
-        filled = dict(zip(self.holes, values, strict=True))
-        return filled if [filled[hole] for hole in self.holes] == values else None
+    def __add__(self, other: str) -> Message:
+        return Message("{first}{second}", {"first": self, "second": other})
 
-    def fill(self, values: dict[str, str]) -> str:
-        """The Chinese with its holes filled.
+    def __radd__(self, other: str) -> Message:
+        return Message("{first}{second}", {"first": other, "second": self})
 
-        >>> Template.of("", "需要 {0}，得到{1}").fill({"0": "编码器", "1": "x"})
-        '需要编码器，得到 x'
-        """
-        made = ""
-        for n, piece in enumerate(_HOLE.split(self.zh)):
-            made = _beside(made, values[piece] if n % 2 else piece)
-        return made
+    def __reduce__(self) -> tuple[type[Message], tuple[str, dict[str, Any]]]:
+        return Message, (self.msgid, dict(self.values))
 
 
-@functools.lru_cache(maxsize=4096)
-def _without_values(text: str) -> str:
-    """A text of the same length, in which nothing can be found within quotes: there stand values, not our words.
+def _(msgid: str, /, **values: Any) -> Message:
+    """A message to a user. msgid is the key of the catalogue, its {placeholders} are filled with the values."""
+    return Message(msgid, values)
 
-    >>> _without_values("no 'a; b'; known: c").replace(chr(0), "_")
-    'no ______; known: c'
+
+def join(separator: str, texts: Iterable[str]) -> Message:
+    """separator.join(texts), translated where it is shown."""
+    joined = Message("", {})
+    for number, text in enumerate(texts):
+        joined = joined + separator + text if number else Message("{text}", {"text": text})
+    return joined
+
+
+def translated(text: str, into: str) -> str:
+    """A message in a language. A plain str, and a message that is not in the catalogue, stay English.
+
+    >>> hint = _("did you mean {spelt!r}?", spelt="y")
+    >>> translated(_("no recipe is called {name!r}; {nearest}", name="x", nearest=hint), "zh")
+    "没有名为 'x' 的配方；是否想写 'y'？"
     """
-    return _QUOTED.sub(lambda value: "\0" * len(value[0]), text)
+    if not isinstance(text, Message):
+        return str.__str__(text)
+    return _formatted(text.msgid, text.values, into)
 
 
-def _beside(left: str, right: str) -> str:
-    """Two pieces of a sentence: a space between Chinese and Latin letters, none between Chinese characters."""
+def _formatted(msgid: str, values: Mapping[str, Any], into: str) -> str:
+    template = catalogue().gettext(msgid) if into == "zh" and msgid else msgid
+    if not values:
+        return template
+    with use_language(into):
+        return _FORMATTERS[into].vformat(template, (), values)
+
+
+# ------------------------------------------------------------------------------------------------------- the language
+
+
+def language() -> str:
+    """The language in effect: of this context (a request to the server), else of the process; "en" or "zh"."""
+    return _context_language.get() or _process_language
+
+
+def set_language(name: str) -> str:
+    """Set the language of the process: the command line does, a program that imports headwater may. Returns the old."""
+    global _process_language
+    before = _process_language
+    _process_language = name
+    return before
+
+
+@contextlib.contextmanager
+def use_language(name: str) -> Iterator[None]:
+    """The language of a block, in this thread alone."""
+    token = _context_language.set(name)
+    try:
+        yield
+    finally:
+        _context_language.reset(token)
+
+
+def language_of(environment: Mapping[str, str] = os.environ) -> str:
+    """The first of HEADWATER_LANG (which --lang sets), LC_ALL, LC_MESSAGES and LANG that is set decides.
+
+    >>> language_of({"LANG": "zh_CN.UTF-8"}), language_of({"HEADWATER_LANG": "en", "LANG": "zh_CN.UTF-8"})
+    ('zh', 'en')
+    """
+    names = ("HEADWATER_LANG", "LC_ALL", "LC_MESSAGES", "LANG")
+    chosen = next((environment[name] for name in names if environment.get(name)), "en")
+    return "zh" if chosen.lower().startswith("zh") else "en"
+
+
+@functools.cache
+def catalogue() -> gettext.NullTranslations:
+    """The Chinese catalogue, compiled in memory."""
+    from babel.messages.mofile import write_mo
+    from babel.messages.pofile import read_po
+
+    with CATALOG.open("rb") as file:
+        entries = read_po(file)
+    compiled = io.BytesIO()
+    write_mo(compiled, entries)
+    compiled.seek(0)
+    return gettext.GNUTranslations(compiled)
+
+
+# ------------------------------------------------------------------------------------------------------ typesetting
+
+
+class _Formatter(string.Formatter):
+    """str.format with messages as values."""
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        if conversion and isinstance(value, Message):
+            value = str(value)
+        return super().convert_field(value, conversion)
+
+
+class _ChineseFormatter(_Formatter):
+    """A space between Chinese and Latin letters, none between Chinese characters.
+
+    >>> _ChineseFormatter().format("需要 {0}，得到{1}", "编码器", "x")
+    '需要编码器，得到 x'
+    """
+
+    def vformat(self, format_string: str, args: Any, kwargs: Any) -> str:
+        text = ""
+        for literal, field, spec, conversion in self.parse(format_string):
+            text = _join_spaced(text, literal)
+            if field is not None:
+                value, _key = self.get_field(field, args, kwargs)
+                value = self.convert_field(value, conversion)
+                text = _join_spaced(text, self.format_field(value, spec or ""))
+        return text
+
+
+def _join_spaced(left: str, right: str) -> str:
+    """Two pieces of a sentence side by side."""
     joint = left[-2:].strip() + right[:2].strip()
     if len(left) > 1 and left[-1] == " " and _CHINESE.match(left[-2]) and _CHINESE.match(right):
         return left[:-1] + right
@@ -95,135 +179,22 @@ def _beside(left: str, right: str) -> str:
         return left + right[1:]
     chinese = bool(_CHINESE.match(left[-1:])), bool(_CHINESE.match(right))
     latin = left[-1:].isascii() and left[-1:].isalnum(), right[:1].isascii() and right[:1].isalnum()
-    apart = joint and ((chinese[0] and latin[1]) or (latin[0] and chinese[1]))
-    return f"{left} {right}" if apart else left + right
+    needs_space = joint and ((chinese[0] and latin[1]) or (latin[0] and chinese[1]))
+    return f"{left} {right}" if needs_space else left + right
 
 
-def translate(message: str, language: str) -> str:
-    """A message in the language; one that is not in the catalogue stays as it is.
-
-    >>> print(translate("no recipe is called 'x'; did you mean 'y'?", "zh"))
-    没有名为 'x' 的配方；是否想写 'y'？
-    """
-    return message if language == "en" else _translated(message).zh
+_FORMATTERS = {"en": _Formatter(), "zh": _ChineseFormatter()}
 
 
-def width(text: str) -> int:
+def display_width(text: str) -> int:
     """Columns of a terminal: a Chinese character takes two.
 
-    >>> width("GB"), width("内存")
+    >>> display_width("GB"), display_width("内存")
     (2, 4)
     """
-    return sum(2 if ord(character) > 0x2E7F else 1 for character in text)
+    return sum(2 if ord(character) > 0x2E7F else 1 for character in str(text))
 
 
-def filled(text: str, columns: int) -> str:
-    """A text with spaces after it, up to so many columns."""
-    return text + " " * (columns - width(text))
-
-
-class Translation(NamedTuple):
-    """How much of a text its templates explain: words in sentences, marks, letters in all; and the text in Chinese.
-
-    longest: the letters of the longest template among them.
-    """
-
-    words: int
-    marks: int
-    letters: int
-    longest: int
-    zh: str
-
-    def better(self, other: Translation) -> bool:
-        """More is explained. Templates of a few letters, such as "{0} and {1}", count only against no template."""
-        more = (self.words, self.marks) > (other.words, other.marks)
-        return self.letters > 0 and (more or other.letters == 0)
-
-    def sure(self, text: str) -> bool:
-        """Whether words of ours were recognised, and not a value that fits by chance: most letters are explained."""
-        return self.longest >= SENTENCE or 2 * self.letters > _letters(_PATH.sub("", _without_values(text)))
-
-
-@functools.lru_cache(maxsize=4096)
-def _translated(text: str, depth: int = DEEPEST) -> Translation:
-    """A text in Chinese, or as it is where no template fits it. depth: of messages within messages."""
-    best = Translation(0, 0, 0, 0, text)
-    if depth == 0 or not text.strip() or _QUOTED.fullmatch(text):  # a value, not words of ours
-        return best
-    for made in (*_by_template(text, depth - 1), *_by_ending(text), *_by_column(text, depth - 1)):
-        best = made if made.better(best) else best
-    return best
-
-
-def _by_template(text: str, depth: int) -> Iterator[Translation]:
-    for template in _templates():
-        for last in (False, True) if len(template.holes) > 1 else (False,):
-            values = template.match(text, last)
-            if values is None:
-                break
-            inner = {hole: _value(value, depth) for hole, value in values.items()}
-            yield _joined(template.fill({hole: part.zh for hole, part in inner.items()}), template, inner.values())
-
-
-def _by_ending(text: str) -> Iterator[Translation]:
-    """A list that is cut: "a, b and 3 more"."""
-    for template in _endings():
-        begin = text.rfind(template.parts[0])
-        values = template.match(text[begin:]) if begin > 0 else None
-        if values is not None:
-            made = _joined(text[:begin] + template.fill(values), template, ())
-            yield made._replace(words=made.letters, longest=SENTENCE)
-
-
-def _by_column(text: str, depth: int) -> Iterator[Translation]:
-    columns = _COLUMNS.split(text)
-    if len(columns) > 1:
-        pieces = [_value(column, depth) for column in columns]
-        yield _joined("".join(piece.zh for piece in pieces), Template((), (), ""), pieces)
-
-
-def _value(text: str, depth: int) -> Translation:
-    """What stands in a hole: translated only where that is sure."""
-    made = _translated(text, depth)
-    return made if made.sure(text) or text.startswith(_lead_ins()) else Translation(0, 0, 0, 0, text)
-
-
-def _joined(zh: str, template: Template, inner: Iterable[Translation]) -> Translation:
-    parts, literal = list(inner), "".join(template.parts)
-    letters = _letters(literal)
-    return Translation(
-        sum((part.words for part in parts), letters if letters >= SENTENCE or not template.holes else 0),
-        sum((part.marks for part in parts), len(literal.replace(" ", "")) - letters),
-        sum((part.letters for part in parts), letters),
-        max([letters, *(part.longest for part in parts)]),
-        zh,
-    )
-
-
-def _letters(text: str) -> int:
-    return sum(character.isalnum() for character in text)
-
-
-@functools.cache
-def _templates() -> tuple[Template, ...]:
-    """The catalogue; the more a template says, the earlier it comes."""
-    from babel.messages.pofile import read_po
-
-    with CATALOGUE.open("rb") as file:
-        entries = [(str(entry.id), str(entry.string)) for entry in read_po(file) if entry.id and entry.string]
-    return tuple(
-        sorted((Template.of(en, zh) for en, zh in entries), key=lambda template: -len("".join(template.parts)))
-    )
-
-
-@functools.cache
-def _lead_ins() -> tuple[str, ...]:
-    """Words that announce a list, such as "known: " of {0}: what begins so is a message, however long the list is."""
-    return tuple(template.parts[0] for template in _templates() if re.fullmatch("[a-z]+: ", template.parts[0]))
-
-
-@functools.cache
-def _endings() -> tuple[Template, ...]:
-    """The templates that can only end a text, and say enough not to be found by chance."""
-    parts = [template for template in _templates() if template.holes and template.parts[0][:1] in (" ", ",", ";")]
-    return tuple(template for template in parts if _letters("".join(template.parts)) >= SENTENCE - 1)
+def padded(text: str, columns: int) -> str:
+    """A text padded with spaces to a number of terminal columns."""
+    return str(text) + " " * (columns - display_width(text))

@@ -13,12 +13,11 @@ from urllib.parse import urlencode
 
 import pytest
 
-from headwater.families.known import KNOWN
-from headwater.serving.gate import Guard
-from headwater.serving.shelf import Item, Shelf
-from headwater.serving.starting import bound, server
-from headwater.serving.tiny import made
-from headwater.weights.native import save_model
+from headwater.families.hub import HUB
+from headwater.serving.model_store import ModelStore, StoredModel, build_tiny_model
+from headwater.serving.security import AccessPolicy
+from headwater.serving.server import bind_socket, build_server
+from headwater.weights.native import save_native
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = [
@@ -64,18 +63,18 @@ def browser():
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory) -> dict[str, Path]:
     """A run with two checkpoints, and a model that a test may delete; one of them with a name that is an attack."""
-    from headwater.training.checkpoints import Checkpoints
-    from headwater.weights.native import tensors_of
-    from headwater.weights.tensors import pieces
+    from headwater.training.checkpoint import CheckpointManager
+    from headwater.weights.native import named_tensors
+    from headwater.weights.safetensors import serialize_safetensors
 
     root = tmp_path_factory.mktemp("served")
-    tiny = made("tiny encoder-decoder")
+    tiny = build_tiny_model("tiny encoder-decoder")
     for name in ("doomed", "run"):
         where = root / name / "model" if name == "run" else root / name
-        save_model(where, tiny.model, {"task": "text-to-text"})
+        save_native(where, tiny.model, {"task": "seq2seq"})
         tiny.tokenizer.save(where)
     run = root / "run"
-    (run / "config.yaml").write_text("task: text-to-text\n")
+    (run / "config.yaml").write_text("task: seq2seq\n")
     norms = {"encoder.layers.0": 0.5, "decoder.layers.0": 0.25, "frozen": 0.0}
     train = {"split": "train", "lr": 1e-3, "grad_norm": 1.0, "time": 1.0}
     lines = [
@@ -90,19 +89,19 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     samples = [{"step": n, "input": f"the cat {EVIL}", "output": f"{EVIL} {n}"} for n in (20, 40)]
     (run / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in samples))
     (run / "checkpoints").mkdir()
-    store = Checkpoints(run / "checkpoints", "run")
+    store = CheckpointManager(run / "checkpoints", "run")
     for step in (20, 40):
-        tensors = {name: value * (1 + step / 100) for name, value in tensors_of(tiny.model).items()}
-        store.save(step, {"model.safetensors": lambda t=tensors: pieces("model.safetensors", t)})
+        tensors = {name: value * (1 + step / 100) for name, value in named_tensors(tiny.model).items()}
+        store.save(step, {"model.safetensors": lambda t=tensors: serialize_safetensors("model.safetensors", t)})
     return {"doomed": root / "doomed", EVIL: run}
 
 
 @contextlib.contextmanager
-def serving(items: list[Item], port: int = 0):
+def serving(items: list[StoredModel], port: int = 0):
     """A real server on these; its address."""
-    listening = bound("127.0.0.1", port)
+    listening = bind_socket("127.0.0.1", port)
     port = listening.getsockname()[1]
-    running = server(Shelf(items), Guard("127.0.0.1", port))
+    running = build_server(ModelStore(items), AccessPolicy("127.0.0.1", port))
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     while not running.started:
@@ -120,17 +119,17 @@ def start_server():
 
 @pytest.fixture(scope="session")
 def address(folders):
-    with serving([Item("doomed", "model", folders["doomed"]), Item(EVIL, "run", folders[EVIL])]) as where:
+    with serving([StoredModel("doomed", "model", folders["doomed"]), StoredModel(EVIL, "run", folders[EVIL])]) as where:
         yield where
 
 
 @pytest.fixture(scope="session")
 def real():
     """The address of a server on SmolLM2, where it is installed."""
-    path = KNOWN["smollm2"].path()
+    path = HUB["smollm2"].installed_path()
     if path is None or not path.exists():
         pytest.skip("SmolLM2 is not installed: make models")
-    with serving([Item("smollm2", "model", path)]) as where:
+    with serving([StoredModel("smollm2", "model", path)]) as where:
         yield where
 
 

@@ -19,7 +19,7 @@ ATTACKS = [
 EVIL = ATTACKS[0]
 
 
-@pytest.mark.parametrize("view", ["attention", "next", "walk"])
+@pytest.mark.parametrize("view", ["attention", "next-token", "walkthrough"])
 def test_tokens_are_text(visit, view):
     one = visit()
     for text in (EVIL, " ".join(ATTACKS)):
@@ -30,7 +30,7 @@ def test_tokens_are_text(visit, view):
 
 def test_names_notes_and_samples_are_text(visit):
     one = visit()
-    for view in ("start", "training", "attention", "anatomy", "talk"):
+    for view in ("start", "training", "attention", "architecture", "chat"):
         page = one.go(view, model=EVIL, run=EVIL, source="a", text="b")
         page.wait_for_timeout(200)
         assert page.locator("main img, header img").count() == 0 and EVIL in page.inner_text("#model")
@@ -52,20 +52,20 @@ def refused(one, attack):
     for odd in (
         f"#/{attack}",
         f"#/attention?model=tiny%20decoder&ids={attack}&kind={attack}&layer={attack}&text=a",
-        "#/next?%ff",
+        "#/next-token?%ff",
     ):
         page.goto(one.address + odd)
         page.wait_for_timeout(150)
         assert page.locator("main img, main iframe").count() == 0
 
 
-def test_what_is_said_is_text(visit):
+def test_generated_text_is_not_html(visit):
     one = visit()
-    page = one.go("talk", model="tiny decoder")
-    page.fill("#say", EVIL)
+    page = one.go("chat", model="tiny decoder")
+    page.fill("#message", EVIL)
     page.click("#send")
-    page.wait_for_selector(".turn[data-done]")
-    assert page.inner_text(".asked") == EVIL and page.locator("main img").count() == 0
+    page.wait_for_selector(".message[data-done]")
+    assert page.inner_text(".user-message") == EVIL and page.locator("main img").count() == 0
 
 
 def test_the_policy_stops_what_gets_through(visit):

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from headwater.serving.shelf import Item
+from headwater.serving.model_store import StoredModel
 
 EVIL = '<img src=x onerror="window.hit=1">'
 
@@ -55,12 +55,12 @@ def test_the_main_line_is_what_was_measured(visit, folders):
     same(drawn["validation"]["points"], measured(folders[EVIL], "valid"))
 
 
-def test_smoothing_is_asked_for_and_is_not_biased(visit, folders):
+def test_smoothing_is_optional_and_unbiased(visit, folders):
     page = visit().go("training", run=EVIL)
     page.wait_for_selector(".charts svg")
     page.fill("#smoothing", "0.9")
     page.wait_for_function("() => document.querySelectorAll('svg.chart')[0].querySelectorAll('path').length === 3")
-    assert "smooth=0.9" in page.url
+    assert "smoothing=0.9" in page.url
     drawn, want = page.evaluate(CURVES), measured(folders[EVIL], "train")
     same(drawn["training"]["points"], want)
     same(drawn["training, smoothed"]["points"], smoothed(want, 0.9))
@@ -69,12 +69,12 @@ def test_smoothing_is_asked_for_and_is_not_biased(visit, folders):
 
 
 def test_under_the_pointer_stand_both(visit, folders):
-    page = visit().go("training", run=EVIL, smooth="0.5")
+    page = visit().go("training", run=EVIL, smoothing="0.5")
     page.wait_for_selector(".charts svg")
     chart = page.locator("svg.chart").first
     box = chart.bounding_box()
     chart.hover(position={"x": box["width"] * 0.55, "y": 100})
-    said = page.locator(".chart-box .said").first.inner_text()
+    said = page.locator(".chart-box .readout").first.inner_text()
     found = re.fullmatch(r"step (\d+) · training ([\d.]+) · training, smoothed ([\d.]+) · validation ([\d.]+).*", said)
     assert found, said
     step, raw = int(found[1]), dict(measured(folders[EVIL], "train"))
@@ -91,13 +91,13 @@ def two_runs(tmp_path_factory, start_server):
     root = tmp_path_factory.mktemp("two")
     for number, name in enumerate(("one", "two")):
         (root / name).mkdir()
-        (root / name / "config.yaml").write_text("task: text-to-text\n")
+        (root / name / "config.yaml").write_text("task: seq2seq\n")
         train = [{"step": n, "split": "train", "loss": 5 / (n + number), "lr": 1e-3, "grad_norm": 1.0, "time": 1.0}
                  for n in range(1, 31)]  # fmt: skip
         valid = [{"step": n, "split": "valid", "loss": 4 / (n + number), "bleu": n, "time": 1.0} for n in (10, 30)]
         lines = "".join(json.dumps(line) + "\n" for line in [*train, *valid])
         (root / name / "metrics.jsonl").write_text(lines)
-    with start_server([Item(name, "run", root / name) for name in ("one", "two")]) as address:
+    with start_server([StoredModel(name, "run", root / name) for name in ("one", "two")]) as address:
         yield root, address
 
 
@@ -105,7 +105,7 @@ def test_the_other_run_has_its_validation_too(visit, two_runs):
     root, address = two_runs
     one = visit()
     one.address = address
-    page = one.go("training", run="one", beside="two")
+    page = one.go("training", run="one", compare="two")
     page.wait_for_function("() => document.querySelectorAll('svg.chart')[0].querySelectorAll('path').length === 4")
     drawn = page.evaluate(CURVES)
     same(drawn["two · training"]["points"], measured(root / "two", "train"))
@@ -125,14 +125,14 @@ def test_all_charts_are_saved_with_their_names(visit, two_runs, tmp_path):
     _, address = two_runs
     one = visit()
     one.address = address
-    page = one.go("training", run="one", beside="two")
+    page = one.go("training", run="one", compare="two")
     page.wait_for_function("() => document.querySelectorAll('svg.chart')[0].querySelectorAll('path').length === 4")
     shown = page.locator("svg.chart").count()
     picture = ElementTree.fromstring(saved(page, tmp_path, "svg"))
     charts = [part for part in picture.iter() if "chart" in (part.get("class") or "").split()]
     assert len(charts) == shown >= 4
     texts = ["".join(part.itertext()) for part in picture.iter() if part.tag.endswith("}text")]
-    for text in ("Training · one", "Loss (nats a token)", "bleu", "Learning rate", "Gradient norm", "training"):
+    for text in ("Training · one", "Loss (nats per token)", "bleu", "Learning rate", "Gradient norm", "training"):
         assert text in texts, text
     assert {"validation", "two · training", "two · validation"} <= set(texts)
     assert texts.count("step") == shown, "every chart names its axis"
@@ -142,7 +142,7 @@ def test_all_charts_are_saved_with_their_names(visit, two_runs, tmp_path):
 
 def saved(page, tmp_path, kind, nth=0):
     with page.expect_download() as waiting:
-        page.locator(f"[data-keep={kind}]").nth(nth).click()
+        page.locator(f"[data-export={kind}]").nth(nth).click()
     waiting.value.save_as(tmp_path / f"saved.{kind}")
     return (tmp_path / f"saved.{kind}").read_bytes()
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from headwater.serving.shelf import Item
+from headwater.serving.model_store import StoredModel
 
 TEXT = "the cat sat on the mat"
 BANNER = "#unreachable"
@@ -29,7 +29,7 @@ def server(tmp_path, start_server):
 
         def start(self):
             port = int(self.address.rstrip("/").rpartition(":")[2]) if self.address else 0
-            self.context = start_server([Item("run", "run", self.folder)], port)
+            self.context = start_server([StoredModel("run", "run", self.folder)], port)
             self.address = self.context.__enter__()
 
         def stop(self):
@@ -44,7 +44,7 @@ def server(tmp_path, start_server):
 
     made = Server()
     made.folder.mkdir()
-    (made.folder / "config.yaml").write_text("task: text-to-text\n")
+    (made.folder / "config.yaml").write_text("task: seq2seq\n")
     for step in (1, 2, 3):
         made.learn(step)
     made.start()
@@ -67,10 +67,10 @@ def test_a_map_is_never_blank(looking, server):
     before = page.evaluate(PAINTED)
     assert before > 20
     server.stop()
-    page.click(".thumb[data-at='1.1']")
+    page.click(".thumbnail[data-head='1.1']")
     page.wait_for_selector(BANNER)
     assert "Server not reachable, trying again" in page.inner_text(BANNER)
-    page.click(".thumb[data-at='1.2']")
+    page.click(".thumbnail[data-head='1.2']")
     page.wait_for_timeout(1500)
     assert page.locator(BANNER).count() == 1, "one banner, however many wait"
     assert page.evaluate(PAINTED) > 20, "the last picture stays"
@@ -81,7 +81,7 @@ def test_a_map_is_never_blank(looking, server):
     assert page.get_attribute(".large", "data-drawn") == "decoder.self_attn 1 2"
     page.focus("canvas.heat")
     page.keyboard.press("ArrowDown")
-    page.wait_for_function("() => /looks at/.test(document.querySelector('.said.big').textContent)")
+    page.wait_for_function("() => /attends to/.test(document.querySelector('.readout.big').textContent)")
 
 
 def test_a_run_is_watched_again(looking, server):
@@ -115,7 +115,7 @@ def test_a_run_is_watched_after_a_refusal(looking, server):
 def test_a_view_that_was_not_loaded_comes_later(looking, server):
     page = looking.go("start", model="tiny decoder")
     server.stop()
-    page.click("nav a[data-view=walk]")
+    page.click("nav a[data-view=walkthrough]")
     page.wait_for_selector(BANNER)
     assert page.locator(".notice.bad").count() == 0 and "Something went wrong" not in page.inner_text("body")
     server.start()
@@ -126,10 +126,10 @@ def test_a_view_that_was_not_loaded_comes_later(looking, server):
 def test_the_banner_is_chinese_on_a_chinese_page(visit, server):
     one = visit(locale="zh-CN")
     one.address, one.expected = server.address, ("ERR_", "Failed to fetch")
-    page = one.go("next", model="tiny decoder", text=TEXT)
+    page = one.go("next-token", model="tiny decoder", text=TEXT)
     page.wait_for_selector(".candidates li")
     server.stop()
-    page.click("#next-step")
+    page.click("#next-token-step")
     page.wait_for_selector(BANNER)
     assert page.inner_text(BANNER) == "连不上服务器，正在重试……"
     assert page.locator(".candidates li").count() > 5, "the last bars stay"

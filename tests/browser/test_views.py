@@ -1,4 +1,4 @@
-"""Every view on every shape of model, in both languages, in a real browser."""
+"""Every view on every architecture of model, in both languages, in a real browser."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ import numpy as np
 import pytest
 import torch
 
-from headwater.generation.ask import generate
-from headwater.inspection.maps import attention
-from headwater.serving.tiny import made
+from headwater.generation.api import generate
+from headwater.inspection.attention import attention_maps
+from headwater.serving.model_store import build_tiny_model
 
-SHAPES = {"both": "tiny encoder-decoder", "encoder": "tiny encoder", "decoder": "tiny decoder"}
+ARCHITECTURES = {"encoder-decoder": "tiny encoder-decoder", "encoder": "tiny encoder", "decoder": "tiny decoder"}
 TEXT = "the cat sat on the mat"
 
 
-def asked(shape):
-    more = {"source": "the dog sat", "text": TEXT} if shape == "both" else {"text": TEXT}
-    return {"model": SHAPES[shape], **more}
+def asked(architecture):
+    more = {"source": "the dog sat", "text": TEXT} if architecture == "encoder-decoder" else {"text": TEXT}
+    return {"model": ARCHITECTURES[architecture], **more}
 
 
 DRAWN = {  # a view, and what is on it when it has been drawn
-    "start": ".what .door",
+    "start": ".model-card .view-link",
     "attention": ".large[data-drawn] canvas",
-    "next": ".candidates li",
-    "why": ".credit .scored",
-    "talk": "form, .notice",
-    "walk": ".step canvas, .step .candidates",
-    "anatomy": "svg.plan .box",
-    "compare": ".tables canvas, .notice",
+    "next-token": ".candidates li",
+    "attribution": ".token-attribution .attributed",
+    "chat": "form, .notice",
+    "walkthrough": ".step canvas, .step .candidates",
+    "architecture": "svg.diagram .box",
+    "compare": ".matrices canvas, .notice",
     "check": ".laws li",
     "training": ".charts svg",
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_every_view_is_drawn(visit, shape):
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_view_is_drawn(visit, architecture):
     one = visit()
     for view, mark in DRAWN.items():
-        page = one.go(view, **asked(shape))
+        page = one.go(view, **asked(architecture))
         page.wait_for_selector(mark)
         assert page.locator(".notice.bad").count() == 0, view
     assert page.evaluate("document.documentElement.lang") == "en"
@@ -49,7 +49,7 @@ def test_every_view_is_drawn(visit, shape):
 def test_every_view_in_chinese_dark_and_narrow(visit):
     one = visit(locale="zh-CN", color_scheme="dark", viewport={"width": 390, "height": 800})
     for view, mark in DRAWN.items():
-        page = one.go(view, **asked("both"))
+        page = one.go(view, **asked("encoder-decoder"))
         page.wait_for_selector(mark)
         assert page.evaluate("document.documentElement.scrollWidth") <= 392, f"{view} is wider than a phone"
         assert any("\u4e00" <= c <= "\u9fff" for c in page.inner_text("h1")), view
@@ -73,13 +73,13 @@ def test_the_language_and_the_light_are_a_switch_and_stay(visit):
 # ------------------------------------------------------------------------------------------- what is drawn is true
 
 PIXEL = """([rows, columns]) => {
-    const ramp = document.querySelector("canvas.ramp").getContext("2d").getImageData(0, 0, 256, 1).data;
+    const ramp = document.querySelector("canvas.colorbar").getContext("2d").getImageData(0, 0, 256, 1).data;
     const all = [...ramp].filter((_, n) => n % 4 < 3);
     const canvas = document.querySelector("canvas.heat"), pen = canvas.getContext("2d");
     const ratio = canvas.width / canvas.clientWidth, map = document.querySelector(".map").heat;
     const whole = pen.getImageData(0, 0, canvas.width, canvas.height), seen = [];
     for (let r = 0; r < rows; r++) for (let c = 0; c < columns; c++) {
-        const [x, y] = map.middle(r, c);
+        const [x, y] = map.cellCenter(r, c);
         const at = 4 * (Math.floor(y * ratio) * canvas.width + Math.floor(x * ratio));
         seen.push([...whole.data.slice(at, at + 3)]);
     }
@@ -87,18 +87,22 @@ PIXEL = """([rows, columns]) => {
 }"""
 
 
-@pytest.mark.parametrize(("shape", "scale"), [("both", "root"), ("encoder", "linear"), ("decoder", "root")])
-def test_the_pixels_of_a_heat_map_are_the_weights(visit, shape, scale):
-    kind = {"both": "decoder.cross_attn", "encoder": "encoder.self_attn", "decoder": "decoder.self_attn"}[shape]
-    page = visit().go("attention", **asked(shape), kind=kind, layer=1, head=2, scale=scale)
+@pytest.mark.parametrize(
+    ("architecture", "scale"), [("encoder-decoder", "sqrt"), ("encoder", "linear"), ("decoder", "sqrt")]
+)
+def test_the_pixels_of_a_heat_map_are_the_weights(visit, architecture, scale):
+    kind = {"encoder-decoder": "decoder.cross_attn", "encoder": "encoder.self_attn", "decoder": "decoder.self_attn"}[
+        architecture
+    ]
+    page = visit().go("attention", **asked(architecture), kind=kind, layer=1, head=2, scale=scale)
     page.wait_for_selector(f".large[data-drawn='{kind} 1 2']")
     page.wait_for_timeout(400)
-    loaded = made(SHAPES[shape])
-    found = attention(loaded, *(("the dog sat", TEXT) if shape == "both" else (TEXT,)))
-    weights = found.map(kind, 1).of(2)
+    loaded = build_tiny_model(ARCHITECTURES[architecture])
+    found = attention_maps(loaded, *(("the dog sat", TEXT) if architecture == "encoder-decoder" else (TEXT,)))
+    weights = found.get_map(kind, 1).head_weights(2)
     seen, colours = page.evaluate(PIXEL, list(weights.shape))
     colours = np.array(colours).reshape(256, 3)
-    share = (weights / weights.max()) ** (0.5 if scale == "root" else 1)
+    share = (weights / weights.max()) ** (0.5 if scale == "sqrt" else 1)
     want = np.where(weights > 0, np.clip(np.rint(255 * share), 1, 255), 0).astype(int).reshape(-1)
     off = np.abs(np.array(seen) - colours[want]).max(1)
     near = np.minimum(off, np.abs(np.array(seen) - colours[np.clip(want + 1, 0, 255)]).max(1))
@@ -113,33 +117,43 @@ def test_the_number_under_the_pointer_is_the_weight(visit):
     page.focus("canvas.heat")
     for key in ["ArrowDown"] * 4 + ["ArrowRight"] * 2:
         page.keyboard.press(key)
-    page.wait_for_function("() => /\\(4\\) looks at .* \\(2\\):/.test(document.querySelector('.said.big').textContent)")
-    weight = attention(made(SHAPES["decoder"]), TEXT).map("decoder.self_attn", 2).of(1)[4, 2]
-    shown = page.inner_text(".said.big").split(": ")[-1]
+    page.wait_for_function(
+        "() => /\\(4\\) attends to .* \\(2\\):/.test(document.querySelector('.readout.big').textContent)"
+    )
+    weight = (
+        attention_maps(build_tiny_model(ARCHITECTURES["decoder"]), TEXT)
+        .get_map("decoder.self_attn", 2)
+        .head_weights(1)[4, 2]
+    )
+    shown = page.inner_text(".readout.big").split(": ")[-1]
     assert float(shown) == pytest.approx(float(weight), rel=6e-3, abs=1e-4)
 
 
-@pytest.mark.parametrize("shape", ["both", "decoder"])
-def test_probabilities_are_those_of_python(visit, shape):
+@pytest.mark.parametrize("architecture", ["encoder-decoder", "decoder"])
+def test_probabilities_are_those_of_python(visit, architecture):
     params = {"temperature": 0.7, "top_k": 12}
-    page = visit().go("next", **asked(shape), **params)
+    page = visit().go("next-token", **asked(architecture), **params)
     page.wait_for_selector(".candidates li")
     rows = page.eval_on_selector_all(
         ".candidates button", "all => all.map(b => [b.dataset.id, b.dataset.before, b.dataset.after].map(Number))"
     )
-    loaded = made(SHAPES[shape])
-    begin = {"begin": [loaded.start, *loaded.tokenizer.encode(TEXT, special=False)]} if shape == "both" else {}
-    prompt = "the dog sat" if shape == "both" else TEXT
+    loaded = build_tiny_model(ARCHITECTURES[architecture])
+    begin = (
+        {"decoder_start_ids": [loaded.decoder_start_id, *loaded.tokenizer.encode(TEXT, add_special_tokens=False)]}
+        if architecture == "encoder-decoder"
+        else {}
+    )
+    prompt = "the dog sat" if architecture == "encoder-decoder" else TEXT
     answer = generate(loaded, prompt, max_tokens=1, trace=True, temperature=0.7, top_k=12, **begin)
     for token, before, after in rows:
-        assert before == pytest.approx(float(answer.trace[0][0].shares[int(token)]), abs=2e-6)
-        assert after == pytest.approx(float(answer.trace[0][-1].shares[int(token)]), abs=2e-6)
-    chosen = page.get_attribute(".candidates li.chosen button", "data-id")
+        assert before == pytest.approx(float(answer.trace[0][0].probs[int(token)]), abs=2e-6)
+        assert after == pytest.approx(float(answer.trace[0][-1].probs[int(token)]), abs=2e-6)
+    chosen = page.get_attribute(".candidates li.selected button", "data-id")
     assert int(chosen) == answer.ids[0]
 
 
 def test_sliders_reshape_and_steps_follow_generate(visit):
-    page = visit().go("next", **asked("decoder"))
+    page = visit().go("next-token", **asked("decoder"))
     page.wait_for_selector(".candidates li")
     page.fill("#top_k", "3")
     page.wait_for_function(
@@ -149,11 +163,11 @@ def test_sliders_reshape_and_steps_follow_generate(visit):
     page.wait_for_function("() => location.hash.includes('seed=5')")
     page.wait_for_timeout(300)
     before = page.locator(".chips .chip").count()
-    page.click("#next-step")
+    page.click("#next-token-step")
     page.wait_for_function(f"() => document.querySelectorAll('.chips .chip').length === {before + 1}")
-    page.click("#next-ten")
+    page.click("#next-token-ten")
     page.wait_for_function(f"() => document.querySelectorAll('.chips .chip').length === {before + 11}")
-    loaded = made(SHAPES["decoder"])
+    loaded = build_tiny_model(ARCHITECTURES["decoder"])
     answer = generate(loaded, TEXT, max_tokens=11, temperature=1.0, top_k=3, seed=5)
     ids = page.evaluate(
         "new URLSearchParams(location.hash.split('?')[1]).get('ids').split('.').map(n => parseInt(n, 36))"
@@ -162,7 +176,7 @@ def test_sliders_reshape_and_steps_follow_generate(visit):
 
 
 def test_another_token_is_a_branch_and_back_is_back(visit):
-    page = visit().go("next", **asked("decoder"))
+    page = visit().go("next-token", **asked("decoder"))
     page.wait_for_selector(".candidates li")
     first = page.locator(".chips .chip").count()
     page.locator(".candidates button").nth(6).click()
@@ -174,20 +188,20 @@ def test_another_token_is_a_branch_and_back_is_back(visit):
 
 
 def test_a_gap_is_filled_where_one_points(visit):
-    page = visit().go("next", **asked("encoder"))
+    page = visit().go("next-token", **asked("encoder"))
     page.wait_for_selector(".candidates li")
     page.locator(".chips button").nth(3).click()
-    page.wait_for_function("() => location.hash.includes('place=3')")
-    page.wait_for_selector(".chip.chosen")
-    loaded = made(SHAPES["encoder"])
+    page.wait_for_function("() => location.hash.includes('position=3')")
+    page.wait_for_selector(".chip.selected")
+    loaded = build_tiny_model(ARCHITECTURES["encoder"])
     ids = torch.tensor([loaded.tokenizer.encode(TEXT)])
-    ids[0, 3] = loaded.tokenizer.mask
+    ids[0, 3] = loaded.tokenizer.mask_id
     with torch.no_grad():
         best = loaded.model(ids)[0, 3].softmax(-1)
     page.wait_for_function(
-        f"() => Number(document.querySelector('.candidates .plain-row').dataset.id) === {int(best.argmax())}"
+        f"() => Number(document.querySelector('.candidates .candidate-row').dataset.id) === {int(best.argmax())}"
     )
-    shown = float(page.get_attribute(".candidates .plain-row", "data-after"))
+    shown = float(page.get_attribute(".candidates .candidate-row", "data-after"))
     assert shown == pytest.approx(float(best.max()), abs=1e-6)
 
 
@@ -197,23 +211,23 @@ def test_a_gap_is_filled_where_one_points(visit):
 def test_refresh_and_back_keep_what_was_seen(visit):
     one = visit()
     page = one.go("attention", **asked("decoder"))
-    page.wait_for_selector(".thumb")
-    page.click(".thumb[data-at='2.3']")
+    page.wait_for_selector(".thumbnail")
+    page.click(".thumbnail[data-head='2.3']")
     page.wait_for_selector(".large[data-drawn='decoder.self_attn 2 3']")
-    page.click(".choice button[data-value=lines]")
+    page.click(".segmented button[data-value=lines]")
     page.wait_for_selector("svg.lines path", state="attached")
     page.reload()
     one.settled()
     page.wait_for_selector("svg.lines path", state="attached")
-    assert page.get_attribute(".thumb[aria-pressed=true]", "data-at") == "2.3"
-    page.click("nav a[href*=anatomy]")
-    page.wait_for_selector("svg.plan")
+    assert page.get_attribute(".thumbnail[aria-pressed=true]", "data-head") == "2.3"
+    page.click("nav a[data-view=architecture]")
+    page.wait_for_selector("svg.diagram")
     page.go_back()
     page.wait_for_selector("svg.lines path", state="attached")
 
 
 def test_a_text_typed_in_is_read(visit):
-    page = visit().go("attention", model=SHAPES["decoder"])
+    page = visit().go("attention", model=ARCHITECTURES["decoder"])
     page.fill("#text", "小河 flows")
     page.keyboard.press("Control+Enter")
     page.wait_for_selector(".large[data-drawn] canvas")
@@ -223,14 +237,14 @@ def test_a_text_typed_in_is_read(visit):
 def test_a_thousand_tokens_are_tiles(visit):
     text = " ".join(["the cat sat on the mat and"] * 150)
     one = visit()
-    page = one.go("attention", model=SHAPES["decoder"], text=text)
+    page = one.go("attention", model=ARCHITECTURES["decoder"], text=text)
     page.wait_for_selector(".large[data-drawn] canvas")
     tokens = page.evaluate("document.querySelector('.map').heat.source.rows.length")
     assert tokens >= 1000
     sizes = []
     page.on("response", lambda r: sizes.append(int(r.headers.get("content-length", 0))) if "tile" in r.url else None)
     began = page.evaluate("performance.now()")
-    page.click(".thumb[data-at='1.1']")
+    page.click(".thumbnail[data-head='1.1']")
     page.wait_for_selector(".large[data-drawn='decoder.self_attn 1 1']")
     page.wait_for_function("() => [...document.querySelector('.map').heat.tiles.values()].every(Boolean)")
     assert page.evaluate("performance.now()") - began < 4000
@@ -256,17 +270,17 @@ def test_a_model_that_is_deleted_meanwhile(visit, folders):
         page.wait_for_selector(".notice.bad")
         assert "doomed was here when the page was opened and is gone now" in page.inner_text(".notice.bad")
         page.click("text=Back to the start")
-        page.wait_for_selector(".shelf")
+        page.wait_for_selector(".model-list")
     finally:
         shutil.move(folders["doomed"].with_name("moved"), folders["doomed"])
 
 
-def test_what_was_said_is_one_click_from_its_attention(visit):
-    page = visit().go("talk", model=SHAPES["both"])
-    page.fill("#say", "the dog sat")
+def test_a_reply_links_to_its_attention(visit):
+    page = visit().go("chat", model=ARCHITECTURES["encoder-decoder"])
+    page.fill("#message", "the dog sat")
     page.click("#send")
-    page.wait_for_selector(".turn[data-done]")
-    page.click(".turn .door")
+    page.wait_for_selector(".message[data-done]")
+    page.click(".message .view-link")
     page.wait_for_selector(".large[data-drawn='decoder.cross_attn 0 0']")
 
 
@@ -274,19 +288,19 @@ def test_a_run_with_its_checkpoints(visit):
     evil = '<img src=x onerror="window.hit=1">'
     page = visit().go("training", run=evil)
     page.wait_for_selector(".charts svg")
-    page.fill("#scrub-text", "the cat sat")
+    page.fill("#checkpoint-text", "the cat sat")
     seen = []
     for step in (0, 1):
-        page.fill("#scrub", str(step))
-        page.wait_for_selector(f".scrubbed[data-step='{(20, 40)[step]}'] canvas")
-        seen.append(page.evaluate("document.querySelector('.scrubbed canvas').toDataURL()"))
+        page.fill("#checkpoint", str(step))
+        page.wait_for_selector(f".checkpoint-view[data-step='{(20, 40)[step]}'] canvas")
+        seen.append(page.evaluate("document.querySelector('.checkpoint-view canvas').toDataURL()"))
     assert seen[0] != seen[1]
     page.reload()
     page.wait_for_selector(".charts svg")
 
 
-@pytest.mark.parametrize("view", ["attention", "next", "anatomy"])
-def test_what_is_seen_can_be_kept(visit, tmp_path, view):
+@pytest.mark.parametrize("view", ["attention", "next-token", "architecture"])
+def test_the_view_can_be_exported(visit, tmp_path, view):
     page = visit().go(view, **asked("decoder"))
     page.wait_for_selector(DRAWN[view])
     for kind in ("png", "svg", "json"):
@@ -295,7 +309,7 @@ def test_what_is_seen_can_be_kept(visit, tmp_path, view):
 
 def kept(page, tmp_path, view, kind):
     with page.expect_download() as waiting:
-        page.locator(f"[data-keep={kind}]").first.click()
+        page.locator(f"[data-export={kind}]").first.click()
     path = tmp_path / waiting.value.suggested_filename
     waiting.value.save_as(path)
     content = path.read_bytes()
@@ -311,7 +325,11 @@ def kept(page, tmp_path, view, kind):
     else:
         data = json.loads(content)
         if view == "attention":
-            want = attention(made(SHAPES["decoder"]), TEXT).map("decoder.self_attn", 0).of(0)
+            want = (
+                attention_maps(build_tiny_model(ARCHITECTURES["decoder"]), TEXT)
+                .get_map("decoder.self_attn", 0)
+                .head_weights(0)
+            )
             np.testing.assert_allclose(np.array(data["weights"]), want, atol=1e-6)
 
 

@@ -10,4 +10,4 @@ from headwater.cli import kernels
 @pytest.fixture(autouse=True)
 def said_before():
     """On a machine without a compiler the note about it has been said: tests read all else that is said."""
-    kernels.said.add(kernels.missing())
+    kernels.reported.add(kernels.missing_kernels())

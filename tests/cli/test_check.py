@@ -84,7 +84,7 @@ def test_json_and_flags(checked, file):
     told = json.loads(out)
     assert code == 8 and not told["ok"] and told["length"] == 9
     assert [v["law"] for v in told["verdicts"]] == ["batch", "future"]
-    assert told["verdicts"][1]["key"] in (1, 8) and told["verdicts"][1]["amount"] > 0
+    assert told["verdicts"][1]["key"] in (1, 8) and told["verdicts"][1]["difference"] > 0
     assert checked(f"{file}:Wrong", "--two-way")[0] == 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import io
 import json
 import re
@@ -12,10 +11,10 @@ import pytest
 import torch
 
 from headwater import cli
-from headwater.cli.parser import Parser
 from headwater.core import decoder
-from headwater.data.learn import learn
-from headwater.weights.native import save_model
+from headwater.i18n import _, translated, use_language
+from headwater.text.train import train_tokenizer
+from headwater.weights.native import save_native
 
 CHINESE = re.compile("[\u4e00-\u9fff]")
 # What may stay English in a Chinese line: quoted values, commands to type, flags, formats and names.
@@ -86,7 +85,7 @@ MISTAKES = [
     ("doctor", "--jsn"),
     ("doctor", "more"),
     ("--lang", "fr"),
-    ("train", "--processes", "many"),
+    ("train", "--nproc", "many"),
     ("check", "mini", "--pad", "middle"),
     ("generate",),
     ("train",),
@@ -101,13 +100,13 @@ MISTAKES = [
     ("train", "{}/pairs.tsv", "--lr", "much"),
     ("train", "{}/pairs.tsv", "--layers", "1.5"),
     ("train", "{}/pairs.tsv", "--max-time", "soon"),
-    ("train", "{}/pairs.tsv", "--held-out", "2"),
+    ("train", "{}/pairs.tsv", "--valid-fraction", "2"),
     ("train", "{}/pairs.tsv", "--batch-size", "8"),
     ("train", "{}/pairs.tsv", "--schedule", "cosin", "--dry-run"),
     ("train", "{}/pairs.tsv", "--size", "huge", "--dry-run"),
     ("train", "{}/pairs.tsv", "--task", "sing"),
     ("train", "{}/pairs.tsv", "--encoding", "klingon"),
-    ("train", "{}/pairs.tsv", "--invalid", "maybe"),
+    ("train", "{}/pairs.tsv", "--encoding-errors", "maybe"),
     ("train", "{}/pairs.tsv", "--augment", "shout=0.1"),
     ("train", "{}/pairs.tsv", "--source", "english", "--target", "german"),
     ("train", "{}/pairs.tsv", "--config", "{}/absent.yaml"),
@@ -159,7 +158,7 @@ def test_an_error_is_chinese(words, files, capsys, monkeypatch):
 def test_the_words_of_some_errors(files, capsys):
     told = {
         ("docter",): "错误：headwater 没有动词 'docter'；是否想写 'doctor'？（全部见 headwater --help）",
-        ("train", "--processes", "many"): "错误：headwater train：参数 --processes：'many' 不是有效的整数；"
+        ("train", "--nproc", "many"): "错误：headwater train：参数 --nproc：'many' 不是有效的 int；"
         "见 headwater train --help",
         ("show", "mini", "--depth", "-1"): "错误：--depth 至少为 0，得到 -1；0 只显示合计",
         ("train", files / "pairs.tsv", "--lr", "much"): "错误：lr 必须是不小于 0 的数，得到 'much'；"
@@ -176,13 +175,13 @@ def test_the_same_error_in_python_is_english(files):
         headwater.train(files / "pairs.tsv", lr="much")
 
 
-def test_the_server_tells_both():
+def test_the_server_sends_both_languages():
     from headwater.errors import NotFound
-    from headwater.serving.faults import told
+    from headwater.serving.errors import error_body
 
-    error = told(NotFound("no file is at /srv/data/x.tsv; check the name"))["error"]
+    error = error_body(NotFound(_("no file is at {path}; check the name", path="/srv/data/x.tsv")))["error"]
     assert error == {
-        "kind": "NotFound",
+        "type": "NotFound",
         "message": "no file is at x.tsv; check the name",
         "message_zh": "x.tsv 处没有文件；请检查名字",
     }
@@ -199,8 +198,7 @@ def test_doctor_is_chinese(capsys):
 
 
 def test_every_finding_of_doctor_is_chinese():
-    from headwater.cli.language import say
-    from headwater.inspection import advice
+    from headwater.doctor import checks
 
     facts = {
         "versions": {"torch": None, "numpy": "1.0"},
@@ -212,27 +210,28 @@ def test_every_finding_of_doctor_is_chinese():
         "terminal": {"encoding": "ascii"},
         "speed": {"matmul fp32 GFLOP/s": 100.0, "matmul bf16 GFLOP/s": 10.0},
     }  # fmt: skip
-    found = advice.findings(facts)
-    assert len(found) >= 11
-    for finding in found:
-        assert CHINESE.search(say(finding.says)), finding
-        assert english(say(finding.says) + say(finding.remedy)) == []
+    result = checks.run_checks(facts)
+    assert len(result) >= 11
+    for finding in result:
+        says, remedy = (translated(text, "zh") for text in (finding.message, finding.remedy))
+        assert CHINESE.search(says), finding
+        assert english(says + remedy) == []
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    tokenizer = learn(["the cat sat on the mat", "a dog ran to the house"] * 20, vocab=300)
+    tokenizer = train_tokenizer(["the cat sat on the mat", "a dog ran to the house"] * 20, vocab_size=300)
     torch.manual_seed(0)
-    model = decoder(len(tokenizer), d_model=16, heads=2, layers=2, position="rotary", placement="pre").build(seed=0)
-    save_model(folder / "model", model, {"task": "language-model"})
+    model = decoder(len(tokenizer), d_model=16, heads=2, layers=2, position="rotary", norm_position="pre").build(seed=0)
+    save_native(folder / "model", model, {"task": "language-model"})
     tokenizer.save(folder / "model")
     (folder / "config.yaml").write_text("data: {}\n")
     return folder
 
 
 @pytest.mark.parametrize(
-    "more", [[], ["--layer", "0", "--head", "1"], *(["--what", name] for name in ("lens", "positions", "costs"))]
+    "more", [[], ["--layer", "0", "--head", "1"], *(["--analyses", name] for name in ("lens", "positions", "costs"))]
 )
 def test_inspect_is_chinese(run, capsys, more):
     code, out, _ = said(capsys, "inspect", run, "the cat", *more)
@@ -250,7 +249,7 @@ def test_models_are_described_in_chinese(capsys):
     assert code == 0 and english(out) == [] and "小型对话模型" in out
 
 
-def test_what_is_said_before_training_is_chinese(tmp_path, capsys):
+def test_the_output_before_training_is_chinese(tmp_path, capsys):
     rows = "".join(f"{n}\tsource {n}\ttarget {n}\tmore\n" for n in range(80)) + "broken row\n"
     (tmp_path / "data.tsv").write_text("id\tsource\ttarget\trest\n" + rows)
     code, out, _ = said(capsys, "train", tmp_path / "data.tsv", "--dry-run", "--max-steps", "2", "--size", "xs")
@@ -262,13 +261,15 @@ def test_what_is_said_before_training_is_chinese(tmp_path, capsys):
 def test_notes_of_training_are_chinese(capsys):
     from rich.console import Console
 
-    from headwater.cli.language import say
-    from headwater.training.events import Noted
-    from headwater.training.progress import Show
+    from headwater.training.callbacks import ProgressBar
+    from headwater.training.state import NoteEvent
 
-    show = Show(Console(highlight=False, soft_wrap=True), say)
-    for note in ("steps take longer than planned: 16 fit into the time, not 53", "resumed at step 7"):
-        show(Noted(1, note))
+    show = ProgressBar(Console(highlight=False, soft_wrap=True))
+    text = "steps {words} than planned: {steps} fit into the time, not {steps2}"
+    note = _(text, words=_("take longer"), steps=16, steps2=53)
+    with use_language("zh"):
+        for text in (note, _("resumed at step {step}", step=7)):
+            show(NoteEvent(1, text))
     out = capsys.readouterr().out
     assert out == "注意 每步比预计慢：时间内可做 16 步，而不是 53 步\n注意 从第 7 步接着训练\n"
 
@@ -278,19 +279,29 @@ def test_notes_of_training_are_chinese(capsys):
 
 def registered() -> set[str]:
     """Names a flag may be given: choices of every kind, formats and units."""
-    from headwater.data.augment import CHANGES
-    from headwater.data.examples import TASKS
-    from headwater.data.learn import KINDS
-    from headwater.data.reading.lines import POLICIES
-    from headwater.inspection.gathering import LOOKS
-    from headwater.training.optimiser import METHODS
-    from headwater.training.planning import DTYPES, SIZES
-    from headwater.training.running import TEXTS
+    from headwater.data.augment import AUGMENTATIONS
+    from headwater.data.readers.lines import ERROR_POLICIES
+    from headwater.inspection.api import ANALYSES
+    from headwater.tasks import OBJECTIVES, TASKS
+    from headwater.text.train import ALGORITHMS
+    from headwater.training.optim import OPTIMIZERS
+    from headwater.training.recipes import DTYPES, SIZES
     from headwater.training.schedules import SCHEDULES
 
     formats = {"TSV", "CSV", "JSONL", "CoNLL", "SQuAD", "JSON", "YAML", "SVG", "GPT", "FSDP2", "AdamW", "Muon"}
     positions = {"sinusoidal", "learned", "rotary", "alibi", "relative", "none"}
-    known = (CHANGES, TASKS, KINDS, POLICIES, LOOKS, METHODS, DTYPES, SIZES, TEXTS, SCHEDULES)
+    known = (
+        AUGMENTATIONS,
+        TASKS,
+        ALGORITHMS,
+        ERROR_POLICIES,
+        ANALYSES,
+        OPTIMIZERS,
+        DTYPES,
+        SIZES,
+        OBJECTIVES,
+        SCHEDULES,
+    )
     return formats | positions | {str(name) for names in known for name in names}
 
 
@@ -329,20 +340,18 @@ def facts(english: str, names: set[str]) -> set[str]:
 
 def helps(verb: str, monkeypatch, lang: str) -> dict[str, str]:
     monkeypatch.setenv("HEADWATER_LANG", lang)
-    parser = Parser(f"headwater {verb}", "")
-    importlib.import_module(f"headwater.cli.{verb}").arguments(parser)
-    parser.add_common()
+    parser = cli.build_parser(verb)
     kept = [action for action in parser._actions if action.help != argparse.SUPPRESS]
     return {(action.option_strings or [action.dest])[-1]: action.help or "" for action in kept}
 
 
 def test_what_help_must_tell_is_found():
-    found = facts("stop after 90s, 30m, 2h (0: no limit), -1; noam, cosine or constant [0.5]", {"noam", "cosine"})
-    assert {"90s", "30m", "2h", "0", "-1", "noam", "cosine"} <= found
+    result = facts("stop after 90s, 30m, 2h (0: no limit), -1; noam, cosine or constant [0.5]", {"noam", "cosine"})
+    assert {"90s", "30m", "2h", "0", "-1", "noam", "cosine"} <= result
 
 
 @pytest.mark.parametrize("verb", [verb for group in cli.VERBS.values() for verb in group])
-def test_chinese_help_tells_as_much_as_english(verb, monkeypatch):
+def test_chinese_help_is_as_complete_as_english(verb, monkeypatch):
     names = registered()
     english_helps, chinese_helps = helps(verb, monkeypatch, "en"), helps(verb, monkeypatch, "zh")
     assert english_helps.keys() == chinese_helps.keys()
@@ -362,12 +371,13 @@ def test_headings_of_help_end_with_a_chinese_colon(capsys):
     assert "\n数据：\n" in out and not re.search("[\u4e00-\u9fff]:", out)
 
 
-def test_verbs_are_told_alike():
+def test_both_languages_list_the_same_verbs():
     """Numbers and names in a verb's line are in its Chinese line too."""
     for group in cli.VERBS.values():
-        for verb, (en, zh) in group.items():
-            names = re.findall(r"--[\w-]+|\d+|torch\.nn\.Transformer|pickle", en)
-            assert [name for name in names if name not in zh] == [], verb
+        for name, verb in group.items():
+            facts_ = re.findall(r"--[\w-]+|\d+|torch\.nn\.Transformer|pickle", verb.help)
+            zh = translated(verb.help, "zh")
+            assert [fact for fact in facts_ if fact not in zh] == [], name
 
 
 def test_json_stays_english(capsys):

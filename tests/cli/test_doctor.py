@@ -11,13 +11,13 @@ import pytest
 
 from headwater import cli
 from headwater.cli import doctor
-from headwater.inspection import machine
-from headwater.inspection.advice import CHECKS, Finding, findings
+from headwater.doctor import environment
+from headwater.doctor.checks import CHECKS, Finding, run_checks
 
 
 @pytest.fixture(scope="module")
 def facts():
-    return machine.facts()
+    return environment.collect_facts()
 
 
 def healthy(facts):
@@ -33,7 +33,7 @@ def healthy(facts):
 
 
 def test_a_healthy_machine_has_no_findings(facts):
-    assert findings(healthy(facts)) == []
+    assert run_checks(healthy(facts)) == []
 
 
 PLANTED = {
@@ -57,8 +57,8 @@ def test_every_problem_is_seen_and_has_a_remedy(facts, says):
     section, name, value = PLANTED[says]
     ill = healthy(facts)
     ill[section][name] = value
-    (finding,) = findings(ill)
-    assert says in finding.says
+    (finding,) = run_checks(ill)
+    assert says in finding.message
     assert finding.remedy
 
 
@@ -69,21 +69,21 @@ def test_no_check_goes_untested():
 def test_problems_come_first(facts):
     ill = healthy(facts)
     ill["backends"] |= {"C++ compiler": None, "torch": "ImportError: x"}
-    assert [finding.level for finding in findings(ill)] == ["problem", "note"]
+    assert [finding.level for finding in run_checks(ill)] == ["problem", "note"]
 
 
 def test_the_measured_speed_is_a_speed():
     start = time.perf_counter()
-    speed = machine.speed(seconds=0.05)
+    speed = environment.measure_speed(seconds=0.05)
     assert all(value > 0 for value in speed.values())
     assert time.perf_counter() - start < 10
 
 
 @pytest.mark.parametrize("rich", [True, False])
-def test_brackets_in_a_remedy_are_shown(facts, monkeypatch, capsys, rich):
+def test_brackets_in_a_remedy_are_not_markup(facts, monkeypatch, capsys, rich):
     if not rich:
         monkeypatch.setitem(sys.modules, "rich.console", None)
-    doctor.show(healthy(facts), [Finding("note", "too old", 'pip install "package[extra]"')])
+    doctor.print_report(healthy(facts), [Finding("note", "too old", 'pip install "package[extra]"')])
     assert 'pip install "package[extra]"\n' in capsys.readouterr().out
 
 
@@ -97,8 +97,8 @@ def test_without_rich_there_is_still_a_report(monkeypatch, capsys):
 
 def test_a_package_that_is_half_installed_is_a_problem(facts, monkeypatch):
     monkeypatch.setitem(sys.modules, "packaging.requirements", None)
-    (finding,) = findings(healthy(facts))
-    assert (finding.level, "not fully installed" in finding.says) == ("problem", True)
+    (finding,) = run_checks(healthy(facts))
+    assert (finding.level, "not fully installed" in finding.message) == ("problem", True)
 
 
 def test_without_torch_there_is_still_a_report(monkeypatch, capsys):
@@ -129,6 +129,6 @@ def test_a_container_s_limits_count(monkeypatch):
         "/sys/fs/cgroup/cpu.max": "50000 100000",
     }
     files |= {"/sys/fs/cgroup/memory.max": "2000000000", "/sys/fs/cgroup/memory.current": "500000000"}
-    monkeypatch.setattr(machine, "read", files.get)
-    assert machine.memory() == (2.0, 1.5)
-    assert machine.usable_cores() == 0.5
+    monkeypatch.setattr(environment, "read_text", files.get)
+    assert environment.memory_gb() == (2.0, 1.5)
+    assert environment.usable_cores() == 0.5

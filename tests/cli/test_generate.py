@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import io
 import json
 import pydoc
 import re
@@ -13,15 +15,15 @@ import torch
 
 import headwater
 from headwater import cli
-from headwater.cli.terminal import harmless
-from headwater.generation.ask import requests
-from headwater.generation.choosers import NAMED
+from headwater.cli import generate, predict
+from headwater.cli.parser import escape_control
+from headwater.generation.sampling_params import PROCESSORS, SamplingParams
 
 
 class Letters:
     """A tokenizer whose tokens are bytes."""
 
-    bos, chat_template, specials = 2, "", {}
+    bos_id, chat_template, specials = 2, "", {}
 
     def encode(self, text):
         return list(text.encode())
@@ -35,18 +37,22 @@ class Letters:
 
 class Loaded:
     def __init__(self):
-        sizes = {"d_model": 32, "heads": 4, "layers": 2, "position": "rotary", "placement": "pre"}
+        sizes = {"d_model": 32, "heads": 4, "layers": 2, "position": "rotary", "norm_position": "pre"}
         self.model = headwater.decoder(256, **sizes).build(seed=0).double().eval()
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.mul_(2)
-        self.tokenizer, self.ends, self.start, self.longest, self.said = Letters(), (3,), None, 300, {}.get
+        self.tokenizer = Letters()
+        self.eos_ids = (3,)
+        self.decoder_start_id = None
+        self.max_positions = 300
+        self.generation_setting = {}.get
 
 
 @pytest.fixture
 def loaded(monkeypatch):
     one = Loaded()
-    monkeypatch.setattr("headwater.families.loading.load", lambda name: one)
+    monkeypatch.setattr("headwater.families.load.load", lambda name: one)
     return one
 
 
@@ -72,11 +78,11 @@ def say(monkeypatch, capsys):
 # -------------------------------------------------------------------------------------------------------- generate
 
 
-def test_streamed_and_whole_are_one_text(loaded, say):
-    want = harmless(headwater.generate(loaded, "ab", max_tokens=12, temperature=0.9, seed=2).text)
+def test_streamed_text_equals_the_full_text(loaded, say):
+    expected = escape_control(headwater.generate(loaded, "ab", max_tokens=12, temperature=0.9, seed=2).text)
     words = ["generate", "any", "ab", "--max-tokens", "12", "--temperature", "0.9", "--seed", "2"]
-    for more in (["--stream"], ["--no-stream"], ["--no-stream", "--look-up"], ["--stream", "--look-up"]):
-        assert say(*words, *more) == (0, want + "\n", "")
+    for more in (["--stream"], ["--no-stream"], ["--no-stream", "--prompt-lookup"], ["--stream", "--prompt-lookup"]):
+        assert say(*words, *more) == (0, expected + "\n", "")
 
 
 @pytest.mark.parametrize("words", [[""], ["", "--stream"], ["", "--json"]])
@@ -90,8 +96,6 @@ def test_an_empty_prompt_is_refused_with_advice(loaded, say, words):
 
 
 def test_an_empty_pipe_or_file_is_an_empty_prompt(loaded, say, monkeypatch, tmp_path):
-    import io
-
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
     assert say("generate", "any")[0] == 3
 
@@ -106,7 +110,9 @@ def test_a_file_may_hold_the_prompt(loaded, say, tmp_path):
 
 def test_help_lists_every_setting_on_a_line_of_its_own():
     lines = [line.split() for line in inspect.getdoc(headwater.generate).splitlines()]
-    settings = {*NAMED, *inspect.signature(requests).parameters, "n", "by"} - {"model", "prompts", "choosers"}
+    parameters = set(inspect.signature(headwater.generate).parameters)
+    settings = parameters - {"model", "prompt"}
+    assert settings >= {*PROCESSORS, *(field.name for field in dataclasses.fields(SamplingParams)), "n", "strategy"}
     assert settings - {line[0] for line in lines if line} == set()
     firsts = [line[0] for line in lines if line and line[0] in settings]
     assert len(firsts) == len(set(firsts)), "each once"
@@ -119,31 +125,39 @@ def test_json_lines(loaded, say):
     code, out, _ = say("generate", "any", "ab", "--max-tokens", "5", "--json", "--n", "2", "--temperature", "1")
     lines = [json.loads(line) for line in out.splitlines()]
     assert (
-        code == 0 and len(lines) == 2 and all(len(line["ids"]) == 5 and line["stopped"] == "length" for line in lines)
+        code == 0
+        and len(lines) == 2
+        and all(len(line["ids"]) == 5 and line["finish_reason"] == "length" for line in lines)
     )
     _, out, _ = say("generate", "any", "ab", "--max-tokens", "5", "--json", "--beam", "3", "--n", "2")
     scores = [json.loads(line)["score"] for line in out.splitlines()]
     assert scores == sorted(scores, reverse=True) and len(scores) == 2
 
 
-def test_a_trace_says_why(loaded, say):
+def test_generate_prints_the_trace(loaded, say):
     _, out, _ = say("generate", "any", "ab", "--max-tokens", "2", "--top-k", "3", "--trace")
-    assert out.startswith("step 1: chosen") and "the model" in out and "TopK(count=3)" in out and "3 left" in out
+    assert out.startswith("step 1: chosen") and "the model" in out and "TopK(k=3)" in out and "3 left" in out
 
 
 def test_a_pipe_is_a_prompt(loaded, say, monkeypatch):
-    import io
-
     monkeypatch.setattr(sys, "stdin", io.StringIO("ab\n"))
     assert say("generate", "any", "--max-tokens", "5")[1] == say("generate", "any", "ab", "--max-tokens", "5")[1]
 
 
 def test_a_pipe_that_is_no_text_is_refused_in_a_line(loaded, say, monkeypatch):
-    import io
-
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff"), "utf-8"))
     code, _, said = say("generate", "any")
     assert code == 3 and said.startswith("error: generate: a prompt must be UTF-8, got a pipe that is not at byte 2")
+
+
+@pytest.mark.parametrize(
+    "read",
+    [lambda: generate.prompt_or_stdin(None, False), lambda: predict._read_context("-")],
+    ids=["generate", "answer"],
+)
+def test_lines_of_a_pipe_end_without_carriage_returns(monkeypatch, read):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Once upon\r\na ti\rme\r\n"))
+    assert read().rstrip("\n") == "Once upon\na ti\rme"
 
 
 @pytest.mark.parametrize(
@@ -151,10 +165,10 @@ def test_a_pipe_that_is_no_text_is_refused_in_a_line(loaded, say, monkeypatch):
     [
         (["--temperature", "-1"], 2, "error: Temperature: value must be 0 (greedy) or from 0.0001 to 100, got -1.0"),
         (["--temperature", "nan"], 2, "error: Temperature: value must be a finite number"),
-        (["--max-tokens", "9999"], 4, "error: generate: there are 300 places"),
+        (["--max-tokens", "9999"], 4, "error: generate: there are 300 positions"),
         (["--top-k", "x"], 2, "argument --top-k: invalid int value"),
         (["--beam", "0"], 2, "error: Beam: width must be from 1 to 1024"),
-        (["--beam", "2", "--look-up"], 2, "exclude each other"),
+        (["--beam", "2", "--prompt-lookup"], 2, "exclude each other"),
         (["--stop", ""], 2, "a stop string must have 1 to 1000 characters"),
         (["--tempreature", "1"], 2, "did you mean '--temperature'?"),
     ],
@@ -173,8 +187,8 @@ def test_a_model_cannot_command_the_terminal(loaded, say):
 
 
 def test_what_is_harmless_stays():
-    assert harmless("a\tb\n你好 é 🙂") == "a\tb\n你好 é 🙂"
-    assert harmless("\x1b]0;x\x07\x9b\x7f\u202e\r") == "\\x1b]0;x\\x07\\x9b\\x7f\\u202e\\r"
+    assert escape_control("a\tb\n你好 é 🙂") == "a\tb\n你好 é 🙂"
+    assert escape_control("\x1b]0;x\x07\x9b\x7f\u202e\r") == "\\x1b]0;x\\x07\\x9b\\x7f\\u202e\\r"
 
 
 # ------------------------------------------------------------------------------------------------------------ chat
@@ -202,7 +216,7 @@ def test_a_conversation_is_read_once_and_answered_as_if_anew(talk, say):
     assert code == 0 and err == ""
     first = headwater.generate(talk, "u:hello\na:", max_tokens=6, temperature=1).text
     second = headwater.generate(talk, f"u:hello\na:{first}\nu:again\na:", max_tokens=6, temperature=1).text
-    assert out == harmless(first) + "\n" + harmless(second) + "\n"
+    assert out == escape_control(first) + "\n" + escape_control(second) + "\n"
     assert max(read[2:]) < len(f"{first}\nu:again\na:".encode()) + 2, "the second turn reads only what is new"
 
 
@@ -227,7 +241,7 @@ def test_commands(talk, say, tmp_path):
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(talk, say, monkeypatch):
-    want = say("chat", "any", *FEW, lines=["hello"])[1]
+    expected = say("chat", "any", *FEW, lines=["hello"])[1]
     calls = []
 
     def interrupt(*_):
@@ -238,12 +252,12 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(talk, say, monkeypatch):
     hook = talk.model.decoder.register_forward_pre_hook(interrupt)
     code, out, _ = say("chat", "any", *FEW, lines=["hello", "/reset", "hello"])
     hook.remove()
-    assert code == 0 and "[stopped]" in out and out.endswith(want)
+    assert code == 0 and "[stopped]" in out and out.endswith(expected)
 
 
-def test_a_fault_is_told_and_the_talk_goes_on(talk, say):
+def test_after_an_error_the_chat_goes_on(talk, say):
     code, out, err = say("chat", "any", *FEW, lines=["x" * 500, "hello"])
-    assert code == 0 and "there are 300 places" in err and err.count("\n") == 1 and out.count("\n") == 1
+    assert code == 0 and "there are 300 positions" in err and err.count("\n") == 1 and out.count("\n") == 1
 
 
 def test_the_oldest_turns_are_forgotten(talk, say):

@@ -13,8 +13,8 @@ import pytest
 
 import headwater
 from headwater import cli
-from headwater.cli.inputs import EXTENSIONS, file_of, looks_like_file
-from headwater.data.reading.files import LAYOUTS
+from headwater.cli.inputs import EXTENSIONS, looks_like_file, resolve_file
+from headwater.data.readers.files import FORMAT_BY_SUFFIX
 from headwater.errors import NotFound
 
 
@@ -41,8 +41,8 @@ def tags_of(words):
 
 ANSWERS = {
     "classification": label_of,
-    "text-to-text": lambda text: text[::-1],
-    "tagging": lambda text: tags_of(text.split() if isinstance(text, str) else text),
+    "seq2seq": lambda text: text[::-1],
+    "token-classification": lambda text: tags_of(text.split() if isinstance(text, str) else text),
 }
 
 
@@ -50,7 +50,7 @@ ANSWERS = {
 def fake(monkeypatch):
     def plant(task, columns=None):
         run = Fake(task, columns)
-        monkeypatch.setattr("headwater.training.use.load_run", lambda folder, outcome=None: run)
+        monkeypatch.setattr("headwater.training.predict.load_run", lambda folder, result=None: run)
         return run
 
     return plant
@@ -64,8 +64,8 @@ def say(capsys, monkeypatch):
             stream = io.TextIOWrapper(io.BytesIO(data), "utf-8", errors="surrogateescape", newline="\n")
             monkeypatch.setattr(sys, "stdin", stream)  # as Python opens it: \r is kept
         code = cli.main([str(word) for word in words])
-        heard = capsys.readouterr()
-        return code, heard.out, heard.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return run
 
@@ -74,11 +74,11 @@ def say(capsys, monkeypatch):
 
 VERBS = {
     "classify": "classification",
-    "tag": "tagging",
-    "translate": "text-to-text",
-    "summarize": "text-to-text",
-    "backtranslate": "text-to-text",
-    "answer": "answers",
+    "tag": "token-classification",
+    "translate": "seq2seq",
+    "summarize": "seq2seq",
+    "backtranslate": "seq2seq",
+    "answer": "question-answering",
 }
 NAMES = ["nofile.csv", "nofile.tsv", "nofile.txt", "nofile.jsonl", "nofile.json", "nofile.csv.gz", "NOFILE.CSV",
          "my data.csv", "folder/nofile", "./nofile", "数据.csv"]  # fmt: skip
@@ -98,15 +98,15 @@ def test_a_mistyped_file_name_is_an_error_and_not_a_text(fake, say, tmp_path, mo
 
 def test_backtranslate_takes_files_and_nothing_else(fake, say, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    fake("text-to-text")
+    fake("seq2seq")
     code, _, err = say("backtranslate", "RUN", "nofile", "--out", "x.tsv")
     assert code == 6 and err == "error: no file 'nofile'; give an existing file\n" and not Path("x.tsv").exists()
 
 
 @pytest.mark.parametrize("verb", ["embed", "generate", "inspect"])
 def test_the_rule_holds_where_a_model_is_loaded(say, verb, monkeypatch):
-    monkeypatch.setattr("headwater.families.loading.load", lambda name: type("Model", (), {"tokenizer": 1})())
-    monkeypatch.setattr("headwater.cli.inspect.opened", lambda name: type("Model", (), {"tokenizer": 1})())
+    monkeypatch.setattr("headwater.families.load.load", lambda name: type("Model", (), {"tokenizer": 1})())
+    monkeypatch.setattr("headwater.cli.inspect.load_model", lambda name: type("Model", (), {"tokenizer": 1})())
     code, out, err = say(verb, "MODEL", "nofile.txt")
     assert (code, out, err.count("\n")) == (6, "", 1) and "no file 'nofile.txt'" in err and "--as-text" in err
 
@@ -122,26 +122,26 @@ def test_the_other_files_are_looked_for_before_one_is_answered(fake, say, tmp_pa
     "text", ["a text", "1987/03/15", "5/10", "3.5", "see and/or use it", "What is new?", "mp3", "é"]
 )
 def test_a_text_is_a_text(fake, say, text):
-    run = fake("text-to-text")
+    run = fake("seq2seq")
     assert say("translate", "RUN", text) == (0, text[::-1] + "\n", "") and run.read == [text]
 
 
 def test_as_text_takes_every_argument_for_one(fake, say, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("there.txt").write_text("inside\n")
-    fake("text-to-text")
+    fake("seq2seq")
     assert say("translate", "RUN", "nofile.csv", "there.txt", "-", "--as-text")[1] == "vsc.elifon\ntxt.ereht\n-\n"
     assert say("translate", "RUN", "there.txt")[1] == "edisni\n"
 
 
 def test_a_folder_and_a_pipe_are_no_files(tmp_path):
     with pytest.raises(headwater.BadFile, match="it is a folder"):
-        file_of(f"{tmp_path}/")
-    assert file_of("a" * 5000) is None and file_of("one\ntwo.csv") is None
+        resolve_file(f"{tmp_path}/")
+    assert resolve_file("a" * 5000) is None and resolve_file("one\ntwo.csv") is None
 
 
 def test_every_extension_that_train_knows_is_a_file_name():
-    assert set(LAYOUTS) <= set(EXTENSIONS)
+    assert set(FORMAT_BY_SUFFIX) <= set(EXTENSIONS)
     assert all(looks_like_file("x" + end) for end in EXTENSIONS)
 
 
@@ -149,7 +149,7 @@ def test_every_extension_that_train_knows_is_a_file_name():
 
 
 def test_a_carriage_return_is_no_part_of_a_line(fake, say, tmp_path):
-    run = fake("text-to-text")
+    run = fake("seq2seq")
     (tmp_path / "texts.txt").write_bytes("one\r\n二\r\n".encode())
     assert say("translate", "RUN", pipe="one\r\n二\r\n")[1] == say("translate", "RUN", tmp_path / "texts.txt")[1]
     assert sorted(run.read) == ["one", "one", "二", "二"]
@@ -196,9 +196,15 @@ def test_a_csv_comes_back_with_a_label_and_a_probability(fake, say, tmp_path, de
 @pytest.mark.parametrize(
     ("verb", "task", "role", "added", "answer"),
     [
-        ("translate", "text-to-text", "source", "translation", lambda text: text[::-1]),
-        ("summarize", "text-to-text", "source", "summary", lambda text: text[::-1]),
-        ("tag", "tagging", "words", "tags", lambda text: " ".join(tag for _, tag in ANSWERS["tagging"](text))),
+        ("translate", "seq2seq", "source", "translation", lambda text: text[::-1]),
+        ("summarize", "seq2seq", "source", "summary", lambda text: text[::-1]),
+        (
+            "tag",
+            "token-classification",
+            "words",
+            "tags",
+            lambda text: " ".join(tag for _, tag in ANSWERS["token-classification"](text)),
+        ),
     ],
 )
 def test_each_verb_names_its_column(fake, say, tmp_path, verb, task, role, added, answer):
@@ -220,7 +226,7 @@ def test_what_goes_out_can_come_in_again(fake, say, tmp_path):
 
 
 def test_tsv_has_no_quotes_and_keeps_its_lines(fake, say, tmp_path):
-    fake("text-to-text", {"source": "en"})
+    fake("seq2seq", {"source": "en"})
     (tmp_path / "in.tsv").write_text('en\tid\n"Hello"\t1\n你好\t2\n', encoding="utf-8")
     assert (
         say("translate", "RUN", tmp_path / "in.tsv")[1] == 'en\tid\ttranslation\n"Hello"\t1\t"olleH"\n你好\t2\t好你\n'
@@ -228,7 +234,7 @@ def test_tsv_has_no_quotes_and_keeps_its_lines(fake, say, tmp_path):
 
 
 def test_a_table_without_a_header_stays_without(fake, say, tmp_path):
-    fake("text-to-text", {"source": "1", "target": "2"})
+    fake("seq2seq", {"source": "1", "target": "2"})
     (tmp_path / "in.tsv").write_text("Good morning\tx\nSee you soon\ty\n")
     assert (
         say("translate", "RUN", tmp_path / "in.tsv")[1]
@@ -254,7 +260,7 @@ def test_json_lines_keep_their_values(fake, say, tmp_path):
 
 
 def test_words_that_are_a_list_stay_words(fake, say, tmp_path):
-    run = fake("tagging", {"words": "tokens"})
+    run = fake("token-classification", {"words": "tokens"})
     (tmp_path / "in.jsonl").write_text('{"tokens": ["New York", "is", "Big"]}\n')
     assert json.loads(say("tag", "RUN", tmp_path / "in.jsonl")[1])["tags"] == ["B-X", "O", "B-X"]
     assert run.read == [["New York", "is", "Big"]]
@@ -320,7 +326,7 @@ def test_a_large_table_is_answered_as_it_is_read(fake, say, tmp_path, monkeypatc
     from headwater.cli import inputs, outputs
 
     seen, most = [0], [0]
-    entries = inputs.Table.entries
+    entries = inputs.InputTable.entries
 
     def counted(table):
         for entry in entries(table):
@@ -334,10 +340,10 @@ def test_a_large_table_is_answered_as_it_is_read(fake, say, tmp_path, monkeypatc
         most[0] = max(most[0], seen[0] - len(self.read))
         return call(self, texts, **how)
 
-    monkeypatch.setattr(inputs.Table, "entries", counted)
+    monkeypatch.setattr(inputs.InputTable, "entries", counted)
     monkeypatch.setattr(Fake, "__call__", asked)
     assert say("classify", "RUN", written(tmp_path / "in.csv", [{"text": f"row {n}"} for n in range(1000)]))[0] == 0
-    assert len(run.read) == 1000 and most[0] <= outputs.TOGETHER
+    assert len(run.read) == 1000 and most[0] <= outputs.BATCH_SIZE
 
 
 # ------------------------------------------------------------------------------------------------------- into a file
@@ -359,17 +365,17 @@ def test_a_table_goes_on_where_it_was_stopped(fake, say, tmp_path, monkeypatch):
     monkeypatch.setattr("headwater.cli.outputs.WINDOW", 8)
     rows = [{"id": str(n), "text": f"line one of {n}\nline two"} for n in range(40)]
     path, out = written(tmp_path / "in.csv", rows), tmp_path / "out.csv"
-    fake("text-to-text", {"source": "text"})
+    fake("seq2seq", {"source": "text"})
     whole = say("translate", "RUN", path)[1]
-    run = fake("text-to-text", {"source": "text"})
+    run = fake("seq2seq", {"source": "text"})
     monkeypatch.setattr(Fake, "__call__", stop_after(Fake.__call__, 3))
     with pytest.raises(ZeroDivisionError):
         say("translate", "RUN", path, "--out", out)
     assert len(run.read) == 24 and not out.exists()
     monkeypatch.undo()
     monkeypatch.setattr("headwater.cli.outputs.WINDOW", 8)
-    run = Fake("text-to-text", {"source": "text"})
-    monkeypatch.setattr("headwater.training.use.load_run", lambda folder, outcome=None: run)
+    run = Fake("seq2seq", {"source": "text"})
+    monkeypatch.setattr("headwater.training.predict.load_run", lambda folder, result=None: run)
     assert say("translate", "RUN", path, "--out", out)[0] == 0
     assert len(run.read) == 16 and out.read_bytes().decode() == whole and len(parsed(whole)) == 40
     assert not list(tmp_path.glob("out.csv.*"))

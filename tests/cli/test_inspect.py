@@ -10,18 +10,18 @@ import torch
 import headwater
 from headwater.cli import main
 from headwater.core import decoder
-from headwater.data.learn import learn
-from headwater.weights.native import save_model
+from headwater.text.train import train_tokenizer
+from headwater.weights.native import save_native
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A language model of a run's layout, with a byte-level tokenizer."""
     folder = tmp_path_factory.mktemp("run")
-    tokenizer = learn(["the cat sat on the mat", "你好 world"] * 20, vocab=300)
+    tokenizer = train_tokenizer(["the cat sat on the mat", "你好 world"] * 20, vocab_size=300)
     torch.manual_seed(0)
-    model = decoder(len(tokenizer), d_model=16, heads=2, layers=2, position="rotary", placement="pre").build(seed=0)
-    save_model(folder / "model", model, {"task": "language-model"})
+    model = decoder(len(tokenizer), d_model=16, heads=2, layers=2, position="rotary", norm_position="pre").build(seed=0)
+    save_native(folder / "model", model, {"task": "language-model"})
     tokenizer.save(folder / "model")
     (folder / "config.yaml").write_text("data: {}\n")
     return folder
@@ -34,11 +34,13 @@ def test_it_prints_what_is_worth_knowing(run, capsys):
         assert said in out
 
 
-def test_it_writes_a_folder_and_says_so(run, tmp_path, capsys, monkeypatch):
+def test_inspect_writes_a_folder_and_prints_its_path(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("HEADWATER_LANG", "en")  # which --lang changes, for child processes too
     out = tmp_path / "seen"
     assert (
-        main(["inspect", str(run), "the cat", "--out", str(out), "--lang", "zh", "--what", "next,attention", "--svg"])
+        main(
+            ["inspect", str(run), "the cat", "--out", str(out), "--lang", "zh", "--analyses", "next,attention", "--svg"]
+        )
         == 0
     )
     told = capsys.readouterr().out
@@ -51,25 +53,27 @@ def test_it_writes_a_folder_and_says_so(run, tmp_path, capsys, monkeypatch):
 
 def test_json_is_all_of_it(run, capsys):
     assert main(["inspect", str(run), "the cat", "--json", "--layer", "1", "--head", "0"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["ablation"]["head"] == 0 and [m["layer"] for m in found["attention"]["maps"]] == [1]
-    rows = found["attention"]["maps"][0]["weights"][0]
+    result = json.loads(capsys.readouterr().out)
+    assert result["ablation"]["head"] == 0 and [m["layer"] for m in result["attention"]["maps"]] == [1]
+    rows = result["attention"]["maps"][0]["weights"][0]
     assert all(sum(row) == pytest.approx(1, abs=1e-4) for row in rows)
-    shares = [choice["share"] for choice in found["next"]["choices"]]
-    from headwater.cli.inspect import opened
+    shares = [choice["prob"] for choice in result["next"]["candidates"]]
+    from headwater.cli.inspect import load_model
 
-    same = headwater.inspection.next_tokens(opened(str(run)), "the cat")
-    assert shares == pytest.approx([choice.share for choice in same.choices], rel=1e-5), "one number in Python and here"
+    same = headwater.inspection.next_tokens(load_model(str(run)), "the cat")
+    assert shares == pytest.approx([choice.prob for choice in same.candidates], rel=1e-5), (
+        "one number in Python and here"
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["--what", "lense"], 2, "there is no look 'lense'; did you mean 'lens'"),
+        (["--analyses", "lense"], 2, "there is no analysis 'lense'; did you mean 'lens'"),
         (["--head", "1"], 2, "--head needs --layer"),
         (["--layer", "7"], 2, "layer must be from 0 to 1, got 7"),
-        (["--to", "x"], 3, "only an encoder-decoder has a target"),
-        (["--what", "alignment"], 3, "only an encoder-decoder has one"),
+        (["--target", "x"], 3, "only an encoder-decoder has a target"),
+        (["--analyses", "alignment"], 3, "only an encoder-decoder has one"),
     ],
 )
 def test_a_mistake_is_one_line(run, capsys, words, code, says):
@@ -78,6 +82,6 @@ def test_a_mistake_is_one_line(run, capsys, words, code, says):
     assert says in err and err.count("\n") == 1
 
 
-def test_control_characters_are_shown_not_obeyed(run, capsys):
-    assert main(["inspect", str(run), "the \x1b[31m cat", "--what", "losses"]) == 0
+def test_control_characters_are_escaped(run, capsys):
+    assert main(["inspect", str(run), "the \x1b[31m cat", "--analyses", "losses"]) == 0
     assert "\x1b" not in capsys.readouterr().out

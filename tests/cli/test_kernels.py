@@ -11,10 +11,11 @@ from types import MappingProxyType
 
 import pytest
 
-import headwater.training.measuring  # noqa: F401 - before load_run is replaced
+import headwater.training.evaluate  # noqa: F401 - before load_run is replaced
 from headwater import cli
 from headwater.cli import kernels
-from headwater.machine import build
+from headwater.cpu import build
+from headwater.i18n import use_language
 
 SOURCE = str(Path(build.__file__).parents[2])
 
@@ -24,11 +25,11 @@ def without(monkeypatch):
     """A machine without a compiler, or with the kernels turned off."""
 
     def plant(why):
-        monkeypatch.setattr(build, "missing", lambda: why)
-        kernels.said.clear()
+        monkeypatch.setattr(build, "unavailable_reason", lambda: why)
+        kernels.reported.clear()
 
     yield plant
-    kernels.said.clear()
+    kernels.reported.clear()
 
 
 NO_COMPILER = "it needs a C compiler, and there is no cc, gcc or clang; install one (apt-get install gcc)"
@@ -46,31 +47,34 @@ OFF = "HEADWATER_FAST=0 turns it off"
         ("the compiler refused step.c", "zh", ["C 内核没有编译成功（the compiler refused step.c）：只用 torch"]),
     ],
 )  # fmt: skip
-def test_it_is_said_once_in_a_line(without, capsys, monkeypatch, why, lang, words):
+def test_missing_kernels_are_warned_of_once(without, capsys, monkeypatch, why, lang, words):
     monkeypatch.setenv("HEADWATER_LANG", lang)
     without(why)
-    for _ in range(3):
-        kernels.note_missing()
-    heard = capsys.readouterr()
-    assert heard.out == "" and heard.err.count("\n") == 1 and all(word in heard.err for word in words)
+    with use_language(lang):
+        for _ in range(3):
+            kernels.warn_missing()
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1 and all(word in captured.err for word in words)
     assert cli.main(["doctor", "--no-speed"]) in (0, 7)
     told = capsys.readouterr().out
     assert "C kernels" in told and all(word in told for word in words)
 
 
-def test_where_they_are_nothing_is_said(without, capsys):
+def test_no_warning_where_kernels_are_available(without, capsys):
     without("")
-    kernels.note_missing()
+    kernels.warn_missing()
     assert capsys.readouterr().err == ""
     cli.main(["doctor", "--no-speed", "--json"])
     report = json.loads(capsys.readouterr().out)
-    assert report["backends"]["C kernels"] is True and not any("torch alone" in f["says"] for f in report["findings"])
+    assert report["backends"]["C kernels"] is True and not any(
+        "torch alone" in f["message"] for f in report["findings"]
+    )
 
 
 def test_the_words_are_those_of_the_build(monkeypatch, tmp_path):
     """What is planted above is what the build says, on a machine without a compiler and with HEADWATER_FAST=0."""
-    script = "from headwater.machine.build import missing; from headwater.cli.kernels import missing as told; "
-    script += "print(missing(), told().why, sep='|')"
+    script = "from headwater.cpu.build import unavailable_reason; from headwater.cli.kernels import missing_kernels; "
+    script += "print(unavailable_reason(), missing_kernels().reason, sep='|')"
     for more, why in (
         ({"PATH": str(tmp_path)}, "no C compiler found"),
         ({"HEADWATER_FAST": "0"}, "HEADWATER_FAST=0 turns"),
@@ -87,7 +91,7 @@ def test_the_words_are_those_of_the_build(monkeypatch, tmp_path):
      ["tag", "RUN", "ab"], ["eval", "RUN", "nowhere.tsv"], ["embed", "any", "ab"]],
     ids=lambda words: words[0],
 )  # fmt: skip
-def test_the_verbs_that_run_a_model_say_it(without, capsys, monkeypatch, words):
+def test_verbs_that_run_a_model_warn_of_missing_kernels(without, capsys, monkeypatch, words):
     class Told(Exception):
         pass
 
@@ -96,31 +100,31 @@ def test_the_verbs_that_run_a_model_say_it(without, capsys, monkeypatch, words):
 
     class Run:
         columns = MappingProxyType({})
-        task = {"classify": "classification", "translate": "text-to-text", "tag": "tagging"}.get(words[0])
+        task = {"classify": "classification", "translate": "seq2seq", "tag": "token-classification"}.get(words[0])
 
-    monkeypatch.setattr("headwater.families.loading.load", lambda name: None)
-    monkeypatch.setattr("headwater.training.use.load_run", lambda folder: Run())
-    monkeypatch.setattr(kernels, "note_missing", stop)
+    monkeypatch.setattr("headwater.families.load.load", lambda name: None)
+    monkeypatch.setattr("headwater.training.predict.load_run", lambda folder: Run())
+    monkeypatch.setattr(kernels, "warn_missing", stop)
     with pytest.raises(Told):
         cli.main(words)
 
 
-def test_train_says_it_with_its_report(without, capsys, tmp_path):
+def test_train_warns_of_missing_kernels_in_its_report(without, capsys, tmp_path):
     (tmp_path / "pairs.tsv").write_text("".join(f"number {n}\t{n}\n" for n in range(60)))
     without(NO_COMPILER)
     assert cli.main(["train", str(tmp_path / "pairs.tsv"), "--dry-run", "--size", "xs", "--max-steps", "2"]) == 0
     assert capsys.readouterr().err.count("no C compiler found") == 1
 
 
-def test_a_compiler_that_fails_is_said_at_the_end(without, capsys, monkeypatch):
+def test_a_failed_compilation_is_reported_at_the_end(without, capsys, monkeypatch):
     """Kernels are compiled on first use; what came of it is known afterwards."""
     without("")
 
     def fails(*args, **how):
-        monkeypatch.setattr(build, "missing", lambda: "fast could not be compiled: cc says error")
+        monkeypatch.setattr(build, "unavailable_reason", lambda: "fast could not be compiled: cc says error")
         return type("Answer", (), {"text": "x"})()
 
-    monkeypatch.setattr("headwater.families.loading.load", lambda name: None)
-    monkeypatch.setattr("headwater.generation.ask.generate", fails)
+    monkeypatch.setattr("headwater.families.load.load", lambda name: None)
+    monkeypatch.setattr("headwater.generation.api.generate", fails)
     assert cli.main(["generate", "any", "ab", "--no-stream"]) == 0
     assert capsys.readouterr().err.count("C kernels were not compiled (fast could not be compiled: cc says error)") == 1

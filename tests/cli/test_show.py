@@ -8,8 +8,8 @@ import pytest
 
 import headwater.core as core
 from headwater import cli
-from headwater.core.presets import PRESETS
-from headwater.parts import to_plain
+from headwater.families.presets import PRESETS
+from headwater.parts import to_dict
 
 
 @pytest.fixture
@@ -46,13 +46,13 @@ def test_batch_length_and_dtype_change_the_bytes(shown):
     assert "batch 4, length 4096, bf16" in out and "138 GB" in out and "5.37 GB" in out
 
 
-def test_json_says_the_same(shown):
+def test_json_has_the_same_values(shown):
     code, out, _ = shown("base", "--json", "--vocab", "32000")
     told = json.loads(out)
     assert code == 0 and told["parameters"] == 63_082_496 - 5_000 * 512 == sum(told["groups"].values())
-    assert told["tree"]["parts"][0]["path"] == "encoder" and told["letters"]["vocab"] == [32_000]
-    assert set(told["bytes"]) == {"weights", "gradients", "optimiser", "activations", "kv cache"}
-    assert told["at"] == {"batch": 1, "length": 1024, "dtype": "fp32"}
+    assert told["tree"]["children"][0]["path"] == "encoder" and told["symbols"]["vocab"] == [32_000]
+    assert set(told["bytes"]) == {"weights", "gradients", "optimizer", "activations", "kv_cache"}
+    assert told["settings"] == {"batch": 1, "length": 1024, "dtype": "fp32"}
 
 
 def test_without_a_name_all_presets_are_listed(shown):
@@ -64,7 +64,7 @@ def test_without_a_name_all_presets_are_listed(shown):
 def test_a_spec_in_a_file(shown, tmp_path):
     spec = core.decoder(100, d_model=32, heads=4, layers=2)
     path = tmp_path / "mine.json"
-    path.write_text(json.dumps(to_plain(spec)), encoding="utf-8")
+    path.write_text(json.dumps(to_dict(spec)), encoding="utf-8")
     code, out, _ = shown(str(path), "--json")
     assert code == 0 and json.loads(out)["parameters"] == sum(p.numel() for p in spec.build(seed=0).parameters())
 
@@ -81,7 +81,7 @@ def test_chinese(shown):
         (("base", "--dtype", "int8"), 2, "dtype must be one of fp32, bf16, fp16, got 'int8'"),
         (("base", "--depth", "-1"), 2, "--depth must be at least 0"),
         (("base", "--batch", "0"), 2, "at least 1"),
-        (("gpt2", "--length", "4096"), 4, "has 1024 places, got 4096"),
+        (("gpt2", "--length", "4096"), 4, "has 1024 positions, got 4096"),
         (("base", "--vocab", "0"), 2, "vocab must be at least 1"),
         (("base", "--vocab", "many"), 2, "invalid int"),
         (("base", "--leng", "5"), 2, "--length"),
@@ -99,7 +99,7 @@ def test_a_wrong_question_is_one_line(shown, words, code, says):
         ("[1]", "must hold a JSON object"),
         ('{"kind": "LayerNorm"}', "must hold a Model, it holds a LayerNorm"),
         ('{"kind": "Modle"}', "did you mean 'Model'?"),
-        ('{"kind": "Model", "decoder": {"kind": "Stack", "d_model": 9}}', "Stack cannot be made"),
+        ('{"kind": "Model", "decoder": {"kind": "Stack", "d_model": 9}}', "Stack cannot be built"),
         ('{"kind": "Model", "a": 1, "a": 2}', "written twice"),
     ],
 )

@@ -15,22 +15,22 @@ import pytest
 import yaml
 
 from headwater import cli
-from headwater.cli.terminal import for_terminal
-from headwater.data.dates import dates
-from headwater.data.learn import learn
+from headwater.cli.parser import escape_for_terminal
+from headwater.data.dates import dates_dataset
 from headwater.families import FAMILIES
-from headwater.families.folder import Loaded, save_folder
-from headwater.training.use import load_run
-from headwater.weights.settings import Settings
+from headwater.families.hf_folder import LoadedModel, save_hf_folder
+from headwater.text.train import train_tokenizer
+from headwater.training.predict import load_run
+from headwater.weights.hf_config import HFConfig
 
-FEW = ["--size", "xs", "--max-steps", "3", "--batch-tokens", "600", "--eval-rows", "10", "--quiet"]
+FEW = ["--size", "xs", "--max-steps", "3", "--batch-tokens", "600", "--eval-examples", "10", "--quiet"]
 CONTEXT = "The day was 2026-11-15. It rained."
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """One small file for each task."""
-    folder, pairs = tmp_path_factory.mktemp("files"), dates("train", 120)
+    folder, pairs = tmp_path_factory.mktemp("files"), dates_dataset("train", 120)
     (folder / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs))
     kinds = "".join(f"{a}\t{'tagged' if a[0] == '>' else 'plain'}\n" for a, _ in pairs)
     (folder / "labels.tsv").write_text("text\tlabel\n" + kinds)
@@ -51,7 +51,9 @@ def runs(files, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for name in ("pairs.tsv", "labels.tsv", "words.conll", "text.txt", "questions.json"):
         assert (
-            cli.main(["train", str(files / name), "--out", str(folder / name.split(".")[0]), "--context", "32", *FEW])
+            cli.main(
+                ["train", str(files / name), "--out", str(folder / name.split(".")[0]), "--context-length", "32", *FEW]
+            )
             == 0
         )
     return folder
@@ -63,8 +65,8 @@ def say(capsys, monkeypatch):
         if pipe is not None:
             monkeypatch.setattr(sys, "stdin", io.StringIO(pipe))
         code = cli.main([str(word) for word in words])
-        heard = capsys.readouterr()
-        return code, heard.out, heard.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return run
 
@@ -94,7 +96,7 @@ def test_a_label_and_how_sure(runs, say):
     assert out.splitlines()[1] + "\n" == alone, "a text beside others is answered as if alone"
 
 
-def test_every_word_keeps_its_place(runs, say):
+def test_every_word_keeps_its_order(runs, say):
     code, out, _ = say("tag", runs / "words", "on 15 May 2020")
     assert code == 0 and [word.split("/")[0] for word in out.split()] == ["on", "15", "May", "2020"]
     words = json.loads(say("tag", runs / "words", "on 15 May", "--json")[1])["output"]
@@ -112,8 +114,8 @@ def test_an_answer_is_words_of_the_text(runs, say, tmp_path):
     assert [json.loads(line)["input"] for line in both[1].splitlines()] == ["What day was it?", "Was it wet?"]
     (tmp_path / "gbk.txt").write_bytes("今天下雨。".encode("gbk"))
     for path, code, line in [("nowhere.txt", 6, "is not there"), (tmp_path / "gbk.txt", 3, "must be UTF-8")]:
-        found = say("answer", runs / "questions", "x", "--text", path)
-        assert found[0] == code and line in found[2] and found[2].count("\n") == 1
+        result = say("answer", runs / "questions", "x", "--text", path)
+        assert result[0] == code and line in result[2] and result[2].count("\n") == 1
     assert "it is empty" in say("answer", runs / "questions", "x", pipe="")[2]
 
 
@@ -138,24 +140,24 @@ def test_a_run_knows_which_column_it_reads(files, runs, say, tmp_path):
     rows = [line.split("\t")[0] for line in (files / "labels.tsv").read_text().splitlines()[1:5]]
     (tmp_path / "in.csv").write_text("sentence2,text\n" + "".join(f'x,"{row}"\n' for row in rows))
     code, out, _ = say("classify", runs / "labels", tmp_path / "in.csv")
-    found = list(csv.DictReader(io.StringIO(out)))
-    assert code == 0 and [row["text"] for row in found] == rows and list(found[0]) == [
+    result = list(csv.DictReader(io.StringIO(out)))
+    assert code == 0 and [row["text"] for row in result] == rows and list(result[0]) == [
         "sentence2", "text", "label", "probability"]  # fmt: skip
     alone = [line.split("\t")[0] for line in say("classify", runs / "labels", "--as-text", *rows)[1].splitlines()]
-    assert [row["label"] for row in found] == alone
+    assert [row["label"] for row in result] == alone
     assert load_run(runs / "pairs").columns == {"source": "1", "target": "2"}
 
 
-def reported(wanted, output):
+def reported(expected, output):
     """Precision, recall and F1 of every class by their definitions, one row at a time."""
-    found = {}
-    for name in sorted(set(wanted)):
-        both = [(name == a, name == b) for a, b in zip(wanted, output, strict=True)]
+    result = {}
+    for name in sorted(set(expected)):
+        both = [(name == a, name == b) for a, b in zip(expected, output, strict=True)]
         right, said, real = sum(a and b for a, b in both), sum(b for _, b in both), sum(a for a, _ in both)
         precision, recall = right / said if said else 0.0, right / real
         f1 = 2 * precision * recall / (precision + recall) if right else 0.0
-        found[name] = [100 * precision, 100 * recall, 100 * f1, real]
-    return found
+        result[name] = [100 * precision, 100 * recall, 100 * f1, real]
+    return result
 
 
 def test_eval_reports_every_class(files, runs, say):
@@ -163,51 +165,51 @@ def test_eval_reports_every_class(files, runs, say):
     rows = [line.split("\t") for line in (files / "labels.tsv").read_text().splitlines()[1:]]
     said = say("classify", runs / "labels", "--as-text", *(text for text, _ in rows))[1]
     output = [line.split("\t")[0] for line in said.splitlines()]
-    wanted = [label for _, label in rows]
-    found = json.loads(say("eval", runs / "labels", files / "labels.tsv", "--json")[1])
-    assert found["rows"] == len(rows) == 120
-    by_hand = reported(wanted, output)
+    expected = [label for _, label in rows]
+    result = json.loads(say("eval", runs / "labels", files / "labels.tsv", "--json")[1])
+    assert result["rows"] == len(rows) == 120
+    by_hand = reported(expected, output)
     for name, scores in by_hand.items():
-        assert list(found["classes"][name].values()) == pytest.approx(scores)
+        assert list(result["classes"][name].values()) == pytest.approx(scores)
     for average, weights in (("macro_avg", [1, 1]), ("weighted_avg", [scores[3] for scores in by_hand.values()])):
         for place, measure in enumerate(("precision", "recall", "f1")):
             mean = sum(w * s[place] for w, s in zip(weights, by_hand.values(), strict=True)) / sum(weights)
-            assert found[average][measure] == pytest.approx(mean)
-    assert found["macro_f1"] == pytest.approx(found["macro_avg"]["f1"])
-    most = max(set(wanted), key=wanted.count)
-    assert found["majority_baseline"] == {"label": most, "accuracy": pytest.approx(100 * wanted.count(most) / 120)}
-    pairs = list(zip(wanted, output, strict=True))
-    for label in set(wanted):
+            assert result[average][measure] == pytest.approx(mean)
+    assert result["macro_f1"] == pytest.approx(result["macro_avg"]["f1"])
+    most = max(set(expected), key=expected.count)
+    assert result["majority_baseline"] == {"label": most, "accuracy": pytest.approx(100 * expected.count(most) / 120)}
+    pairs = list(zip(expected, output, strict=True))
+    for label in set(expected):
         row = {name: pairs.count((label, name)) for name in set(output) if pairs.count((label, name))}
-        assert found["confusion"][label] == row
+        assert result["confusion"][label] == row
     shown = say("eval", runs / "labels", files / "labels.tsv")[1]
     for words in ("rows         120", "baseline", "precision     recall         f1    support", "confusion matrix"):
         assert words in shown
 
 
 def test_eval_reports_every_entity_type(files, runs, say):
-    found = json.loads(say("eval", runs / "words", files / "words.conll", "--json")[1])
-    numbers = found["entities"]["NUM"]
-    assert found["rows"] == 120 and set(found["entities"]) == {"NUM"}, "one type, so its scores are those of all"
+    result = json.loads(say("eval", runs / "words", files / "words.conll", "--json")[1])
+    numbers = result["entities"]["NUM"]
+    assert result["rows"] == 120 and set(result["entities"]) == {"NUM"}, "one type, so its scores are those of all"
     assert [numbers[name] for name in ("precision", "recall", "f1")] == pytest.approx(
-        [found[name] for name in ("precision", "recall", "f1")]
+        [result[name] for name in ("precision", "recall", "f1")]
     )
     assert "NUM" in say("eval", runs / "words", files / "words.conll")[1]
 
 
-def test_runs_say_how_they_ended(say, tmp_path):
+def test_runs_lists_the_stop_reasons(say, tmp_path):
     words = {
         "finished": ("finished", "已完成"),
-        "no better": ("stopped early", "已早停"),
-        "time": ("out of time", "时间用完"),
-        "signal": ("stopped (signal)", "已中断（信号）"),
-        "bad steps": ("stopped (NaN)", "已停止（NaN）"),
+        "early_stopping": ("stopped early", "已早停"),
+        "time_limit": ("out of time", "时间用完"),
+        "interrupted": ("stopped (signal)", "已中断（信号）"),
+        "diverged": ("stopped (NaN)", "已停止（NaN）"),
     }
     for state in words:
         folder = tmp_path / state.replace(" ", "-")
         folder.mkdir()
         (folder / "config.yaml").write_text("")
-        (folder / "metrics.jsonl").write_text(json.dumps({"step": 7, "stopped": state}) + "\n")
+        (folder / "metrics.jsonl").write_text(json.dumps({"step": 7, "stop_reason": state}) + "\n")
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "config.yaml").write_text("")
     words["begun"] = ("unfinished", "未完成")
@@ -235,7 +237,7 @@ def test_the_verb_of_another_task_is_refused_in_a_line(runs, say, verb):
 # --------------------------------------------------------------------------------------------------- training
 
 
-def test_a_dry_run_says_all_and_writes_nothing(files, say, tmp_path):
+def test_a_dry_run_prints_the_plan_and_writes_nothing(files, say, tmp_path):
     code, out, _ = say("train", files / "labels.tsv", "--out", tmp_path / "run", "--dry-run", *FEW)
     assert code == 0 and not (tmp_path / "run").exists()
     for word in (
@@ -252,11 +254,13 @@ def test_a_dry_run_says_all_and_writes_nothing(files, say, tmp_path):
         assert word in out
 
 
-@pytest.mark.parametrize("objective", ["packed", "masked", "masked-next", "denoise", "spans"])
+@pytest.mark.parametrize("objective", ["packed", "mlm", "mlm-nsp", "denoising", "span-corruption"])
 def test_every_objective_trains_and_is_measured(files, say, tmp_path, objective):
     file = files / ("documents.jsonl" if objective == "packed" else "text.txt")
-    code, out, _ = say("train", file, "--objective", objective, "--out", tmp_path / "run", "--context", "48", *FEW)
-    next_verb = "headwater generate" if objective == "packed" else f"--from {tmp_path / 'run'}"
+    code, out, _ = say(
+        "train", file, "--objective", objective, "--out", tmp_path / "run", "--context-length", "48", *FEW
+    )
+    next_verb = "headwater generate" if objective == "packed" else f"--init-from {tmp_path / 'run'}"
     assert code == 0 and next_verb in out
     assert "loss" in json.loads(say("eval", tmp_path / "run", file, "--rows", "4", "--json")[1])
 
@@ -264,30 +268,36 @@ def test_every_objective_trains_and_is_measured(files, say, tmp_path, objective)
 @pytest.fixture(scope="module")
 def bert(files, tmp_path_factory):
     """A small BERT in the public layout, with a tokenizer."""
-    tokenizer = learn([CONTEXT, *(a for a, _ in dates("train", 120))], vocab=320)
+    tokenizer = train_tokenizer([CONTEXT, *(a for a, _ in dates_dataset("train", 120))], vocab_size=320)
     config = {"model_type": "bert", "vocab_size": len(tokenizer), "hidden_size": 16, "num_hidden_layers": 3,
               "num_attention_heads": 2, "intermediate_size": 24, "max_position_embeddings": 48}  # fmt: skip
-    model = FAMILIES["bert"].read(Settings(dict(config)), "language").build(seed=0)
-    folder = save_folder(Loaded(model, tokenizer, config, files, "language"), tmp_path_factory.mktemp("bert") / "model")
+    model = FAMILIES["bert"].read_spec(HFConfig(dict(config)), "language").build(seed=0)
+    folder = save_hf_folder(
+        LoadedModel(model, tokenizer, config, files, "language"), tmp_path_factory.mktemp("bert") / "model"
+    )
     tokenizer.save(folder)
     return folder
 
 
 @pytest.mark.parametrize("name", ["labels.tsv", "words.conll", "questions.json"])
 def test_from_a_public_folder(files, bert, say, tmp_path, name):
-    code, out, _ = say("train", files / name, "--from", bert, "--out", tmp_path / "run", *FEW[2:])
+    code, out, _ = say("train", files / name, "--init-from", bert, "--out", tmp_path / "run", *FEW[2:])
     assert code == 0 and "3 layers, d_model 16, 2 heads" in out
     chosen = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    assert chosen["model"]["start"] == str(bert) and chosen["data"]["longest"] == 45 and chosen["model"]["d_ff"] == 24
+    assert (
+        chosen["model"]["init_from"] == str(bert)
+        and chosen["data"]["max_length"] == 45
+        and chosen["model"]["d_ff"] == 24
+    )
     assert say("eval", tmp_path / "run", files / name, "--rows", "4")[0] == 0
 
 
 def test_from_goes_on_with_masked_words(files, bert, say, tmp_path):
-    masked = ["--from", bert, "--objective", "masked", "--context", "32"]
+    masked = ["--init-from", bert, "--objective", "mlm", "--context-length", "32"]
     assert say("train", files / "text.txt", *masked, "--out", tmp_path / "run", *FEW[2:])[0] == 0
-    code, _, err = say("train", files / "pairs.tsv", "--from", bert, "--out", tmp_path / "other", *FEW[2:])
-    assert code == 2 and "text-to-text needs an encoder and a decoder, the model has an encoder" in err
-    assert say("train", files / "pairs.tsv", "--from", "nothing", "--out", tmp_path / "other")[0] == 6
+    code, _, err = say("train", files / "pairs.tsv", "--init-from", bert, "--out", tmp_path / "other", *FEW[2:])
+    assert code == 2 and "seq2seq needs an encoder and a decoder, the model has an encoder" in err
+    assert say("train", files / "pairs.tsv", "--init-from", "nothing", "--out", tmp_path / "other")[0] == 6
 
 
 # ----------------------------------------------------------------------------------- augmentation, back-translation
@@ -298,13 +308,13 @@ def test_augmented_and_resumed_is_augmented_and_never_stopped(files, say, tmp_pa
     more = ["--augment", "delete=0.2,noise=0.1,synonyms=0.5", "--synonyms", tmp_path / "words.tsv", "--log-every", "1"]
     assert say("train", files / "pairs.tsv", *more, "--out", tmp_path / "whole", *FEW, "--max-steps", "4")[0] == 0
     assert say("train", files / "pairs.tsv", *more, "--out", tmp_path / "parts", *FEW, "--max-steps", "4",
-               "--save-steps", "2", "--patience", "0")[0] == 0  # fmt: skip
+               "--checkpoint-steps", "2", "--patience", "0")[0] == 0  # fmt: skip
     losses = [[line["loss"] for line in map(json.loads, (tmp_path / run / "metrics.jsonl").open()) if "lr" in line]
               for run in ("whole", "parts")]  # fmt: skip
     assert losses[0] == losses[1] and len(losses[0]) == 4
 
 
-def test_what_can_not_be_augmented_is_said(files, say, tmp_path):
+def test_augmentation_that_does_not_apply_is_reported(files, say, tmp_path):
     for words, line in [
         (["--augment", "delet=0.1"], "augment has no change 'delet'; did you mean 'delete'"),
         (["--augment", "delete=much"], "delete must have a rate such as delete=0.1"),
@@ -314,7 +324,7 @@ def test_what_can_not_be_augmented_is_said(files, say, tmp_path):
         code, _, err = say("train", files / "pairs.tsv", *words, "--out", tmp_path / "run", *FEW)
         assert code == 2 and line in err and err.count("\n") == 1
     code, _, err = say("train", files / "words.conll", "--augment", "swap=0.1", "--out", tmp_path / "run", *FEW)
-    assert code == 2 and "the task is tagging" in err
+    assert code == 2 and "the task is token-classification" in err
 
 
 def test_pairs_out_of_one_language(runs, say, tmp_path):
@@ -347,18 +357,18 @@ def test_texts_may_be_in_any_encoding_that_train_reads(runs, say, tmp_path):
     assert code == 3 and "the standard input must be UTF-8, line 2 is not" in err and err.count("\n") == 1
 
 
-def test_what_a_model_says_does_not_steer_a_terminal(monkeypatch):
+def test_model_output_is_escaped_for_the_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.StringIO())
-    assert for_terminal("a\x1b[2J") == "a\x1b[2J", "a file or a pipe gets what the model said"
+    assert escape_for_terminal("a\x1b[2J") == "a\x1b[2J", "a file or a pipe gets what the model said"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert for_terminal("a\x1b[2J") == "a\\x1b[2J"
+    assert escape_for_terminal("a\x1b[2J") == "a\\x1b[2J"
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["translate", "{pairs}", "x", "--beam", "0"], "beam must be at least 1 (which is greedy), got 0"),
-        (["train", "{file}", "--processes", "0"], "--processes must be from 1 to 64, got 0"),
+        (["train", "{file}", "--nproc", "0"], "--nproc must be from 1 to 64, got 0"),
         (["train"], "it needs files or examples to learn from, got none; try: headwater train pairs.tsv"),
         (["train", "{file}", "--max-time", "soon"], "max_time must be a time such as 90s or 5m, got 'soon'"),
     ],
@@ -368,7 +378,7 @@ def test_a_mistake_is_answered_in_one_line(runs, files, say, words, said):
     assert code == 2 and not out and said in err and err.count("\n") == 1
 
 
-def test_the_whole_of_train_speaks_chinese(files, say, tmp_path, monkeypatch):
+def test_all_output_of_train_is_chinese(files, say, tmp_path, monkeypatch):
     monkeypatch.setenv("HEADWATER_LANG", "en")  # and so it is again afterwards
     loud = [word for word in FEW if word != "--quiet"]
     code, out, _ = say("train", files / "pairs.tsv", "--out", tmp_path / "run", *loud, "--lang", "zh")
@@ -381,7 +391,7 @@ def test_the_whole_of_train_speaks_chinese(files, say, tmp_path, monkeypatch):
     assert "finished         step 3" in say("runs", tmp_path, "--lang", "en")[1]
 
 
-def test_a_note_is_said_once(files, say, tmp_path):
+def test_a_note_is_printed_once(files, say, tmp_path):
     loud = [word for word in FEW if word != "--quiet"]
     path = tmp_path / "long.tsv"
     path.write_text((files / "pairs.tsv").read_text() + f"{'a long day ' * 400}\tnever\n")
@@ -390,7 +400,7 @@ def test_a_note_is_said_once(files, say, tmp_path):
         assert code == 0 and out.count("rows are longer than 512 tokens and left out") == 1, name
 
 
-def test_a_finished_run_says_how_it_can_go_on(runs, say, tmp_path):
+def test_a_finished_run_prints_how_to_continue(runs, say, tmp_path):
     shutil.copytree(runs / "labels", tmp_path / "run")
     code, out, _ = say("train", "--resume", tmp_path / "run")
     assert code == 0 and "all its 3 steps were done; to go on, give --max-steps above 3" in " ".join(out.split())
@@ -399,7 +409,7 @@ def test_a_finished_run_says_how_it_can_go_on(runs, say, tmp_path):
 def test_a_packed_file_gives_a_run_its_name(files, say, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "book.txt.gz").write_bytes(gzip.compress((files / "text.txt").read_bytes()))
-    assert say("train", "book.txt.gz", "--context", "32", *FEW)[0] == 0
+    assert say("train", "book.txt.gz", "--context-length", "32", *FEW)[0] == 0
     assert (tmp_path / "runs/language-model/book/config.yaml").is_file()
 
 

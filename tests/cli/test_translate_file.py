@@ -13,22 +13,22 @@ import pytest
 
 from headwater import cli
 from headwater.cli import outputs
-from headwater.cli.inputs import Entry
-from headwater.data.dates import dates
+from headwater.cli.inputs import InputEntry
+from headwater.data.dates import dates_dataset
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("translate")
-    (folder / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in dates("train", 60)))
-    few = ["--size", "xs", "--max-steps", "2", "--batch-tokens", "400", "--eval-rows", "5", "--quiet"]
+    (folder / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in dates_dataset("train", 60)))
+    few = ["--size", "xs", "--max-steps", "2", "--batch-tokens", "400", "--eval-examples", "5", "--quiet"]
     assert cli.main(["train", str(folder / "pairs.tsv"), "--out", str(folder / "run"), *few]) == 0
     return folder / "run"
 
 
 @pytest.fixture
 def source(tmp_path):
-    lines = [a for a, _ in dates("train", 40)]
+    lines = [a for a, _ in dates_dataset("train", 40)]
     lines[7] = ""
     (tmp_path / "in.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return tmp_path / "in.txt"
@@ -37,39 +37,41 @@ def source(tmp_path):
 ASKED = {"as_text": False, "column": None, "format": "lines", "json": False, "beam": 2}
 
 
-def told(*words):
+def message_of(*words):
     return cli.main([str(word) for word in ("translate", *words, "--beam", 2)])
 
 
 def test_the_lines_of_a_file_in_their_order(run, source, tmp_path, capsys):
     out = tmp_path / "out.txt"
-    assert told(run, source, "--out", out) == 0
+    assert message_of(run, source, "--out", out) == 0
     assert "40 rows" in capsys.readouterr().err and not list(tmp_path.glob("out.txt.*"))
     made = out.read_text(encoding="utf-8").split("\n")
     assert len(made) == 41 and made[7] == made[40] == ""
-    assert told(run, source, "--out", out) != 0
+    assert message_of(run, source, "--out", out) != 0
     assert "is there already" in capsys.readouterr().err
 
 
 def test_a_torn_part_goes_on_to_the_same_file(run, source, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(outputs, "WINDOW", 8)
     whole, out = tmp_path / "whole.txt", tmp_path / "out.txt"
-    assert told(run, source, "--out", whole) == 0
+    assert message_of(run, source, "--out", whole) == 0
     text = whole.read_bytes()
     ends = [0]
     for line in text.splitlines(keepends=True):
         ends.append(ends[-1] + len(line))
     windows = [[rows, ends[rows]] for rows in (8, 16, 24, 32, 40)]
     read = []
-    answered = outputs.answered
-    monkeypatch.setattr(outputs, "answered", lambda some, answer: read.append(len(some)) or answered(some, answer))
+    answered = outputs.predict_entries
+    monkeypatch.setattr(
+        outputs, "predict_entries", lambda some, answer: read.append(len(some)) or answered(some, answer)
+    )
     for size, noted, torn in ((0, 0, ""), (3, 0, "[8"), (len(text) // 2, 5, ""), (len(text) - 1, 4, "[40, 1")):
         part = outputs.ResumableFile(out, {**ASKED, "run": str(run), "texts": [str(source)]})
-        part.part.write_bytes(text[:size])
-        with part.job.open("a") as job:
+        part.part_path.write_bytes(text[:size])
+        with part.job_path.open("a") as job:
             job.write("".join(json.dumps(window) + "\n" for window in windows[:noted]) + torn)
         read.clear()
-        assert told(run, source, "--out", out) == 0
+        assert message_of(run, source, "--out", out) == 0
         assert out.read_bytes() == text
         done = max([rows for rows, end in windows[:noted] if end <= size], default=0)
         assert sum(read) == 40 - done, "what is done is not done again"
@@ -79,8 +81,8 @@ def test_a_torn_part_goes_on_to_the_same_file(run, source, tmp_path, monkeypatch
 def test_other_settings_do_not_go_on_with_it(run, source, tmp_path, capsys):
     out = tmp_path / "out.txt"
     asked = {**ASKED, "run": str(run), "texts": [str(source)], "beam": 5}
-    outputs.ResumableFile(out, asked).part.write_bytes(b"a\n")
-    assert told(run, source, "--out", out) != 0
+    outputs.ResumableFile(out, asked).part_path.write_bytes(b"a\n")
+    assert message_of(run, source, "--out", out) != 0
     assert "was begun with beam 5, got 2; finish it with that, or remove it" in capsys.readouterr().err
 
 
@@ -112,5 +114,5 @@ def test_lots_of_like_length_come_back_in_order():
         return [line.upper() for line in lines]
 
     window = [chr(97 + i % 26) * (1 + i * 7 % 90) for i in range(100)]
-    assert outputs.answered([Entry(line) for line in window], make) == [line.upper() for line in window]
-    assert all(lot == sorted(lot) and len(lot) <= outputs.TOGETHER for lot in lots) and len(lots) == 4
+    assert outputs.predict_entries([InputEntry(line) for line in window], make) == [line.upper() for line in window]
+    assert all(lot == sorted(lot) and len(lot) <= outputs.BATCH_SIZE for lot in lots) and len(lots) == 4

@@ -10,6 +10,7 @@ import torch
 
 from headwater import core as hw
 from headwater.core.feedforward import ACTIVATIONS
+from headwater.variants.mean_pool_bridge import MeanPoolBridge
 
 SIZES = {"d_model": 32, "heads": 4, "layers": 2, "d_ff": 64, "dropout": 0.0}
 IDS = torch.arange(12).view(2, 6) % 9
@@ -46,7 +47,7 @@ def test_first_weights_follow_their_rules():
 
 
 def test_what_writes_into_the_stream_begins_smaller():
-    model = hw.decoder(50, **{**SIZES, "layers": 8}, placement="pre").build(seed=0)
+    model = hw.decoder(50, **{**SIZES, "layers": 8}, norm_position="pre").build(seed=0)
     layer = model.decoder.layers[3]
     assert layer.ffn.up.weight.std().item() == pytest.approx(0.02, rel=0.1)
     assert layer.ffn.down.weight.std().item() == pytest.approx(0.02 / 4, rel=0.1)
@@ -68,39 +69,43 @@ def encoder(head, **changes) -> hw.Transformer:
 
 
 def test_a_head_reads_the_token_it_names():
-    states = encoder(hw.NoHead())(IDS, keep=KEEP)
+    states = encoder(hw.NoHead())(IDS, attention_mask=KEEP)
     where = {hw.FirstToken(): (2, 0), hw.LastToken(): (5, 2)}
     for pick, (a, b) in where.items():
-        got = encoder(hw.Picked(pick))(IDS, keep=KEEP)
+        got = encoder(hw.Pooled(pick))(IDS, attention_mask=KEEP)
         assert torch.equal(got, torch.stack((states[0, a], states[1, b])))
-    mean = encoder(hw.Picked(hw.Mean()))(IDS, keep=KEEP)
+    mean = encoder(hw.Pooled(hw.MeanPooling()))(IDS, attention_mask=KEEP)
     assert torch.allclose(mean, torch.stack((states[0, 2:].mean(0), states[1, :3].mean(0))), atol=1e-6)
 
 
 def test_padding_changes_no_pooled_answer():
-    model = encoder(hw.ClassHead(3, hw.Pool(hw.Mean())))
+    model = encoder(hw.ClassificationHead(3, hw.Pooler(hw.MeanPooling())))
     alone = model(IDS[:1, 2:])
-    assert torch.allclose(model(IDS, keep=KEEP)[:1], alone, atol=1e-5)
+    assert torch.allclose(model(IDS, attention_mask=KEEP)[:1], alone, atol=1e-5)
     assert not torch.allclose(model(IDS)[:1], alone, atol=1e-3)
 
 
 def test_a_narrow_table_is_widened():
-    head = hw.LanguageHead(9, transform=hw.Transform("gelu", hw.LayerNorm()), width=12)
-    stack = hw.Stack(32, hw.Tokens(9, hw.Learned(8), width=12, kinds=2, norm=hw.LayerNorm()), ())
+    head = hw.LMHead(9, transform=hw.MLMTransform("gelu", hw.LayerNorm()), width=12)
+    stack = hw.Stack(32, hw.Embeddings(9, hw.Learned(8), width=12, token_types=2, norm=hw.LayerNorm()), ())
     model = hw.Model(head, encoder=stack, tied=(("head.out", "encoder.embed.tokens"),)).build(seed=0)
-    assert model.encoder.embed.project.weight.shape == (32, 12) and model(IDS).shape == (2, 6, 9)
+    assert model.encoder.embed.projection.weight.shape == (32, 12) and model(IDS).shape == (2, 6, 9)
     kinds = torch.ones_like(IDS)
-    assert torch.equal(model(IDS), model(IDS, kinds=0 * kinds)) and not torch.equal(model(IDS), model(IDS, kinds=kinds))
+    assert torch.equal(model(IDS), model(IDS, token_types=0 * kinds)) and not torch.equal(
+        model(IDS), model(IDS, token_types=kinds)
+    )
 
 
 def test_pooled_memory_is_the_mean_of_neighbours():
     model = hw.transformer(9, **SIZES).build(seed=0)
-    pool = hw.MeanPool(2).build()
+    pool = MeanPoolBridge(2).build()
     memory = model.encode(IDS[:, :5])
     pooled = pool(memory)
-    assert pooled.states.shape == (2, 3, 32)
-    assert torch.allclose(pooled.states[:, 0], memory.states[:, :2].mean(1), atol=1e-6)
-    assert torch.allclose(pooled.states[:, 2], memory.states[:, 4], atol=1e-6), "a last one without a neighbour"
+    assert pooled.hidden_states.shape == (2, 3, 32)
+    assert torch.allclose(pooled.hidden_states[:, 0], memory.hidden_states[:, :2].mean(1), atol=1e-6)
+    assert torch.allclose(pooled.hidden_states[:, 2], memory.hidden_states[:, 4], atol=1e-6), (
+        "a last one without a neighbour"
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,9 +148,9 @@ def test_given_places_are_obeyed(position):
     """Counted places, given by hand, change nothing; other places change the answers."""
     model = hw.decoder(9, **SIZES, position=position).build(seed=0).eval()
     counted = torch.arange(6)[None]
-    assert torch.allclose(model(IDS, places=counted), model(IDS), atol=1e-5)
+    assert torch.allclose(model(IDS, positions=counted), model(IDS), atol=1e-5)
     spread = torch.tensor([[0, 3, 4, 9, 10, 30]])
-    assert not torch.allclose(model(IDS, places=spread), model(IDS), atol=1e-4)
+    assert not torch.allclose(model(IDS, positions=spread), model(IDS), atol=1e-4)
 
 
 @pytest.mark.parametrize("position", ["sinusoidal", "rotary", "alibi", "xl"])
@@ -163,7 +168,7 @@ def test_half_precision_is_near_full(position, dtype):
     assert (half - want).abs().max() < limit and (mixed - want).abs().max() < limit
 
 
-@pytest.mark.parametrize("make", [hw.growing, hw.rolling, lambda m: hw.fixed(m, 2, 8)])
+@pytest.mark.parametrize("make", [hw.dynamic_cache, hw.sliding_cache, lambda m: hw.static_cache(m, 2, 8)])
 def test_a_cache_works_in_half_precision(make):
     model = hw.decoder(9, **SIZES, position="rotary").build(seed=0).eval().bfloat16()
     with torch.no_grad():
@@ -173,16 +178,16 @@ def test_a_cache_works_in_half_precision(make):
 
 
 def test_a_rolling_cache_keeps_only_its_window():
-    attention = hw.Attention(4, sees=hw.Window(3))
+    attention = hw.Attention(4, mask=hw.SlidingWindow(3))
     block = hw.Block((hw.pre(hw.RMSNorm(), self_attn=attention), hw.pre(hw.RMSNorm(), ffn=hw.FeedForward(8))))
-    model = hw.Model(decoder=hw.Stack(16, hw.Tokens(9), (block,) * 2)).build(seed=0)
-    cache = hw.rolling(model)
+    model = hw.Model(decoder=hw.Stack(16, hw.Embeddings(9), (block,) * 2)).build(seed=0)
+    cache = hw.sliding_cache(model)
     with torch.no_grad():
         for part, real in zip(IDS.split((4, 1, 1), 1), KEEP.split((4, 1, 1), 1), strict=True):
-            model.decode(part, keep=real, cache=cache)
-    (store,) = cache.stores
-    assert {k.shape[2] for k, _ in store.kept.values()} == {2} and store.places.shape == (2, 2)
-    assert store.places[store.keep].tolist() == [2, 3, 1, 2], (
+            model.decode(part, attention_mask=real, cache=cache)
+    (store,) = cache.group_caches
+    assert {k.shape[2] for k, _ in store.kv.values()} == {2} and store.positions.shape == (2, 2)
+    assert store.positions[store.attention_mask].tolist() == [2, 3, 1, 2], (
         "the last real tokens of each row, whatever padding followed"
     )
 
@@ -194,22 +199,22 @@ def test_listening_stops_when_the_hook_goes():
     model(IDS)
     hook.remove()
     model(IDS)
-    assert heard == [(2, 4, 6, 6)] and not tap.watched
+    assert heard == [(2, 4, 6, 6)] and not tap.has_hooks
 
 
 def test_shared_layers_are_one_and_run_often():
     spec = hw.decoder(9, **{**SIZES, "layers": 1})
     often = replace(spec, decoder=replace(spec.decoder, order=(0,) * 5))
-    count = [sum(p.numel() for p in s.skeleton().parameters()) for s in (spec, often)]
+    count = [sum(p.numel() for p in s.on_meta().parameters()) for s in (spec, often)]
     assert count[0] == count[1]
     once, five = spec.build(seed=0).eval(), often.build(seed=0).eval()
     assert not torch.allclose(once(IDS), five(IDS))
-    assert set(hw.fixed(five, 1, 4).stores[0].kept) == {(step, 0) for step in range(5)}
+    assert set(hw.static_cache(five, 1, 4).group_caches[0].kv) == {(step, 0) for step in range(5)}
 
 
 def test_layers_with_equal_positions_share_them():
     def owned(position):
-        return hw.decoder(9, **SIZES, position=position).build(seed=0).decoder.positions
+        return hw.decoder(9, **SIZES, position=position).build(seed=0).decoder.position_encodings
 
     assert len(owned("rotary")) == len(owned("relative")) == 1 and len(owned("xl")) == 2
 
@@ -217,7 +222,7 @@ def test_layers_with_equal_positions_share_them():
 def test_recomputing_tells_a_cache_nothing_twice():
     model, found = hw.decoder(9, **SIZES).build(seed=0), []
     for on in (False, True):
-        cache = hw.growing(model.recompute(on))
+        cache = hw.dynamic_cache(model.gradient_checkpointing(on))
         model.zero_grad()
         torch.cat([model.decode(part, cache=cache) for part in IDS.split(3, 1)], 1).square().sum().backward()
         found.append(model.decoder.layers[0].ffn.up.weight.grad.clone())

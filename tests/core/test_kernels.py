@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from headwater import core as hw
-from headwater.core.kernels import BACKENDS, backend
-from headwater.core.masks import Sight
-from headwater.core.positions import Position
+from headwater.core.kernels import BACKENDS, get_backend
+from headwater.core.masks import AttentionMask
+from headwater.core.positions import PositionEncoding
 from headwater.errors import BadSetting, Unavailable
-from headwater.variants.soft_capped import SoftCapped
+from headwater.variants.soft_cap import SoftCap
 
 
 def stand_in() -> types.ModuleType:
@@ -54,25 +54,30 @@ def qkv(dtype=torch.float32, heads=4, kv_heads=2, queries=6, keys=6, d_k=8, d_v=
     return [torch.randn(2, *shape, generator=draw).to(dtype).requires_grad_() for shape in shapes]
 
 
-class Slanted(Position):
+class Slanted(PositionEncoding):
     """A position that biases every score."""
 
-    def bias(self, q_places, k_places):
-        return 0.1 * (k_places[:, None, None, :] - q_places[:, None, :, None]).float().expand(-1, 4, -1, -1)
+    has_bias = True
+
+    def bias(self, q_positions, k_positions):
+        return 0.1 * (k_positions[:, None, None, :] - q_positions[:, None, :, None]).float().expand(-1, 4, -1, -1)
 
 
-def sight(rule=None, position=None, keep=None, queries=6, keys=6, aligned=True):
-    places = torch.arange(keys)[None]
-    return Sight(rule or hw.Past(), position or Position(), places[:, -queries:], places, keep, aligned=aligned)
+def sight(rule=None, position=None, attention_mask=None, queries=6, keys=6, aligned=True):
+    positions = torch.arange(keys)[None]
+    return AttentionMask(
+        rule or hw.Causal(),
+        position or PositionEncoding(),
+        positions[:, -queries:],
+        positions,
+        attention_mask,
+        aligned=aligned,
+    )
 
 
 def run(name, tensors, look, grads=True):
-    kernel = backend(name).build(tensors[0].shape[-1] ** -0.5, 0.0)
-    mask = (
-        None
-        if look.causal and look.position.bias(look.q_places, look.k_places) is None
-        else look.mask(tensors[0].dtype)
-    )
+    kernel = get_backend(name).build(tensors[0].shape[-1] ** -0.5, 0.0)
+    mask = None if look.is_causal and not look.position.has_bias else look.additive(tensors[0].dtype)
     out = kernel(*tensors, look, mask)
     if not grads:
         return out.detach(), []
@@ -83,26 +88,26 @@ def run(name, tensors, look, grads=True):
 
 
 KEEP = torch.tensor([[True] * 6, [False, False, True, True, True, False]])
-SIGHTS = {
-    "everyone": sight(hw.Everyone()),
+MASKS = {
+    "everyone": sight(hw.Bidirectional()),
     "past": sight(),
-    "past, padded": sight(keep=KEEP),
-    "window": sight(hw.Window(2)),
+    "past, padded": sight(attention_mask=KEEP),
+    "window": sight(hw.SlidingWindow(2)),
     "biased": sight(position=Slanted()),
-    "biased, padded": sight(hw.Everyone(), Slanted(), KEEP),
+    "biased, padded": sight(hw.Bidirectional(), Slanted(), KEEP),
     "two of six": sight(queries=2, aligned=False),
-    "nothing real": sight(keep=torch.zeros(2, 6, dtype=torch.bool)),
+    "nothing real": sight(attention_mask=torch.zeros(2, 6, dtype=torch.bool)),
 }
 SHAPES = {"heads": {"kv_heads": 4}, "grouped": {}, "one key": {"kv_heads": 1}, "wide values": {"d_v": 5}}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("look", SIGHTS)
-@pytest.mark.parametrize("name", ["fused", "xformers"])
+@pytest.mark.parametrize("look", MASKS)
+@pytest.mark.parametrize("name", ["sdpa", "xformers"])
 def test_every_back_end_is_the_formula(name, look, shape, xformers):
     tensors = qkv(**SHAPES[shape], queries=2 if look == "two of six" else 6)
-    want, want_grads = run("plain", tensors, SIGHTS[look])
-    got, got_grads = run(name, tensors, SIGHTS[look])
+    want, want_grads = run("eager", tensors, MASKS[look])
+    got, got_grads = run(name, tensors, MASKS[look])
     for a, b in zip([got, *got_grads], [want, *want_grads], strict=True):
         assert (a - b).abs().max() < 1e-5
 
@@ -110,7 +115,7 @@ def test_every_back_end_is_the_formula(name, look, shape, xformers):
 def test_the_formula_is_the_formula():
     """softmax(QKᵀ/√d)V written once more with loops, for one head."""
     q, k, v = (t.detach() for t in qkv(heads=1, kv_heads=1))
-    out, _ = run("plain", [q, k, v], sight(), grads=False)
+    out, _ = run("eager", [q, k, v], sight(), grads=False)
     for b in range(2):
         for i in range(6):
             scores = torch.stack([q[b, 0, i] @ k[b, 0, j] / 8**0.5 for j in range(i + 1)])
@@ -120,12 +125,12 @@ def test_the_formula_is_the_formula():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("name", ["fused", "plain", "xformers"])
-@pytest.mark.parametrize("position", [Position(), Slanted()], ids=["masked", "biased"])
+@pytest.mark.parametrize("name", ["sdpa", "eager", "xformers"])
+@pytest.mark.parametrize("position", [PositionEncoding(), Slanted()], ids=["masked", "biased"])
 def test_a_row_that_sees_nothing_gives_zeros(name, dtype, position, xformers):
     keep = torch.tensor([[True] * 6, [False] * 6])
     tensors = qkv(dtype)
-    out, grads = run(name, tensors, sight(hw.Everyone(), position, keep))
+    out, grads = run(name, tensors, sight(hw.Bidirectional(), position, keep))
     assert (out[1] == 0).all() and (out[0] != 0).any()
     assert all(grad.isfinite().all() for grad in grads)
     assert all((grad[1] == 0).all() for grad in grads), "what nobody sees must not be pushed about"
@@ -141,23 +146,23 @@ def test_the_mistake_would_show():
 @pytest.mark.parametrize("length", [1, 5])
 def test_scale_is_in_every_back_end(length, xformers):
     tensors = qkv(queries=length, keys=length)
-    look = sight(hw.Everyone(), queries=length, keys=length)
-    outs = [backend(name).build(0.9, 0.0)(*tensors, look, None) for name in BACKENDS]
-    other = backend("plain").build(0.1, 0.0)(*tensors, look, None)
+    look = sight(hw.Bidirectional(), queries=length, keys=length)
+    outs = [get_backend(name).build(0.9, 0.0)(*tensors, look, None) for name in BACKENDS]
+    other = get_backend("eager").build(0.1, 0.0)(*tensors, look, None)
     assert all((out - outs[0]).abs().max() < 1e-5 for out in outs)
     assert length == 1 or (other - outs[0]).abs().max() > 1e-2
 
 
 def test_soft_capped_scores_stay_within_the_cap():
     q, k, v = (t.detach() for t in qkv(kv_heads=4))
-    kernel = SoftCapped(2.0).build(1.0, 0.0)
+    kernel = SoftCap(2.0).build(1.0, 0.0)
     want = (2 * torch.tanh(50 * q @ k.mT / 2)).softmax(-1) @ v
-    torch.testing.assert_close(kernel(50 * q, k, v, sight(hw.Everyone()), None), want, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(kernel(50 * q, k, v, sight(hw.Bidirectional()), None), want, atol=1e-5, rtol=1e-5)
 
 
 def test_watched_weights_are_those_used(xformers):
     for name in BACKENDS:
-        kernel, heard, tensors = backend(name).build(0.3, 0.0), [], qkv()
+        kernel, heard, tensors = get_backend(name).build(0.3, 0.0), [], qkv()
         kernel.weights.register_forward_hook(lambda *a, heard=heard: heard.append(a[2]))
         out = kernel(*tensors, sight(), None)
         (weights,) = heard
@@ -168,28 +173,28 @@ def test_watched_weights_are_those_used(xformers):
 def test_dropout_acts_in_training_only(xformers):
     torch.manual_seed(0)
     for name in BACKENDS:
-        kernel, tensors = backend(name).build(0.3, 0.5), qkv()
-        whole = kernel.eval()(*tensors, sight(hw.Everyone()), None)
-        assert torch.equal(whole, kernel(*tensors, sight(hw.Everyone()), None))
-        dropped = kernel.train()(*tensors, sight(hw.Everyone()), None)
+        kernel, tensors = get_backend(name).build(0.3, 0.5), qkv()
+        whole = kernel.eval()(*tensors, sight(hw.Bidirectional()), None)
+        assert torch.equal(whole, kernel(*tensors, sight(hw.Bidirectional()), None))
+        dropped = kernel.train()(*tensors, sight(hw.Bidirectional()), None)
         assert not torch.allclose(dropped, whole)
 
 
 def test_without_xformers_the_fault_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(Unavailable, match="xformers must be installed, it is not; pip install xformers, or use Fused"):
-        hw.decoder(9, d_model=8, heads=2, layers=1, backend="xformers").skeleton()
+    with pytest.raises(Unavailable, match="xformers must be installed, it is not; pip install xformers, or use SDPA"):
+        hw.decoder(9, d_model=8, heads=2, layers=1, backend="xformers").on_meta()
 
 
 def test_an_unknown_back_end_is_named_with_the_nearest():
-    with pytest.raises(BadSetting, match="fused, plain, xformers, got 'fusd'; did you mean 'fused'"):
-        hw.decoder(9, backend="fusd")
+    with pytest.raises(BadSetting, match="sdpa, eager, xformers, got 'sdap'; did you mean 'sdpa'"):
+        hw.decoder(9, backend="sdap")
 
 
 def test_a_whole_model_on_the_stand_in(xformers):
     sizes = {"d_model": 16, "heads": 4, "kv_heads": 2, "layers": 2, "d_ff": 16, "position": "alibi", "dropout": 0.0}
     other = hw.transformer(11, backend="xformers", **sizes).build(seed=0).eval()
-    plain = hw.transformer(11, backend="plain", **sizes).build(seed=0).eval()
+    plain = hw.transformer(11, backend="eager", **sizes).build(seed=0).eval()
     ids, keep = torch.arange(10).view(2, 5), torch.tensor([[True] * 5, [True, True, False, False, False]])
-    got, want = (m(ids, source=ids, keep=keep, source_keep=keep) for m in (other, plain))
+    got, want = (m(ids, source=ids, attention_mask=keep, source_attention_mask=keep) for m in (other, plain))
     assert (got - want)[keep].abs().max() < 1e-5

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from headwater import core as hw
-from headwater.core.init import constants
-from headwater.core.positions import BucketTable, rotate
+from headwater.core.init import init_buffers
+from headwater.core.positions import T5Bias, apply_rotary
 from headwater.errors import TooLong
+from headwater.variants.rope_scaling import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -25,7 +26,7 @@ with warnings.catch_warnings():
 
 def built(part, width: int, heads: int = 1):
     position = part.build(width, heads)
-    constants(position)
+    init_buffers(position)
     return position
 
 
@@ -53,53 +54,53 @@ def test_rope_scalings_equal_the_public_ones(width, theta):
     bands = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     beats = {"beta_fast": 16.0, "beta_slow": 2.0}
     trials = {
-        "linear": (hw.LinearScaling(4), {"factor": 4.0}),
-        "llama3": (hw.Llama3Scaling(8, 1, 4, 64), {"factor": 8.0, **bands, **old}),
-        "yarn": (hw.YarnScaling(4, 64), {"factor": 4.0, **old}),
-        "yarn, other beats": (hw.YarnScaling(16, 64, fast=16, slow=2), {"factor": 16.0, **beats, **old}),
-        "yarn, untruncated": (hw.YarnScaling(4, 64, whole_steps=False), {"factor": 4.0, "truncate": False, **old}),
-        "yarn, given gain": (hw.YarnScaling(4, 64, attention=1.3), {"factor": 4.0, "attention_factor": 1.3, **old}),
+        "linear": (LinearScaling(4), {"factor": 4.0}),
+        "llama3": (Llama3Scaling(8, 1, 4, 64), {"factor": 8.0, **bands, **old}),
+        "yarn": (YarnScaling(4, 64), {"factor": 4.0, **old}),
+        "yarn, other beats": (YarnScaling(16, 64, beta_fast=16, beta_slow=2), {"factor": 16.0, **beats, **old}),
+        "yarn, untruncated": (YarnScaling(4, 64, truncate=False), {"factor": 4.0, "truncate": False, **old}),
+        "yarn, given gain": (YarnScaling(4, 64, attention_factor=1.3), {"factor": 4.0, "attention_factor": 1.3, **old}),
     }
     for name, (scaling, settings) in trials.items():
-        speed, gain = public(name.split(",")[0], width, theta=theta, **settings)
+        inv_freq, gain = public(name.split(",")[0], width, theta=theta, **settings)
         ours = built(hw.Rotary(theta, scaling=scaling), width)
-        close(ours.speed, speed)
-        assert scaling.gain == pytest.approx(gain, abs=1e-6), name
+        close(ours.inv_freq, inv_freq)
+        assert scaling.attention_scaling == pytest.approx(gain, abs=1e-6), name
 
 
 @pytest.mark.parametrize("length", [10, 64, 65, 300, 5000])
 def test_dynamic_scaling_equals_the_public_one_at_every_length(length):
-    speed, _ = public("dynamic", length=length, factor=2.0)
-    ours = built(hw.Rotary(scaling=hw.DynamicScaling(2, 64)), 64)
-    got = ours.scaling.at_length(ours.speed, ours.theta, torch.arange(length)[None])
-    close(got.flatten(), speed, limit=3e-6)
+    inv_freq, _ = public("dynamic", length=length, factor=2.0)
+    ours = built(hw.Rotary(scaling=DynamicScaling(2, 64)), 64)
+    got = ours.scaling.for_length(ours.inv_freq, ours.theta, torch.arange(length)[None])
+    close(got.flatten(), inv_freq, limit=3e-6)
 
 
 def test_dynamic_scaling_looks_at_each_row_alone():
     """Past the trained length, too: the longest row of a batch does not change the others."""
-    ours = built(hw.Rotary(scaling=hw.DynamicScaling(2, 4)), 8)
-    places = torch.stack((torch.arange(9), torch.arange(9).clamp(max=5)))
-    cos, sin = ours.angles(places, torch.float32)
+    ours = built(hw.Rotary(scaling=DynamicScaling(2, 4)), 8)
+    positions = torch.stack((torch.arange(9), torch.arange(9).clamp(max=5)))
+    cos, sin = ours.cos_sin(positions, torch.float32)
     for row in range(2):
-        alone = ours.angles(places[row : row + 1], torch.float32)
+        alone = ours.cos_sin(positions[row : row + 1], torch.float32)
         assert torch.equal(cos[row : row + 1], alone[0]) and torch.equal(sin[row : row + 1], alone[1])
     assert not torch.allclose(cos[0, :, :5], cos[1, :, :5])
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5])
-def test_turning_equals_the_public_one(share):
+@pytest.mark.parametrize("partial_factor", [1.0, 0.5])
+def test_turning_equals_the_public_one(partial_factor):
     torch.manual_seed(0)
     q, k = torch.randn(2, 4, 7, 16), torch.randn(2, 2, 7, 16)
-    turned = int(16 * share)
-    config = LlamaConfig(hidden_size=4 * turned, num_attention_heads=4, head_dim=turned)
-    places = torch.randint(0, 1000, (2, 7))
-    cos, sin = LlamaRotaryEmbedding(config)(q, places)
-    want = apply_rotary_pos_emb(q[..., :turned], k[..., :turned], cos, sin)
-    ours = built(hw.Rotary(share=share), 16)
-    got = ours.turn(q, k, ours.angles(places, torch.float32))
+    rotated = int(16 * partial_factor)
+    config = LlamaConfig(hidden_size=4 * rotated, num_attention_heads=4, head_dim=rotated)
+    positions = torch.randint(0, 1000, (2, 7))
+    cos, sin = LlamaRotaryEmbedding(config)(q, positions)
+    want = apply_rotary_pos_emb(q[..., :rotated], k[..., :rotated], cos, sin)
+    ours = built(hw.Rotary(partial_factor=partial_factor), 16)
+    got = ours.rotate(q, k, ours.cos_sin(positions, torch.float32))
     for ours_, theirs, plain in zip(got, want, (q, k), strict=True):
-        assert (ours_[..., :turned] - theirs).abs().max() < 1e-5
-        assert torch.equal(ours_[..., turned:], plain[..., turned:])
+        assert (ours_[..., :rotated] - theirs).abs().max() < 1e-5
+        assert torch.equal(ours_[..., rotated:], plain[..., rotated:])
 
 
 def test_turned_scores_depend_on_distance_alone():
@@ -108,20 +109,20 @@ def test_turned_scores_depend_on_distance_alone():
     q, k, ours = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8), built(hw.Rotary(100.0), 8)
 
     def score(place_q, place_k, sign=1):
-        turned = [ours.angles(torch.tensor([[place]]), torch.float32) for place in (place_q, place_k)]
-        return (rotate(q, *turned[0]) * rotate(k, turned[1][0], sign * turned[1][1])).sum()
+        rotated = [ours.cos_sin(torch.tensor([[place]]), torch.float32) for place in (place_q, place_k)]
+        return (apply_rotary(q, *rotated[0]) * apply_rotary(k, rotated[1][0], sign * rotated[1][1])).sum()
 
     assert (score(7, 3) - score(104, 100)).abs() < 1e-4
     assert (score(7, 3, -1) - score(104, 100, -1)).abs() > 1e-2
     assert (score(7, 3) - score(3, 7)).abs() > 1e-2
 
 
-@pytest.mark.parametrize("two_way", [True, False])
-@pytest.mark.parametrize(("buckets", "reach"), [(32, 128), (8, 20), (16, 64)])
-def test_buckets_equal_t5(two_way, buckets, reach):
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (8, 20), (16, 64)])
+def test_buckets_equal_t5(bidirectional, num_buckets, max_distance):
     offsets = torch.arange(-400, 401)[None]
-    table = BucketTable(hw.RelativeBias(buckets, reach, two_way), 2)
-    want = T5Attention._relative_position_bucket(offsets, two_way, buckets, reach)
+    table = T5Bias(hw.RelativeBias(num_buckets, max_distance, bidirectional), 2)
+    want = T5Attention._relative_position_bucket(offsets, bidirectional, num_buckets, max_distance)
     assert torch.equal(table.bucket(offsets), want)
     assert not torch.equal(table.bucket(-offsets), want)
 
@@ -130,25 +131,25 @@ def test_buckets_equal_t5(two_way, buckets, reach):
 def test_slopes_equal_bloom(heads):
     ours = built(hw.Alibi(), 8, heads)
     public_bias = build_alibi_tensor(torch.ones(1, 9, dtype=torch.long), heads, torch.float32)[:, 0]  # slope · place
-    assert torch.allclose(ours.slope, public_bias[:, 1], atol=1e-7)
-    places = torch.arange(9)[None]
-    got = ours.bias(places, places)[0]  # BLOOM leaves out what is the same for all keys of a query
+    assert torch.allclose(ours.slopes, public_bias[:, 1], atol=1e-7)
+    positions = torch.arange(9)[None]
+    got = ours.bias(positions, positions)[0]  # BLOOM leaves out what is the same for all keys of a query
     want = public_bias[:, None, :] - public_bias[:, :, None]
     past = torch.ones(9, 9).tril().bool()
     assert torch.allclose(got[:, past], want[:, past], atol=1e-6)
 
 
 def test_sines_equal_the_paper_and_marian():
-    width, places = 12, torch.arange(50)[None]
+    width, positions = 12, torch.arange(50)[None]
     paper = torch.zeros(50, width)
     for place in range(50):
         for i in range(0, width, 2):
             angle = place / 10000 ** (i / width)
             paper[place, i], paper[place, i + 1] = math.sin(angle), math.cos(angle)
     zeros = torch.zeros(1, 50, width)
-    assert (built(hw.Sinusoidal(), width).add(zeros, places)[0] - paper).abs().max() < 1e-5
+    assert (built(hw.Sinusoidal(), width).add(zeros, positions)[0] - paper).abs().max() < 1e-5
     marian = MarianSinusoidalPositionalEmbedding(50, width).create_weight()
-    assert (built(hw.SinusoidalHalves(), width).add(zeros, places)[0] - marian).abs().max() < 1e-5
+    assert (built(hw.SinusoidalHalves(), width).add(zeros, positions)[0] - marian).abs().max() < 1e-5
 
 
 def test_transformer_xl_is_its_four_terms():
@@ -158,20 +159,20 @@ def test_transformer_xl_is_its_four_terms():
     ours = hw.RelativeXL().build(width, heads)
     for parameter in ours.parameters():
         torch.nn.init.normal_(parameter)
-    constants(ours)
-    q, k, places = (
+    init_buffers(ours)
+    q, k, positions = (
         torch.randn(1, heads, length, width),
         torch.randn(1, heads, length, width),
         torch.arange(length)[None],
     )
-    turned, _ = ours.turn(q, k, None)
-    got = turned @ k.mT + ours.score(turned, places, places)
+    rotated, _ = ours.rotate(q, k, None)
+    got = rotated @ k.mT + ours.query_bias(rotated, positions, positions)
     even = torch.arange(0, heads * width, 2)
     for h in range(heads):
         for i in range(length):
             for j in range(length):
                 angle = (i - j) / 10000 ** (even / (heads * width))
-                r = (ours.distance.weight @ torch.cat((angle.sin(), angle.cos()))).view(heads, width)[h]
+                r = (ours.position_projection.weight @ torch.cat((angle.sin(), angle.cos()))).view(heads, width)[h]
                 want = (q[0, h, i] + ours.u[h, 0]) @ k[0, h, j] + (q[0, h, i] + ours.v[h, 0]) @ r
                 assert abs(got[0, h, i, j] - want) < 1e-4
 
@@ -190,7 +191,9 @@ def test_places_survive_a_model_in_half_precision(name, dtype):
 
 
 def test_a_learned_table_knows_its_length():
-    model = hw.decoder(9, d_model=16, heads=2, layers=1, d_ff=8, position="learned", longest=6).build(seed=0)
+    model = hw.decoder(9, d_model=16, heads=2, layers=1, d_ff=8, position="learned", max_positions=6).build(seed=0)
     model(torch.zeros(1, 6, dtype=torch.long))
-    with pytest.raises(TooLong, match="there are 6 places, got a token at place 6; shorten the input to 6 tokens"):
+    with pytest.raises(
+        TooLong, match="there are 6 positions, got a token at position 6; shorten the input to 6 tokens"
+    ):
         model(torch.zeros(1, 7, dtype=torch.long))

@@ -20,12 +20,12 @@ def copy_attention(ours, theirs: nn.MultiheadAttention) -> None:
 
 
 def stack(block, embed_rows: int = 9) -> hw.Stack:
-    return hw.Stack(D, hw.Tokens(embed_rows), (block,))
+    return hw.Stack(D, hw.Embeddings(embed_rows), (block,))
 
 
 def branches(placed, causal: bool, cross: bool, activation: str):
     norm, shape = hw.LayerNorm(), {"heads": HEADS, "bias": "qkvo"}
-    own = placed(norm, self_attn=hw.Attention(**shape, sees=hw.Past() if causal else hw.Everyone()))
+    own = placed(norm, self_attn=hw.Attention(**shape, mask=hw.Causal() if causal else hw.Bidirectional()))
     other = (placed(norm, cross_attn=hw.CrossAttention(**shape)),) if cross else ()
     return hw.Block((own, *other, placed(norm, ffn=hw.FeedForward(FF, activation))))
 
@@ -37,8 +37,8 @@ def roughen(model) -> None:
             parameter.add_(0.2 * torch.randn_like(parameter))
 
 
-def copy_norms(ours, theirs, roles: list[str], placement: str) -> None:
-    end = "_norm" if placement == "pre" else "_post_norm"
+def copy_norms(ours, theirs, roles: list[str], norm_position: str) -> None:
+    end = "_norm" if norm_position == "pre" else "_post_norm"
     for n, role in enumerate(roles):
         getattr(ours, role + end).load_state_dict(getattr(theirs, f"norm{n + 1}").state_dict())
     ours.ffn.up.load_state_dict(theirs.linear1.state_dict())
@@ -50,17 +50,17 @@ PLACED = {"pre": hw.pre, "post": hw.post}
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-@pytest.mark.parametrize("placement", PLACED)
-def test_encoder_layer(placement, activation, causal):
+@pytest.mark.parametrize("norm_position", PLACED)
+def test_encoder_layer(norm_position, activation, causal):
     theirs = nn.TransformerEncoderLayer(
-        D, HEADS, FF, 0.0, activation, batch_first=True, norm_first=placement == "pre", layer_norm_eps=1e-5
+        D, HEADS, FF, 0.0, activation, batch_first=True, norm_first=norm_position == "pre", layer_norm_eps=1e-5
     )
     roughen(theirs)
-    block = branches(PLACED[placement], causal, cross=False, activation=activation)
+    block = branches(PLACED[norm_position], causal, cross=False, activation=activation)
     model = hw.Model(encoder=stack(block)).build(seed=0)
     layer = model.encoder.layers[0]
     copy_attention(layer.self_attn, theirs.self_attn)
-    copy_norms(layer, theirs, ["self_attn", "ffn"], placement)
+    copy_norms(layer, theirs, ["self_attn", "ffn"], norm_position)
     ids, keep = torch.randint(9, (3, LENGTH)), torch.ones(3, LENGTH, dtype=torch.bool)
     keep[1, 4:] = keep[2, 1:] = False
     x = model.encoder.embed.tokens(ids)
@@ -68,24 +68,24 @@ def test_encoder_layer(placement, activation, causal):
     for train in (True, False):  # torch takes another way in eval mode
         with torch.set_grad_enabled(train):
             want = theirs.train(train)(x, src_mask=hidden, src_key_padding_mask=~keep, is_causal=False)
-            assert (model.train(train)(ids, keep=keep) - want)[keep].abs().max() < 1e-5
+            assert (model.train(train)(ids, attention_mask=keep) - want)[keep].abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("placement", PLACED)
-def test_decoder_layer_and_every_gradient(placement):
-    theirs = nn.TransformerDecoderLayer(D, HEADS, FF, 0.0, batch_first=True, norm_first=placement == "pre")
+@pytest.mark.parametrize("norm_position", PLACED)
+def test_decoder_layer_and_every_gradient(norm_position):
+    theirs = nn.TransformerDecoderLayer(D, HEADS, FF, 0.0, batch_first=True, norm_first=norm_position == "pre")
     roughen(theirs)
-    decoder = stack(branches(PLACED[placement], causal=True, cross=True, activation="relu"))
+    decoder = stack(branches(PLACED[norm_position], causal=True, cross=True, activation="relu"))
     model = hw.Model(encoder=stack(branches(hw.pre, False, False, "relu")), decoder=decoder).build(seed=0)
     layer = model.decoder.layers[0]
     copy_attention(layer.self_attn, theirs.self_attn)
     copy_attention(layer.cross_attn, theirs.multihead_attn)
-    copy_norms(layer, theirs, ["self_attn", "cross_attn", "ffn"], placement)
+    copy_norms(layer, theirs, ["self_attn", "cross_attn", "ffn"], norm_position)
     ids, source = torch.randint(9, (2, LENGTH)), torch.randint(9, (2, 4))
     keep = torch.tensor([[True] * 4, [True, True, False, False]])
-    memory = model.encode(source, keep=keep)
+    memory = model.encode(source, attention_mask=keep)
     hidden = nn.Transformer.generate_square_subsequent_mask(LENGTH) < 0
-    want = theirs(model.decoder.embed.tokens(ids), memory.states, tgt_mask=hidden, memory_key_padding_mask=~keep)
+    want = theirs(model.decoder.embed.tokens(ids), memory.hidden_states, tgt_mask=hidden, memory_key_padding_mask=~keep)
     got = model.decode(ids, memory=memory)
     assert (got - want).abs().max() < 1e-5
     weigh = torch.sin(torch.arange(got.numel())).view(got.shape)

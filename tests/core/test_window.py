@@ -16,25 +16,25 @@ from torch.utils._pytree import tree_leaves
 
 from headwater import core as hw
 from headwater.core import masks
-from headwater.core.masks import Sight
-from headwater.core.positions import Position
-from headwater.variants.soft_capped import SoftCapped
+from headwater.core.masks import AttentionMask
+from headwater.core.positions import PositionEncoding
+from headwater.variants.soft_cap import SoftCap
 
 RULES = {
-    "window": hw.Window(5),
-    "wide window": hw.Window(90),
-    "around": hw.Around(4),
-    "only itself": hw.Window(1),
-    "both": hw.Both(hw.Past(), hw.Around(70)),
+    "window": hw.SlidingWindow(5),
+    "wide window": hw.SlidingWindow(90),
+    "around": hw.LocalWindow(4),
+    "only itself": hw.SlidingWindow(1),
+    "both": hw.And(hw.Causal(), hw.LocalWindow(70)),
 }
 
 
 def model_of(rule, position="none", kernel=None, layers=2):
-    attention = hw.Attention(2, sees=rule, position=POSITIONS[position][1], kernel=kernel or hw.Fused())
+    attention = hw.Attention(2, mask=rule, position=POSITIONS[position][1], kernel=kernel or hw.SDPA())
     block = hw.Block((hw.pre(hw.LayerNorm(), self_attn=attention), hw.pre(hw.LayerNorm(), ffn=hw.FeedForward(16))))
-    stack = hw.Stack(8, hw.Tokens(11, POSITIONS[position][0]), (block,) * layers)
-    side = "decoder" if rule.reach[1] == 0 else "encoder"
-    return hw.Model(**{side: stack}, head=hw.LanguageHead(11), init=(("*", hw.Normal(0.5)),)).build(seed=0).double()
+    stack = hw.Stack(8, hw.Embeddings(11, POSITIONS[position][0]), (block,) * layers)
+    side = "decoder" if rule.window_size[1] == 0 else "encoder"
+    return hw.Model(**{side: stack}, head=hw.LMHead(11), init=(("*", hw.Normal(0.5)),)).build(seed=0).double()
 
 
 POSITIONS = {
@@ -51,7 +51,7 @@ LENGTH = 290  # above three blocks of 64, and no multiple of one
 @pytest.fixture
 def dense(monkeypatch):
     """Call it and blocks are off."""
-    return lambda: monkeypatch.setattr(masks.Sight, "block", None)
+    return lambda: monkeypatch.setattr(masks.AttentionMask, "block_size", None)
 
 
 def padding(kind: str) -> dict:
@@ -64,14 +64,14 @@ def padding(kind: str) -> dict:
         keep[1] = torch.rand(LENGTH, generator=torch.Generator().manual_seed(1)) < 0.4
     if kind == "packed":
         numbers = torch.tensor([1] * 100 + [2] * 3 + [3] * 140 + [0] * 47)
-        return {"documents": torch.stack((numbers, numbers.roll(30).where(torch.arange(LENGTH) >= 30, 9)))}
-    return {} if kind == "whole" else {"keep": keep}
+        return {"document_ids": torch.stack((numbers, numbers.roll(30).where(torch.arange(LENGTH) >= 30, 9)))}
+    return {} if kind == "whole" else {"attention_mask": keep}
 
 
 def answers(model, given):
     ids = torch.randint(11, (2, LENGTH), generator=torch.Generator().manual_seed(0))
     out = model(ids, **given)
-    real = given.get("keep", given.get("documents", torch.ones_like(ids)) != 0)
+    real = given.get("attention_mask", given.get("document_ids", torch.ones_like(ids)) != 0)
     model.zero_grad()
     (out[real] * torch.sin(torch.arange(out[real].numel()).view(out[real].shape))).sum().backward()
     return out.detach()[real], {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
@@ -92,7 +92,7 @@ def test_blocks_are_the_dense_mask(rule, position, kind, dense):
         assert (got_grads[name] - grad).abs().max() < 1e-8 * max(1, grad.abs().max()), name
 
 
-@pytest.mark.parametrize("kernel", [hw.Plain(), SoftCapped(3.0)], ids=repr)
+@pytest.mark.parametrize("kernel", [hw.Eager(), SoftCap(3.0)], ids=repr)
 def test_every_kernel_works_in_blocks(kernel, dense):
     model = model_of(RULES["window"], "alibi", kernel)
     got, _ = answers(model, {})
@@ -100,7 +100,7 @@ def test_every_kernel_works_in_blocks(kernel, dense):
     assert (got - answers(model, {})[0]).abs().max() < 1e-9
 
 
-@pytest.mark.parametrize("make", [hw.growing, hw.rolling])
+@pytest.mark.parametrize("make", [hw.dynamic_cache, hw.sliding_cache])
 def test_a_long_prompt_in_blocks_then_steps(make):
     model, ids = model_of(RULES["window"], "rotary").eval(), torch.randint(11, (2, LENGTH))
     with torch.no_grad():
@@ -111,7 +111,7 @@ def test_a_long_prompt_in_blocks_then_steps(make):
 
 def test_a_block_that_forgets_its_neighbour_would_show(monkeypatch, dense):
     model = model_of(RULES["wide window"], "rotary")
-    monkeypatch.setattr(masks.Window, "reach", (0, 0))
+    monkeypatch.setattr(masks.SlidingWindow, "window_size", (0, 0))
     got, _ = answers(model, {})
     dense()
     assert (got - answers(model, {})[0]).abs().max() > 1e-3
@@ -138,12 +138,12 @@ class Made(TorchDispatchMode):
 
 
 def cost(length: int, size: int = 64, causal: bool = False) -> Made:
-    rule = hw.Past() if causal else hw.Window(size)
-    kernel, places = hw.Plain().build(0.25, 0.0), torch.arange(length)[None]
+    rule = hw.Causal() if causal else hw.SlidingWindow(size)
+    kernel, positions = hw.Eager().build(0.25, 0.0), torch.arange(length)[None]
     tensors = [torch.randn(1, 2, length, 16, requires_grad=True) for _ in range(3)]
-    sight = Sight(rule, Position(), places, places, aligned=True)
+    mask = AttentionMask(rule, PositionEncoding(), positions, positions, aligned=True)
     with Made() as made:
-        kernel(*tensors, sight, None).sum().backward()
+        kernel(*tensors, mask, None).sum().backward()
     return made
 
 
@@ -168,19 +168,20 @@ def test_a_dense_mask_would_show(dense):
 PEAK = """
 import sys, torch
 from headwater import core as hw
-from headwater.core.masks import Sight
-from headwater.core.positions import Position
+from headwater.core.masks import AttentionMask
+from headwater.core.positions import PositionEncoding
 
 def kilobytes(name):
     return int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1])
 
 torch.set_num_threads(1)
 n = int(sys.argv[1])
-kernel, places = hw.Fused().build(0.25, 0.0), torch.arange(n)[None]
+kernel, places = hw.SDPA().build(0.25, 0.0), torch.arange(n)[None]
 q, k, v = (torch.randn(1, 8, n, 64, requires_grad=True) for _ in range(3))
 open("/proc/self/clear_refs", "w").write("5")  # the highest so far is forgotten
 before = kilobytes("VmRSS")
-kernel(q, k, v, Sight(hw.Window(256), Position(), places, places, aligned=True), None).sum().backward()
+mask = AttentionMask(hw.SlidingWindow(256), PositionEncoding(), places, places, aligned=True)
+kernel(q, k, v, mask, None).sum().backward()
 print(kilobytes("VmHWM") - before)
 """
 
@@ -197,15 +198,15 @@ def test_peak_memory_doubles_with_the_length():
 
 @pytest.mark.slow
 def test_time_doubles_with_the_length():
-    kernel = hw.Fused().build(0.25, 0.0)
+    kernel = hw.SDPA().build(0.25, 0.0)
 
     def seconds(length: int) -> float:
-        places = torch.arange(length)[None]
+        positions = torch.arange(length)[None]
         tensors = [torch.randn(1, 4, length, 32, requires_grad=True) for _ in range(3)]
-        sight, taken = Sight(hw.Window(256), Position(), places, places, aligned=True), []
+        mask, taken = AttentionMask(hw.SlidingWindow(256), PositionEncoding(), positions, positions, aligned=True), []
         for _ in range(5):
             begun = time.process_time()
-            kernel(*tensors, sight, None).sum().backward()
+            kernel(*tensors, mask, None).sum().backward()
             taken.append(time.process_time() - begun)
         return statistics.median(taken)
 
@@ -217,7 +218,7 @@ def test_time_doubles_with_the_length():
 
 def test_long_sight_is_not_cut_into_blocks():
     """A dense mask costs less where the window spans most of the text."""
-    places = torch.arange(200)[None]
-    near = Sight(hw.Window(8), Position(), places, places, aligned=True)
-    assert near.block and not replace(near, rule=hw.Window(190)).block
-    assert not replace(near, rule=hw.Past()).block and not replace(near, aligned=False).block
+    positions = torch.arange(200)[None]
+    near = AttentionMask(hw.SlidingWindow(8), PositionEncoding(), positions, positions, aligned=True)
+    assert near.block_size and not replace(near, rule=hw.SlidingWindow(190)).block_size
+    assert not replace(near, rule=hw.Causal()).block_size and not replace(near, aligned=False).block_size

@@ -9,20 +9,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.data.augment import CharacterNoise, DeleteWords, SwapWords, Synonyms, augmented, synonym_table
+from headwater.data.augment import (
+    CharacterNoise,
+    DeleteWords,
+    SwapWords,
+    SynonymReplacement,
+    augment_text,
+    load_synonyms,
+)
 from headwater.errors import BadFile, BadSetting
 
 TABLE = {"big": ("large", "great"), "car": ("auto",), "高兴": ("快乐",), "New York": ("NYC",)}
-CHANGES = [DeleteWords(0.3), SwapWords(0.3), CharacterNoise(0.1), Synonyms(TABLE, 0.5)]
+CHANGES = [DeleteWords(0.3), SwapWords(0.3), CharacterNoise(0.1), SynonymReplacement(TABLE, 0.5)]
 LONG = " ".join(f"word{i}" for i in range(2000))
 
 
 @given(st.text(), st.integers(0, 100), st.integers(0, 100))
 def test_any_text_is_changed_the_same_way_each_time(text: str, epoch: int, index: int) -> None:
-    found = augmented(text, CHANGES, 1, epoch, index)
-    assert found == augmented(text, CHANGES, 1, epoch, index)
-    assert bool(found) == bool(text)
-    for change in (DeleteWords(0.0), SwapWords(0.0), CharacterNoise(0.0), Synonyms(TABLE, 0.0)):
+    result = augment_text(text, CHANGES, 1, epoch, index)
+    assert result == augment_text(text, CHANGES, 1, epoch, index)
+    assert bool(result) == bool(text)
+    for change in (DeleteWords(0.0), SwapWords(0.0), CharacterNoise(0.0), SynonymReplacement(TABLE, 0.0)):
         assert change(text, 1, epoch, index) == text
 
 
@@ -46,20 +53,20 @@ def test_rates() -> None:
 
 def test_spaces_stay_where_they_are() -> None:
     text = "  one\ttwo  three\n"
-    found = SwapWords(0.9)(text, 0, 0, 0)
-    assert [c for c in found if c.isspace()] == [c for c in text if c.isspace()]
-    assert found != text
+    result = SwapWords(0.9)(text, 0, 0, 0)
+    assert [c for c in result if c.isspace()] == [c for c in text if c.isspace()]
+    assert result != text
 
 
 def test_synonyms_from_a_table(tmp_path: Path) -> None:
     path = tmp_path / "syn.tsv"
     path.write_text("big\tlarge\tgreat\ncar\tauto\n高兴\t快乐\nNew York\tNYC\nbroken\n", encoding="utf-8")
-    assert synonym_table(path) == TABLE
-    every = Synonyms(TABLE, 0.999999)
+    assert load_synonyms(path) == TABLE
+    every = SynonymReplacement(TABLE, 0.999999)
     assert every("A big car, not a carpet.", 0, 0, 0) in {f"A {w} auto, not a carpet." for w in ("large", "great")}
     assert every("Car in New York", 0, 0, 0) == "Auto in NYC"
     assert every("CAR in new york", 0, 0, 0) == "Auto in NYC"
     assert every("我很高兴。", 0, 0, 0) == "我很快乐。"
     path.write_text("only words\n")
     with pytest.raises(BadFile, match="a word, a tab and a synonym"):
-        synonym_table(path)
+        load_synonyms(path)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from babel.dates import format_date
 
-from headwater.data.dates import FIRST, LAST, PATTERNS, SPLITS, dates, days_of, render
+from headwater.data.dates import FIRST_DATE, LAST_DATE, PATTERNS, SPLITS, dates_dataset, format_cldr, split_days
 from headwater.errors import BadSetting
 
 EVERY = [date(2023, 1, 1) + timedelta(days=n) for n in range(4 * 366)]
@@ -20,10 +20,10 @@ EVERY = [date(2023, 1, 1) + timedelta(days=n) for n in range(4 * 366)]
 def test_texts_are_those_of_babel(language: str) -> None:
     for pattern in PATTERNS[language]:
         for when in EVERY[::11]:
-            assert render(when, language, pattern) == format_date(when, pattern, language).replace("\u202f", " ")
+            assert format_cldr(when, language, pattern) == format_date(when, pattern, language).replace("\u202f", " ")
     for width in ("long", "full"):
         theirs = {re.sub(r"\W+", "", format_date(when, width, language)) for when in EVERY[:40]}
-        ours = {re.sub(r"\W+", "", render(when, language, p)) for when in EVERY[:40] for p in PATTERNS[language]}
+        ours = {re.sub(r"\W+", "", format_cldr(when, language, p)) for when in EVERY[:40] for p in PATTERNS[language]}
         assert theirs <= ours or (language, width) == ("ru", "full")
 
 
@@ -32,37 +32,37 @@ def test_a_text_means_one_date() -> None:
     for language, patterns in PATTERNS.items():
         for pattern in patterns:
             for when in EVERY:
-                assert meaning.setdefault(render(when, language, pattern), when) == when
+                assert meaning.setdefault(format_cldr(when, language, pattern), when) == when
     numeric = {"en": "M/d/y", "fr": "dd/MM/y"}  # a planted fault: these two would break the law
-    assert any(render(when, "en", numeric["en"]) == render(other, "fr", numeric["fr"])
+    assert any(format_cldr(when, "en", numeric["en"]) == format_cldr(other, "fr", numeric["fr"])
                for when, other in [(date(2026, 10, 11), date(2026, 11, 10))])  # fmt: skip
 
 
 def test_no_date_is_in_two_splits() -> None:
-    days = {split: set(days_of(split).tolist()) for split in SPLITS}
-    assert sum(map(len, days.values())) == (LAST - FIRST).days + 1
+    days = {split: set(split_days(split).tolist()) for split in SPLITS}
+    assert sum(map(len, days.values())) == (LAST_DATE - FIRST_DATE).days + 1
     assert not days["train"] & days["valid"] | days["train"] & days["test"] | days["valid"] & days["test"]
-    iso = {split: {pair.target for pair in dates(split, 3000) if ">>" not in pair.source} for split in SPLITS}
+    iso = {split: {pair.target for pair in dates_dataset(split, 3000) if ">>" not in pair.source} for split in SPLITS}
     assert not iso["train"] & iso["test"] | iso["train"] & iso["valid"]
 
 
-def test_rows_are_a_function_of_split_seed_and_place() -> None:
-    assert dates("train", 50) == dates("train", 200)[:50]
-    assert dates("train", 50) != dates("train", 50, seed=1)
-    assert dates("valid", 5)[0] != dates("train", 5)[0]
+def test_rows_are_a_function_of_split_seed_and_index() -> None:
+    assert dates_dataset("train", 50) == dates_dataset("train", 200)[:50]
+    assert dates_dataset("train", 50) != dates_dataset("train", 50, seed=1)
+    assert dates_dataset("valid", 5)[0] != dates_dataset("train", 5)[0]
     with pytest.raises(BadSetting, match="no split 'trian'; did you mean 'train'"):
-        dates("trian")
+        dates_dataset("trian")
 
 
 def test_rows_are_mixed_short_and_quick() -> None:
     start = time.perf_counter()
-    found = dates("train", 20_000)
+    result = dates_dataset("train", 20_000)
     assert time.perf_counter() - start < 3
-    tagged = [pair for pair in found if pair.source.startswith(">>")]
-    assert len(tagged) / len(found) == pytest.approx(0.5, abs=0.02)
+    tagged = [pair for pair in result if pair.source.startswith(">>")]
+    assert len(tagged) / len(result) == pytest.approx(0.5, abs=0.02)
     assert {pair.source[2:4] for pair in tagged} == set(PATTERNS)
-    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", p.target) for p in found if not p.source.startswith(">>"))
-    assert max(len(text) for pair in found for text in pair) <= 45
-    assert np.mean([pair.source != pair.target for pair in found]) == 1
-    assert render(date(2026, 11, 15), "fr", PATTERNS["fr"][1]) == "le 15 novembre 2026"
-    assert render(date(2026, 11, 15), "zh", PATTERNS["zh"][0]) == "2026年11月15日"
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", p.target) for p in result if not p.source.startswith(">>"))
+    assert max(len(text) for pair in result for text in pair) <= 45
+    assert np.mean([pair.source != pair.target for pair in result]) == 1
+    assert format_cldr(date(2026, 11, 15), "fr", PATTERNS["fr"][1]) == "le 15 novembre 2026"
+    assert format_cldr(date(2026, 11, 15), "zh", PATTERNS["zh"][0]) == "2026年11月15日"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from headwater.data.examples import Labelled, Pair
-from headwater.data.look import look
-from headwater.data.reading.problems import Problems
-from headwater.data.reading.settle import Wanted, settle
+from headwater.data.examples import LabeledText, TextPair
+from headwater.data.readers.detect import SourceOptions, detect_source
+from headwater.data.readers.lines import BadRows
+from headwater.data.summary import summarize_files
 from headwater.errors import BadFile
 
 
@@ -20,7 +20,7 @@ def write_rows(path: Path, rows: list[dict]) -> Path:
 
 
 def read(path: Path, **wanted) -> list:
-    return list(settle([path], (), Wanted(**wanted)).examples("train", Problems()))
+    return list(detect_source([path], (), SourceOptions(**wanted)).examples("train", BadRows()))
 
 
 CONALA = [{"intent": f"how to sort list {n} in python",
@@ -31,34 +31,34 @@ CONALA = [{"intent": f"how to sort list {n} in python",
 def test_conala_is_read_from_intent_to_snippet(tmp_path: Path) -> None:
     path = tmp_path / "conala-train.json"
     path.write_text(json.dumps(CONALA))
-    assert settle([path]).roles == {"source": "intent", "target": "snippet"}
+    assert detect_source([path]).roles == {"source": "intent", "target": "snippet"}
 
 
 def test_without_known_names_a_full_column_that_is_no_paraphrase_is_the_target(tmp_path: Path) -> None:
     """The same content under names that say nothing: a nullable column and a column of numbers are passed over."""
     names = {"intent": "aa", "rewritten_intent": "bb", "snippet": "cc", "question_id": "dd"}
     rows = [{names[key]: value for key, value in row.items()} for row in CONALA]
-    assert settle([write_rows(tmp_path / "a.jsonl", rows)]).roles == {"source": "aa", "target": "cc"}
+    assert detect_source([write_rows(tmp_path / "a.jsonl", rows)]).roles == {"source": "aa", "target": "cc"}
     words = ["red", "blue", "green", "black", "white"]
     full = [{"aa": f"the {words[n % 5]} bird sat on wall {n}", "bb": f"the {words[n % 5]} bird was on wall {n}",
              "cc": f"{n} Vögel auf der Mauer"} for n in range(40)]  # fmt: skip
-    assert settle([write_rows(tmp_path / "b.jsonl", full)]).roles == {"source": "aa", "target": "cc"}
+    assert detect_source([write_rows(tmp_path / "b.jsonl", full)]).roles == {"source": "aa", "target": "cc"}
 
 
 @pytest.mark.parametrize(
     ("columns", "task", "roles"),
     [
-        (("question", "answer"), "text-to-text", {"source": "question", "target": "answer"}),
+        (("question", "answer"), "seq2seq", {"source": "question", "target": "answer"}),
         (("question", "answer", "label"), "classification", None),  # WikiQA: the label is what is asked
         (("text", "intent"), "classification", {"text": "text", "label": "intent"}),
-        (("dialogue", "summary", "id"), "text-to-text", {"source": "dialogue", "target": "summary"}),
-        (("invocation", "cmd"), "text-to-text", {"source": "invocation", "target": "cmd"}),
+        (("dialogue", "summary", "id"), "seq2seq", {"source": "dialogue", "target": "summary"}),
+        (("invocation", "cmd"), "seq2seq", {"source": "invocation", "target": "cmd"}),
     ],
 )
 def test_pairs_of_public_datasets(tmp_path: Path, columns, task, roles) -> None:
     rows = [{name: f"{name} of the row {n}" if name not in ("label", "intent") else "ab"[n % 2] for name in columns}
             for n in range(30)]  # fmt: skip
-    recipe = settle([write_rows(tmp_path / "a.jsonl", rows)])
+    recipe = detect_source([write_rows(tmp_path / "a.jsonl", rows)])
     assert recipe.task == task and recipe.roles == (roles or recipe.roles)
 
 
@@ -71,16 +71,16 @@ ALPACA = [{"instruction": "Name a colour.", "input": "", "output": "Red."},
 def test_alpaca_rows_are_pairs_of_instruction_with_input_and_output(tmp_path: Path) -> None:
     path = tmp_path / "alpaca.json"
     path.write_text(json.dumps(ALPACA))
-    expected = [Pair("Name a colour.", "Red."), Pair("Translate.\nGood morning", "Guten Morgen"),
-                Pair("Say hello.", "Hello!"), Pair("Say bye.", "Bye!")]  # fmt: skip
+    expected = [TextPair("Name a colour.", "Red."), TextPair("Translate.\nGood morning", "Guten Morgen"),
+                TextPair("Say hello.", "Hello!"), TextPair("Say bye.", "Bye!")]  # fmt: skip
     assert read(path) == expected
-    said = str(look(path))
-    assert "task       text-to-text, from instruction + input to output" in said
+    said = str(summarize_files(path))
+    assert "task       seq2seq, from instruction + input to output" in said
     assert "format     Alpaca (instruction, input, output)" in said
     table = tmp_path / "alpaca.csv"
     table.write_text("instruction,input,output\nTranslate.,Good morning,Guten Morgen\nSay bye.,,Bye!\n")
     assert read(table) == [expected[1], expected[3]]
-    assert read(path, source="input", target="output") == [Pair("Good morning", "Guten Morgen")]
+    assert read(path, source="input", target="output") == [TextPair("Good morning", "Guten Morgen")]
     chosen = {"source": "instruction", "input": "input", "target": "output"}
     assert read(path, columns=chosen) == expected
 
@@ -88,16 +88,16 @@ def test_alpaca_rows_are_pairs_of_instruction_with_input_and_output(tmp_path: Pa
 def test_prompts_with_completions_and_dolly_rows(tmp_path: Path) -> None:
     rows = [{"prompt": f"ask {n}", "completion": f"say {n}", "id": n} for n in range(3)]
     path = write_rows(tmp_path / "a.jsonl", rows)
-    assert read(path)[0] == Pair("ask 0", "say 0")
-    assert "format     prompt/completion (prompt, completion)" in str(look(path))
+    assert read(path)[0] == TextPair("ask 0", "say 0")
+    assert "format     prompt/completion (prompt, completion)" in str(summarize_files(path))
     dolly = [{"instruction": "Sum up.", "context": "A long text.", "response": "Short.", "category": "x"}]
-    assert read(write_rows(tmp_path / "b.jsonl", dolly)) == [Pair("Sum up.\nA long text.", "Short.")]
+    assert read(write_rows(tmp_path / "b.jsonl", dolly)) == [TextPair("Sum up.\nA long text.", "Short.")]
 
 
 def test_a_task_or_columns_that_are_named_overrule_the_format(tmp_path: Path) -> None:
     rows = [{"prompt": f"a text {n}", "completion": "yes" if n % 2 else "no"} for n in range(4)]
     path = write_rows(tmp_path / "a.jsonl", rows)
-    assert read(path, task="classification")[0] == Labelled("a text 0", "no")
+    assert read(path, task="classification")[0] == LabeledText("a text 0", "no")
 
 
 MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
@@ -120,5 +120,5 @@ def test_conversations_are_named_and_refused_with_advice(tmp_path: Path, row, wo
     as_list.write_text(json.dumps([row] * 30))
     for path in (as_lines, as_list):
         with pytest.raises(BadFile, match=words + r".*prompt and completion.*\(Alpaca\)") as caught:
-            look(path)
+            summarize_files(path)
         assert "\n" not in str(caught.value) and "not text but list" not in str(caught.value)

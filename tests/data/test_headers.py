@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.data.examples import Labelled, Pair
-from headwater.data.look import look
-from headwater.data.reading.headers import column_names, has_header
-from headwater.data.reading.names import language_code
-from headwater.data.reading.problems import Problems
-from headwater.data.reading.settle import Wanted, settle
+from headwater.data.examples import LabeledText, TextPair
+from headwater.data.readers.columns import language_code
+from headwater.data.readers.detect import SourceOptions, detect_source
+from headwater.data.readers.lines import BadRows
+from headwater.data.readers.tables import has_header, header_names
+from headwater.data.summary import summarize_files
 from headwater.errors import BadFile, BadSetting
-from headwater.training.settings import read
+from headwater.training.config import parse_config
 
 WORDS = ("river", "stone", "quick", "green", "morning", "table", "bird", "window", "garden", "letter", "music")
 NAMES = st.lists(
@@ -30,24 +30,24 @@ def write(path: Path, rows: list[list[str]], mark: str = "\t") -> Path:
     return path
 
 
-def sentence(chance: random.Random) -> str:
-    return " ".join(chance.choices(WORDS, k=chance.randint(3, 9)))
+def sentence(rng: random.Random) -> str:
+    return " ".join(rng.choices(WORDS, k=rng.randint(3, 9)))
 
 
 @given(NAMES, st.integers(5, 30), st.integers())
 def test_sentences_with_and_without_a_header(names, count, seed) -> None:
     """The same rows, with names above them and without."""
-    chance = random.Random(seed)
-    rows = [[sentence(chance) for _ in names] for _ in range(count)]
+    rng = random.Random(seed)
+    rows = [[sentence(rng) for _ in names] for _ in range(count)]
     assert has_header([names, *rows])
     assert not has_header(rows)
 
 
 @given(NAMES, st.sampled_from([("0", "1"), ("spam", "ham"), ("12.5", "-3")]), st.integers(20, 40), st.integers())
 def test_labels_and_numbers_with_and_without_a_header(names, labels, count, seed) -> None:
-    chance = random.Random(seed)
-    at = chance.randrange(len(names))
-    rows = [[labels[n % 2] if column == at else sentence(chance) for column in range(len(names))] for n in range(count)]
+    rng = random.Random(seed)
+    at = rng.randrange(len(names))
+    rows = [[labels[n % 2] if column == at else sentence(rng) for column in range(len(names))] for n in range(count)]
     assert has_header([names, *rows])
     assert not has_header(rows)
 
@@ -78,16 +78,16 @@ def test_single_cases(first, rest, expected) -> None:
 def test_a_header_in_ordinary_words_names_the_columns(tmp_path: Path) -> None:
     rows = [[str(n), f"good morning number {n}", f"guten Morgen Nummer {n}"] for n in range(40)]
     path = write(tmp_path / "three.tsv", [["id", "english", "german"], *rows])
-    found = look(path)
-    assert found.sets["train"].rows == 40 and found.recipe.languages == ("en", "de")
-    assert found.recipe.roles == {"source": "english", "target": "german"}
-    back = look(path, source="german", target="english")
-    assert back.sets["train"].sample[0] == Pair("guten Morgen Nummer 0", "good morning number 0")
+    result = summarize_files(path)
+    assert result.splits["train"].rows == 40 and result.source.languages == ("en", "de")
+    assert result.source.roles == {"source": "english", "target": "german"}
+    back = summarize_files(path, source="german", target="english")
+    assert back.splits["train"].samples[0] == TextPair("guten Morgen Nummer 0", "good morning number 0")
     excel = tmp_path / "excel.csv"
     lines = ["Englisch;Deutsch", *(f"{row[1]};{row[2]}" for row in rows)]
     excel.write_text("\r\n".join(lines) + "\r\n", encoding="utf-8-sig")
-    assert look(excel).recipe.roles == {"source": "Englisch", "target": "Deutsch"}
-    assert look(excel).sets["train"].rows == 40
+    assert summarize_files(excel).source.roles == {"source": "Englisch", "target": "Deutsch"}
+    assert summarize_files(excel).splits["train"].rows == 40
 
 
 def test_the_flag_overrules_what_is_found(tmp_path: Path) -> None:
@@ -95,33 +95,33 @@ def test_the_flag_overrules_what_is_found(tmp_path: Path) -> None:
     plain = write(tmp_path / "plain.tsv", [["haus", "hus"], ["Haus", "Hus"], ["Hund", "Hund"]])
 
     def rows(path: Path, header: str) -> list:
-        return list(settle([path], (), Wanted(header=header)).examples("train", Problems()))
+        return list(detect_source([path], (), SourceOptions(header=header)).examples("train", BadRows()))
 
     assert [len(rows(named, header)) for header in ("auto", "yes", "no")] == [2, 2, 3]
     assert [len(rows(plain, header)) for header in ("auto", "yes", "no")] == [3, 2, 3]
-    assert rows(named, "no")[0] == Pair("english", "german")
+    assert rows(named, "no")[0] == TextPair("english", "german")
     with pytest.raises(BadSetting, match="header must be yes, no or auto, got 'maybe'"):
-        Wanted(header="maybe")
+        SourceOptions(header="maybe")
     twice = write(tmp_path / "twice.tsv", [["text", "text"], ["a b", "c d"]])
     with pytest.raises(BadFile, match="names of columns must differ, 'text' is there twice"):
-        settle([twice], (), Wanted(header="yes"))
+        detect_source([twice], (), SourceOptions(header="yes"))
 
 
 def test_the_setting_is_a_word_or_a_truth_value() -> None:
     """YAML reads a bare yes as true."""
-    assert [read({"header": value}).header for value in ("yes", True, "No", False, "auto")] == [
+    assert [parse_config({"header": value}).header for value in ("yes", True, "No", False, "auto")] == [
         "yes", "yes", "no", "no", "auto"]  # fmt: skip
     with pytest.raises(BadSetting, match="header must be yes, no or auto, got 'perhaps'"):
-        read({"header": "perhaps"})
+        parse_config({"header": "perhaps"})
 
 
-def test_the_report_says_which_it_was(tmp_path: Path) -> None:
+def test_the_summary_names_the_header(tmp_path: Path) -> None:
     named = write(tmp_path / "named.tsv", [["english", "german"], ["a house", "ein Haus"], ["a dog", "ein Hund"]])
     plain = write(tmp_path / "plain.tsv", [["a house", "ein Haus"], ["a dog", "ein Hund"]])
-    assert "header     english, german (the first row; --header no takes it for data)" in str(look(named))
-    assert "header     none, the first row is data (--header yes" in str(look(plain))
-    assert "header     none" in str(look(named, header="no"))
-    assert "header" not in str(look(write(tmp_path / "a.txt", [["it was the best of times"]])))
+    assert "header     english, german (the first row; --header no takes it for data)" in str(summarize_files(named))
+    assert "header     none, the first row is data (--header yes" in str(summarize_files(plain))
+    assert "header     none" in str(summarize_files(named, header="no"))
+    assert "header" not in str(summarize_files(write(tmp_path / "a.txt", [["it was the best of times"]])))
 
 
 def test_a_header_of_one_file_is_known_in_the_next(tmp_path: Path) -> None:
@@ -129,11 +129,11 @@ def test_a_header_of_one_file_is_known_in_the_next(tmp_path: Path) -> None:
     long = [[f"{n} times rain again in the north", "weather" if n % 2 else "sport"] for n in range(40)]
     train = write(tmp_path / "train.tsv", [["headline", "kind"], *long])
     valid = write(tmp_path / "valid.tsv", [["headline", "kind"], ["sun again in the south", "weather"]])
-    recipe = settle([train, valid])
-    assert list(recipe.examples("valid", Problems())) == [Labelled("sun again in the south", "weather")]
+    recipe = detect_source([train, valid])
+    assert list(recipe.examples("valid", BadRows())) == [LabeledText("sun again in the south", "weather")]
 
 
 def test_names() -> None:
-    assert column_names([" a ", "", "b"]) == ("a", "2", "b")
+    assert header_names([" a ", "", "b"]) == ("a", "2", "b")
     codes = [language_code(name) for name in ("English", "Deutsch", "français", "zh-CN", "日语", "label", "x")]
     assert codes == ["en", "de", "fr", "zh", "ja", "", ""]

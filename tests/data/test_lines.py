@@ -13,21 +13,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.data.reading.lines import STATELESS, USUAL, Reading, cut, encoding_of, lines, pieces
-from headwater.data.reading.opening import opened
-from headwater.data.reading.problems import Problems
+from headwater.data.readers.byte_streams import open_bytes
+from headwater.data.readers.lines import (
+    DEFAULT_DECODE_OPTIONS,
+    STATELESS_ENCODINGS,
+    BadRows,
+    DecodeOptions,
+    LineSplitter,
+    file_encoding,
+    iter_line_chunks,
+    iter_lines,
+)
 from headwater.errors import BadFile, BadSetting, NotFound
 
 CHINESE = "今天天气很好，我们去公园散步吧。\n他说：这本书很有意思，你应该看看。\n" * 5
 WESTERN = "Le café est très bon, n'est-ce pas ?\nDie Männer hören schöne Lieder.\nEl niño comió piñas.\n" * 5
 
 
-def read(path: Path, reading: Reading = USUAL) -> list[str]:
-    return [line.text for line in lines(path, reading, Problems())]
+def read(path: Path, reading: DecodeOptions = DEFAULT_DECODE_OPTIONS) -> list[str]:
+    return [line.text for line in iter_lines(path, reading, BadRows())]
 
 
 @pytest.mark.parametrize(
-    ("text", "written", "found"),
+    ("text", "written", "result"),
     [
         (CHINESE, "utf-8", "utf-8"),
         (CHINESE, "utf-8-sig", "utf-8"),
@@ -41,10 +49,10 @@ def read(path: Path, reading: Reading = USUAL) -> list[str]:
         ("It’s a very “good” and plain – if naïve – café\n" * 5, "cp1252", "cp1252"),
     ],
 )
-def test_an_encoding_is_found_and_read_exactly(tmp_path: Path, text: str, written: str, found: str) -> None:
+def test_an_encoding_is_found_and_read_exactly(tmp_path: Path, text: str, written: str, result: str) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(text.encode(written))
-    assert encoding_of(path, USUAL).name == found
+    assert file_encoding(path, DEFAULT_DECODE_OPTIONS).name == result
     assert read(path) == text.split("\n")[:-1]
 
 
@@ -54,28 +62,28 @@ def test_what_is_not_certain_is_refused_unless_named(tmp_path: Path, name: str) 
             "euc-kr": "오늘은 날씨가 좋습니다"}[name] + "\n"  # fmt: skip
     path = tmp_path / "a.txt"
     path.write_bytes(text.encode(name) * 20)
-    assert read(path, Reading(encoding=name)) == [text.rstrip("\n")] * 20
+    assert read(path, DecodeOptions(encoding=name)) == [text.rstrip("\n")] * 20
     with pytest.raises(BadFile, match=r"byte 0 is not UTF-8.*name it"):
-        encoding_of(path, USUAL)
+        file_encoding(path, DEFAULT_DECODE_OPTIONS)
 
 
 def test_an_unknown_encoding_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("x\n")
     with pytest.raises(BadSetting, match="no text encoding is called 'utf-9'"):
-        read(tmp_path / "a", Reading(encoding="utf-9"))
+        read(tmp_path / "a", DecodeOptions(encoding="utf-9"))
     with pytest.raises(BadSetting, match="strict, skip or replace"):
-        Reading(invalid="ignore")
+        DecodeOptions(errors="ignore")
 
 
-def test_wrong_bytes_are_placed_skipped_or_replaced(tmp_path: Path) -> None:
+def test_invalid_bytes_are_located_skipped_or_replaced(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes("gut für alle\nübrig".encode() + b" \xff kaputt\n" + "schön und größer\n".encode())
     with pytest.raises(BadFile, match=r"byte 21 \(line 2\) is 0xFF, not valid utf-8"):
         read(path)
-    found = list(lines(path, Reading(invalid="skip"), Problems()))
-    assert [(line.number, line.fault) for line in found] == [(1, ""), (2, "not valid utf-8"), (3, "")]
-    problems = Problems()
-    kept = [line.text for line in lines(path, Reading(invalid="replace"), problems)]
+    result = list(iter_lines(path, DecodeOptions(errors="skip"), BadRows()))
+    assert [(line.number, line.error) for line in result] == [(1, ""), (2, "not valid utf-8"), (3, "")]
+    problems = BadRows()
+    kept = [line.text for line in iter_lines(path, DecodeOptions(errors="replace"), problems)]
     assert kept[1] == "übrig � kaputt"
     assert problems.repaired == 1
 
@@ -90,9 +98,9 @@ def test_pieces_joined_are_the_text(tmp_path_factory, rows: list[str], name: str
     path = tmp_path_factory.mktemp("lines") / "a.txt"
     path.write_bytes("\r\n".join(rows).encode(name))
     got, held = [], ""
-    for piece in pieces(path, Reading(encoding=name, longest=longest), Problems()):
+    for piece in iter_line_chunks(path, DecodeOptions(encoding=name, max_line_bytes=longest), BadRows()):
         held += piece.text
-        if piece.ends:
+        if piece.is_complete:
             got.append(held)
             held = ""
     mark = rows[0][:1] == "\ufeff"
@@ -106,33 +114,32 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, data: bytes) -> None:
     path.write_bytes(data)
     for invalid in ("strict", "skip", "replace"):
         try:
-            found = list(lines(path, Reading(invalid=invalid), Problems()))
+            result = list(iter_lines(path, DecodeOptions(errors=invalid), BadRows()))
         except BadFile as fault:
             assert "\n" not in str(fault)
         else:
-            assert [line.number for line in found] == list(range(1, len(found) + 1))
+            assert [line.number for line in result] == list(range(1, len(result) + 1))
 
 
 @pytest.mark.parametrize("block", [1, 3, 7, 2**20])
-def test_offsets_do_not_depend_on_the_blocks(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    import io
-
-    monkeypatch.setattr("headwater.data.reading.lines.BLOCK", block)
+def test_offsets_do_not_depend_on_the_blocks(block: int) -> None:
     data = b"one\n\ntwenty-one is longer than sixteen bytes\nend"
-    found = list(cut(io.BytesIO(data), b"\n", 16))
-    assert all(data[p.offset : p.offset + len(p.data)] == p.data for p in found)
-    assert [p.number for p in found if p.ends] == [1, 2, 3, 4]
+    splitter = LineSplitter(b"\n", 16, offset=0)
+    chunks = [chunk for start in range(0, len(data), block) for chunk in splitter.feed(data[start : start + block])]
+    chunks += splitter.flush()
+    assert all(data[chunk.offset : chunk.offset + len(chunk.data)] == chunk.data for chunk in chunks)
+    assert [chunk.number for chunk in chunks if chunk.is_last] == [1, 2, 3, 4]
 
 
 def test_a_line_too_long_is_one_bad_row(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("short\n" + "x" * 100 + "\nshort\n")
-    found = list(lines(path, Reading(longest=64), Problems()))
-    assert [(line.number, line.text, line.fault) for line in found] == [
+    result = list(iter_lines(path, DecodeOptions(max_line_bytes=64), BadRows()))
+    assert [(line.number, line.text, line.error) for line in result] == [
         (1, "short", ""), (2, "", "longer than 64 bytes"), (3, "short", "")]  # fmt: skip
 
 
-def test_gzip_is_told_by_its_bytes_and_a_bomb_is_refused(tmp_path: Path) -> None:
+def test_gzip_is_detected_by_its_bytes_and_a_bomb_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "named.txt"
     path.write_bytes(gzip.compress(b"a\nb\n"))
     assert read(path) == ["a", "b"]
@@ -140,7 +147,7 @@ def test_gzip_is_told_by_its_bytes_and_a_bomb_is_refused(tmp_path: Path) -> None
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     bomb.write_bytes(b"".join(packer.compress(bytes(2**20)) for _ in range(40)) + packer.flush())
     with pytest.raises(BadFile, match="refused"):
-        sum(len(line.text) for line in pieces(bomb, USUAL, Problems()))
+        sum(len(line.text) for line in iter_line_chunks(bomb, DEFAULT_DECODE_OPTIONS, BadRows()))
     nested = tmp_path / "nested.gz"
     nested.write_bytes(gzip.compress(gzip.compress(b"a\n")))
     with pytest.raises(BadFile, match="gzip inside gzip"):
@@ -161,7 +168,7 @@ def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path) -> None:
     for name, words in said.items():
         with pytest.raises(BadFile, match=words):
             read(tmp_path / name)
-    with pytest.raises(BadFile, match="it is a device"), opened(Path("/dev/zero")):
+    with pytest.raises(BadFile, match="it is a device"), open_bytes(Path("/dev/zero")):
         pass
     with pytest.raises(NotFound, match="no file is at"):
         read(tmp_path / "absent")
@@ -170,11 +177,10 @@ def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path) -> None:
 SMALL_MEMORY = """
 import resource, sys
 from pathlib import Path
-from headwater.data.reading.shapes import running
-from headwater.data.reading.lines import USUAL
-from headwater.data.reading.problems import Problems
+from headwater.data.readers.formats import read_documents
+from headwater.data.readers.lines import DEFAULT_DECODE_OPTIONS, BadRows
 resource.setrlimit(resource.RLIMIT_AS, (600 * 2**20,) * 2)
-print(sum(len(p.text) for p in running((Path(sys.argv[1]),), USUAL, Problems())))
+print(sum(len(p.text) for p in read_documents((Path(sys.argv[1]),), DEFAULT_DECODE_OPTIONS, BadRows())))
 """
 
 
@@ -211,24 +217,24 @@ BYTES = st.lists(st.sampled_from(PARTS), max_size=25).map(b"".join)
 def test_lines_decoded_together_are_those_decoded_alone(tmp_path_factory, data, name, block, longest, invalid) -> None:
     path = tmp_path_factory.mktemp("together") / "a.txt"
     path.write_bytes(b"begin " + data)
-    found = []
-    for stateless in (STATELESS, ()):
-        problems = Problems()
+    result = []
+    for stateless in (STATELESS_ENCODINGS, ()):
+        problems = BadRows()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("headwater.data.reading.lines.STATELESS", stateless)
-            patch.setattr("headwater.data.reading.lines.BLOCK", block)
+            patch.setattr("headwater.data.readers.lines.STATELESS_ENCODINGS", stateless)
+            patch.setattr("headwater.data.readers.lines.BLOCK_BYTES", block)
             read_so_far: list[object] = []
             try:
-                read_so_far.extend(pieces(path, Reading(name, invalid, longest), problems))
+                read_so_far.extend(iter_line_chunks(path, DecodeOptions(name, invalid, longest), problems))
             except BadFile as fault:
                 read_so_far.append(str(fault))
-        found.append((read_so_far, problems.repaired))
-    assert found[0] == found[1]
+        result.append((read_so_far, problems.repaired))
+    assert result[0] == result[1]
 
 
 @pytest.mark.parametrize("block", [4, 9, 2**20])
-def test_a_wrong_byte_is_placed_after_lines_that_were_decoded_together(tmp_path: Path, monkeypatch, block: int) -> None:
-    monkeypatch.setattr("headwater.data.reading.lines.BLOCK", block)
+def test_an_invalid_byte_is_located_after_lines_decoded_in_one_call(tmp_path: Path, monkeypatch, block: int) -> None:
+    monkeypatch.setattr("headwater.data.readers.lines.BLOCK_BYTES", block)
     path = tmp_path / "a.txt"
     path.write_bytes("été\n".encode() * 10 + b"bad \xff\n")
     with pytest.raises(BadFile, match=r"byte 64 \(line 11\) is 0xFF"):

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from headwater import cli
-from headwater.cli.language import say
-from headwater.data.look import look
-from headwater.data.reading.lines import USUAL, lines
-from headwater.data.reading.problems import Problems
-from headwater.data.reading.progress import ReadingProgress, reporting
+from headwater import cli, i18n
+from headwater.data.readers.byte_streams import ReadingProgress, progress_callback
+from headwater.data.readers.lines import DEFAULT_DECODE_OPTIONS, BadRows, iter_lines
+from headwater.data.summary import summarize_files
 
 
 class Terminal(io.StringIO):
@@ -33,34 +31,35 @@ class Clock:
 
 
 def test_every_block_is_reported_and_none_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwater.data.reading.lines.BLOCK", 1000)
+    monkeypatch.setattr("headwater.data.readers.lines.BLOCK_BYTES", 1000)
     text = b"a line of text\n" * 1000
-    heard: list[tuple[str, int, int]] = []
+    captured: list[tuple[str, int, int]] = []
     for name, data in (("a.txt", text), ("a.txt.gz", gzip.compress(text))):
         path = tmp_path / name
         path.write_bytes(data)
-        heard.clear()
-        with reporting(lambda path, done, total: heard.append((path.name, done, total))):
-            count = sum(1 for _ in lines(path, USUAL, Problems()))
-        done = [bytes_done for _, bytes_done, _ in heard]
-        assert count == 1000 and {(found, total) for found, _, total in heard} == {(name, len(data))}
-        assert done[-1] == len(data) and max(done) <= len(data) and len(heard) > 10
-    heard.clear()
-    look(tmp_path / "a.txt")
-    assert heard == []
+        captured.clear()
+        with progress_callback(lambda path, done, total: captured.append((path.name, done, total))):
+            count = sum(1 for _ in iter_lines(path, DEFAULT_DECODE_OPTIONS, BadRows()))
+        done = [bytes_done for _, bytes_done, _ in captured]
+        assert count == 1000 and {(result, total) for result, _, total in captured} == {(name, len(data))}
+        assert done[-1] == len(data) and max(done) <= len(data) and len(captured) > 10
+    captured.clear()
+    summarize_files(tmp_path / "a.txt")
+    assert captured == []
 
 
 def test_a_terminal_has_one_line_that_goes_away() -> None:
     out = Terminal()
-    show = ReadingProgress(say, out, Clock(1.0))
+    show = ReadingProgress(out, Clock(1.0))
     for done in (45_000_000, 89_000_000):
         show(Path("/data/big.tsv"), done, 89_000_000)
     assert out.getvalue() == "\rreading big.tsv … 45 MB of 89 MB\x1b[K\r\x1b[K"
 
 
-def test_elsewhere_a_line_every_five_seconds() -> None:
+def test_elsewhere_a_line_every_five_seconds(monkeypatch) -> None:
     out = io.StringIO()
-    show = ReadingProgress(lambda en, zh: zh, out, Clock(0.5))
+    monkeypatch.setattr(i18n, "_process_language", "zh")
+    show = ReadingProgress(out, Clock(0.5))
     for done in range(40):
         show(Path("big.tsv"), done * 10**6, 40 * 10**6)
     said = out.getvalue().splitlines()
@@ -69,17 +68,17 @@ def test_elsewhere_a_line_every_five_seconds() -> None:
 
 def test_a_small_file_is_read_in_silence() -> None:
     out = Terminal()
-    show = ReadingProgress(say, out, Clock(0.0001))
+    show = ReadingProgress(out, Clock(0.0001))
     show(Path("a.tsv"), 10, 20), show(Path("a.tsv"), 20, 20)
     assert out.getvalue() == ""
 
 
 def test_train_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The command is what turns it on; --quiet turns it off."""
-    monkeypatch.setattr("headwater.data.reading.progress.time.monotonic", Clock(9.0))
+    monkeypatch.setattr("headwater.data.readers.byte_streams.time.monotonic", Clock(9.0))
     monkeypatch.setattr(ReadingProgress.__init__, "__defaults__", (None, Clock(9.0)))
     (tmp_path / "one.tsv").write_text("one two\teins zwei\n")
-    monkeypatch.setattr("headwater.data.reading.lines.BLOCK", 8)
+    monkeypatch.setattr("headwater.data.readers.lines.BLOCK_BYTES", 8)
     assert cli.main(["train", str(tmp_path / "one.tsv"), "--dry-run"]) == 3
     assert "reading one.tsv … 0 MB of 0 MB" in capsys.readouterr().err
     assert cli.main(["train", str(tmp_path / "one.tsv"), "--dry-run", "--quiet"]) == 3

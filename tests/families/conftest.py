@@ -1,4 +1,4 @@
-"""made.py is a plain module beside the tests."""
+"""tiny_models.py is a plain module beside the tests."""
 
 import sys
 from pathlib import Path

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from made import CONFIGS, make, reconfigure, rewrite, tiny
+from tiny_models import CONFIGS, make, reconfigure, rewrite, tiny
 
 import headwater
 from headwater.core import Transformer
 from headwater.errors import BadFile, BadSetting, Fault, NotFound, Unavailable
-from headwater.weights import room
-from headwater.weights.shards import write_folder
-from headwater.weights.tensors import TensorFile
+from headwater.weights import checks
+from headwater.weights.safetensors import SafetensorsFile
+from headwater.weights.shards import save_weights
 
 Spoil = Callable[[Path], None]
 NORM = "model.layers.1.input_layernorm.weight"
@@ -62,8 +62,8 @@ def header(change: Callable[[dict], None] | None = None, text: str | None = None
 
 def sharded(spoil: Callable[[Path, dict], None]) -> Spoil:
     def split(folder: Path) -> None:
-        file = TensorFile(folder / "model.safetensors")
-        write_folder(folder, {name: file[name].clone() for name in file}, largest=4000)
+        file = SafetensorsFile(folder / "model.safetensors")
+        save_weights(folder, {name: file[name].clone() for name in file}, max_shard_size=4000)
         index = json.loads((folder / "model.safetensors.index.json").read_text())
         spoil(folder, index["weight_map"])
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -210,8 +210,8 @@ def test_a_sound_folder_loads(folder):
 
 
 def test_a_machine_with_less_memory(folder, monkeypatch):
-    """The planted fault of the room check: the same sound folder on a machine of ten kilobytes."""
-    monkeypatch.setattr(room, "memory", lambda: 10_000)
+    """The planted fault of the memory check: the same sound folder on a machine of ten kilobytes."""
+    monkeypatch.setattr(checks, "memory_limit", lambda: 10_000)
     with pytest.raises(Unavailable, match=r"the model has 5,424 weights, 0.0 GB in float32"):
         headwater.load(folder)
 
@@ -220,4 +220,4 @@ def test_weights_are_counted_without_being_built():
     for name in CONFIGS:
         model = tiny(name).model
         bare = sum(p.numel() for _, p in model.named_parameters(remove_duplicate=False))
-        assert room.weights_of(model.spec) == bare, name
+        assert checks.count_parameters(model.spec) == bare, name

@@ -7,7 +7,7 @@ import os
 
 import pytest
 import torch
-from made import ask, make, tensors
+from tiny_models import ask, make, tensors
 
 import headwater
 from headwater.cli import main
@@ -88,14 +88,14 @@ def change(folder, **changes):
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def test_a_vocabulary_that_is_not_words_is_not_guessed_at(old, tmp_path):
+def test_a_vocabulary_without_words_gets_no_tokenizer(old, tmp_path):
     """Pieces such as [nH+] or Cl( would be cut into what is not in the vocabulary."""
     folder = tmp_path / "text"
     folder.mkdir()
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"[{a}{n}+]" for a in "CNOPS" for n in range(6))]
     (folder / "vocab.txt").write_text("\n".join(pieces) + "\n")
     done = convert(old, tmp_path / "new", vocabulary=folder)
-    assert done.remark.startswith("vocab.txt is not WordPiece's")
+    assert done.tokenizer_note.startswith("vocab.txt is not WordPiece's")
     assert done.loaded.tokenizer is None
 
 
@@ -113,8 +113,8 @@ def test_a_wrong_tensor_is_seen(old, tmp_path, monkeypatch):
     """The planted fault of the comparison: weights that change on the way."""
     from headwater.families import convert as module
 
-    honest = module.write_folder
-    monkeypatch.setattr(module, "write_folder", lambda to, held: honest(to, {n: t + 1 for n, t in held.items()}))
+    honest = module.save_weights
+    monkeypatch.setattr(module, "save_weights", lambda to, held: honest(to, {n: t + 1 for n, t in held.items()}))
     with pytest.raises(BadFile, match="does not come back as it was read; not converted"):
         convert(old, tmp_path / "new")
     assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ def test_every_family_is_in_the_table(language, root):
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.split("\n") if line.startswith("| ")]
     named = {name: set(row[2].split()) for row in rows if len(row) == 5 for name in re.findall(r"`([\w-]+)`", row[1])}
     named.pop("model_type", None)
-    assert named == {name: set(relation.heads) for name, relation in FAMILIES.items()}
+    assert named == {name: set(relation.head_names) for name, relation in FAMILIES.items()}
 
 
 def test_a_missing_family_would_be_seen(root, monkeypatch):

@@ -8,89 +8,100 @@ import warnings
 
 import pytest
 import torch
-from made import ask, ids, tensors, tiny
+from tiny_models import ask, ids, tensors, tiny
 
 import headwater
 from headwater.core import (
     Attention,
-    ClassHead,
+    ClassificationHead,
+    Embeddings,
     FeedForward,
     LayerNorm,
-    Mean,
-    MeanPool,
-    PerFrequency,
-    Picked,
+    MeanPooling,
+    Pooled,
     Rotary,
     Sinusoidal,
     SinusoidalHalves,
-    TokenHead,
-    Tokens,
+    TokenClassificationHead,
     decoder,
     encoder,
     transformer,
 )
-from headwater.core.presets import PRESETS, preset
-from headwater.data.learn import learn
+from headwater.families.config_writers import CONFIG_WRITERS
 from headwater.families.convert import convert
-from headwater.families.export import ORDER, Match, Misfit, differences, match
-from headwater.families.family import FAMILIES
-from headwater.families.folder import Loaded
+from headwater.families.export import FAMILY_ORDER, FamilyMatch, FamilyMismatch, match_family, spec_differences
 from headwater.families.gguf import save_gguf
-from headwater.families.loading import save_as
-from headwater.families.writer import WRITERS
-from headwater.fast.packed import pack
+from headwater.families.hf_folder import LoadedModel
+from headwater.families.load import save_with_result
+from headwater.families.presets import PRESETS, preset
+from headwater.families.registry import FAMILIES
 from headwater.parts import swap
-from headwater.weights.settings import Settings
+from headwater.quantization.layers import quantize
+from headwater.text.train import train_tokenizer
+from headwater.variants.mean_pool_bridge import MeanPoolBridge
+from headwater.variants.rope_scaling import PerFrequencyScaling
+from headwater.weights.hf_config import HFConfig
 
 SIZES = {"d_model": 16, "heads": 2, "layers": 2, "d_ff": 24}
-LLAMA = {"placement": "pre", "norm": "rms", "gated": True, "activation": "silu", "bias": False, "position": "rotary"}
-PRE = {"placement": "pre", "activation": "gelu"}
+LLAMA = {
+    "norm_position": "pre",
+    "norm": "rms",
+    "gated": True,
+    "activation": "silu",
+    "bias": False,
+    "position": "rotary",
+}
+PRE = {"norm_position": "pre", "activation": "gelu"}
 
 
-def read(found: Match):
-    c = Settings(dict(found.config))
-    spec = FAMILIES[found.name].read(c, found.head)
-    c.done()
+def read(result: FamilyMatch):
+    c = HFConfig(dict(result.config))
+    spec = FAMILIES[result.family].read_spec(c, result.head_type)
+    c.refuse_unread()
     return spec
 
 
-EVERY = [(name, head) for name in ORDER for head in FAMILIES[name].heads]
+EVERY = [(name, head) for name in FAMILY_ORDER for head in FAMILIES[name].head_names]
 
 
 @pytest.mark.parametrize(("name", "head"), EVERY, ids=" ".join)
 def test_a_writer_is_the_inverse_of_its_reader(name, head):
     """config -> spec -> config -> the same spec, of this family or of one before it that has the same models."""
     spec = tiny(name, head).spec
-    found = match(spec, [name], {"id2label": {0: "a", 1: "b"}} if head == "tags" else {})
-    assert isinstance(found, Match), found
-    assert found.name == name and not found.rewrites
-    assert differences(read(found), spec) == []
-    found = match(spec)
-    assert isinstance(found, Match) and differences(read(found), spec) == []
+    result = match_family(spec, [name], {"id2label": {0: "a", 1: "b"}} if head == "token_classification" else {})
+    assert isinstance(result, FamilyMatch), result
+    assert result.family == name and not result.rewrites
+    assert spec_differences(read(result), spec) == []
+    result = match_family(spec)
+    assert isinstance(result, FamilyMatch) and spec_differences(read(result), spec) == []
 
 
 def test_every_family_of_transformers_is_tried():
-    assert set(ORDER) == set(WRITERS) == set(FAMILIES) - {"xlm-roberta", "camembert", "fairseq", "fairseq_prenorm"}
+    assert (
+        set(FAMILY_ORDER)
+        == set(CONFIG_WRITERS)
+        == set(FAMILIES) - {"xlm-roberta", "camembert", "fairseq", "fairseq_prenorm"}
+    )
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_a_public_model(name):
-    found = match(preset(name))
-    assert isinstance(found, Match)
+    result = match_family(preset(name))
+    assert isinstance(result, FamilyMatch)
     public = {"gpt3": "gpt2"}.get(name, name.split("-")[0].removesuffix("3"))
-    assert found.name == (public if public in ORDER else "marian")
+    assert result.family == (public if public in FAMILY_ORDER else "marian")
 
 
 def test_a_config_that_does_not_describe_the_model_is_never_taken(monkeypatch):
     """The planted fault: a writer that is wrong about one number."""
     spec = tiny("llama").spec
-    honest = WRITERS["llama"]
+    honest = CONFIG_WRITERS["llama"]
     for key, wrong in (("rms_norm_eps", 1e-3), ("num_key_value_heads", 2), ("rope_parameters", {"rope_theta": 7.0})):
-        lying = dataclasses.replace(honest, config=lambda s, k=key, w=wrong: honest.config(s) | {k: w})
-        monkeypatch.setitem(WRITERS, "llama", lying)
-        assert isinstance(match(spec, ["llama"]), Misfit)
-    monkeypatch.setitem(WRITERS, "llama", honest)
-    assert isinstance(match(spec, ["llama"]), Match)
+        lying = dataclasses.replace(honest, write_config=lambda s, k=key, w=wrong: honest.write_config(s) | {k: w})
+        monkeypatch.setitem(CONFIG_WRITERS, "llama", lying)
+        assert isinstance(match_family(spec, ["llama"]), FamilyMismatch)
+    monkeypatch.setitem(CONFIG_WRITERS, "llama", honest)
+    assert isinstance(match_family(spec, ["llama"]), FamilyMatch)
 
 
 def other_second_layer(spec):
@@ -107,10 +118,10 @@ ODD = {
     "no final norm": ("gpt2", lambda s: dataclasses.replace(
         s, decoder=dataclasses.replace(s.decoder, final_norm=headwater.core.NoNorm()))),
     "an untied output": ("gpt2", lambda s: dataclasses.replace(s, tied=())),
-    "states pooled in between": ("marian", lambda s: dataclasses.replace(s, bridge=MeanPool(2))),
-    "no token types": ("bert", lambda s: swap(s, Tokens, lambda e: dataclasses.replace(e, kinds=0))),
+    "states pooled in between": ("marian", lambda s: dataclasses.replace(s, bridge=MeanPoolBridge(2))),
+    "no token types": ("bert", lambda s: swap(s, Embeddings, lambda e: dataclasses.replace(e, token_types=0))),
     "factors of a GGUF file": ("llama", lambda s: swap(
-        s, Rotary, lambda r: dataclasses.replace(r, scaling=PerFrequency((1.0, 2.0, 3.0, 4.0))))),
+        s, Rotary, lambda r: dataclasses.replace(r, scaling=PerFrequencyScaling((1.0, 2.0, 3.0, 4.0))))),
 }  # fmt: skip
 
 
@@ -118,25 +129,28 @@ ODD = {
 def test_whatever_changes_an_answer_is_seen(what):
     name, change = ODD[what]
     spec = tiny(name).spec
-    assert isinstance(match(spec, [name]), Match)
-    assert isinstance(match(change(spec), [name]), Misfit)
+    assert isinstance(match_family(spec, [name]), FamilyMatch)
+    assert isinstance(match_family(change(spec), [name]), FamilyMismatch)
 
 
 def test_what_changes_no_answer_is_not_a_difference():
     spec = tiny("gpt2").spec
     other = swap(spec, Attention, lambda a: dataclasses.replace(a, dropout=0.3, head_dim=8, kv_heads=2))
-    assert differences(spec, dataclasses.replace(other, init=(("*", headwater.core.Zero()),))) == []
+    assert spec_differences(spec, dataclasses.replace(other, init=(("*", headwater.core.Zero()),))) == []
 
 
 # ----------------------------------------------------------------------------------------- the same function, rewritten
 
 FORMS = {
-    "marian": (transformer(47, **SIZES), ("bias", "sines")),
-    "pegasus": (transformer(47, placement="pre", **SIZES), ("bias", "sines")),
-    "blenderbot": (transformer(47, placement="pre", position="learned", longest=64, **SIZES), ("bias",)),
-    "gpt_neox": (decoder(47, position="rotary", **PRE, **SIZES), ("scale",)),
-    "llama": (decoder(47, kv_heads=1, **LLAMA, **SIZES), ("scale",)),
-    "gpt2": (decoder(47, position="learned", longest=64, **PRE, **SIZES), ()),
+    "marian": (transformer(47, **SIZES), ("output_bias", "sinusoidal_halves")),
+    "pegasus": (transformer(47, norm_position="pre", **SIZES), ("output_bias", "sinusoidal_halves")),
+    "blenderbot": (
+        transformer(47, norm_position="pre", position="learned", max_positions=64, **SIZES),
+        ("output_bias",),
+    ),
+    "gpt_neox": (decoder(47, position="rotary", **PRE, **SIZES), ("embedding_scale",)),
+    "llama": (decoder(47, kv_heads=1, **LLAMA, **SIZES), ("embedding_scale",)),
+    "gpt2": (decoder(47, position="learned", max_positions=64, **PRE, **SIZES), ()),
 }
 
 
@@ -153,10 +167,10 @@ def wide(spec):
 def test_a_rewritten_model_gives_the_same_answers(name, tmp_path):
     spec, changes = FORMS[name]
     model = wide(spec)
-    saved = save_as(model, tmp_path / "m")
-    assert saved.model.config["model_type"] == name and saved.rewrites == changes and saved.misfit is None
+    saved = save_with_result(model, tmp_path / "m")
+    assert saved.model.config["model_type"] == name and saved.rewrites == changes and saved.mismatch is None
     again = headwater.load(tmp_path / "m")
-    limit = 1e-5 if "sines" in changes else 0.0
+    limit = 1e-5 if "sinusoidal_halves" in changes else 0.0
     assert (ask(again.model) - ask(model)).abs().max() <= limit
     headwater.save(again, tmp_path / "again")  # what was written once is written as it is
     assert all(torch.equal(t, tensors(tmp_path / "again")[n]) for n, t in tensors(tmp_path / "m").items())
@@ -168,21 +182,21 @@ def test_a_wrong_rewrite_is_refused(monkeypatch, tmp_path):
     from headwater.families import export, rewrites
 
     wrong = tuple(
-        dataclasses.replace(r, weights=lambda spec, weights: weights) if r.name == "sines" else r
+        dataclasses.replace(r, rewrite_weights=lambda spec, weights: weights) if r.name == "sinusoidal_halves" else r
         for r in rewrites.REWRITES
     )
     monkeypatch.setattr(export, "REWRITES", wrong)
     with pytest.raises(headwater.BadFile, match="gives other answers than before; not written"):
-        save_as(wide(FORMS["pegasus"][0]), tmp_path / "m")
+        save_with_result(wide(FORMS["pegasus"][0]), tmp_path / "m")
     assert not (tmp_path / "m").exists()
 
 
 def test_sines_are_reordered_as_they_are_defined():
-    """The law behind `sines`: the second form is the first with its features in another order."""
+    """The law behind `sinusoidal_halves`: the second form is the first with its features in another order."""
     places = torch.arange(9)[None]
     waves = [kind().build(8) for kind in (Sinusoidal, SinusoidalHalves)]
     for wave in waves:
-        wave.constants()
+        wave.init_buffers()
     one, two = (wave.add(torch.zeros(1, 9, 8), places) for wave in waves)
     assert torch.equal(one[..., [0, 2, 4, 6, 1, 3, 5, 7]], two) and not torch.equal(one, two)
 
@@ -190,9 +204,9 @@ def test_sines_are_reordered_as_they_are_defined():
 # ------------------------------------------------------------------------------------------------- where no family fits
 
 NATIVE = {
-    "mean of the states": (encoder(47, ClassHead(3, Picked(Mean())), position="rotary", **PRE, **SIZES),
-                           "megatron-bert", "head.pooled"),
-    "rotary encoder": (encoder(47, TokenHead(3), position="rotary", **PRE, **SIZES), "megatron-bert",
+    "mean of the states": (encoder(47, ClassificationHead(3, Pooled(MeanPooling())), position="rotary", **PRE, **SIZES),
+                           "megatron-bert", "head.pooler"),
+    "rotary encoder": (encoder(47, TokenClassificationHead(3), position="rotary", **PRE, **SIZES), "megatron-bert",
                        "encoder.embed.position"),
     "masked words": (encoder(47, position="rotary", **PRE, **SIZES), "megatron-bert", "head.transform"),
     "alibi": (decoder(47, position="alibi", **PRE, **SIZES), "gpt_neox", "decoder.layers.self_attn.layer.position"),
@@ -200,7 +214,7 @@ NATIVE = {
 
 
 @pytest.mark.parametrize("what", NATIVE)
-def test_our_own_layout_where_no_family_fits_and_it_is_said(what, tmp_path):
+def test_native_layout_with_a_warning_where_no_family_fits(what, tmp_path):
     spec, nearest, where = NATIVE[what]
     model = wide(spec)
     with pytest.warns(
@@ -227,7 +241,7 @@ def test_a_layout_that_cannot_hold_the_model_is_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_layout_that_is_asked_for_is_written(tmp_path):
+def test_a_requested_layout_is_written(tmp_path):
     model = wide(FORMS["gpt_neox"][0])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -247,15 +261,15 @@ def test_a_layout_that_is_asked_for_is_written(tmp_path):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return learn(["the cat sat on the mat", "天地玄黄 宇宙洪荒"] * 20, "bpe", vocab=320)
+    return train_tokenizer(["the cat sat on the mat", "天地玄黄 宇宙洪荒"] * 20, "bpe", vocab_size=320)
 
 
 @pytest.fixture
 def packed(tokenizer, tmp_path):
     """A GGUF file whose weights are in few bits."""
     spec = decoder(len(tokenizer), d_model=32, heads=2, layers=2, d_ff=64, **LLAMA)
-    spec = swap(spec, Tokens, lambda embed: dataclasses.replace(embed, scale=1.0))
-    return headwater.load(save_gguf(Loaded(wide(spec), tokenizer, {}, tmp_path), tmp_path / "packed.gguf", "Q8_0"))
+    spec = swap(spec, Embeddings, lambda embed: dataclasses.replace(embed, scale=1.0))
+    return headwater.load(save_gguf(LoadedModel(wide(spec), tokenizer, {}, tmp_path), tmp_path / "packed.gguf", "Q8_0"))
 
 
 def test_packed_weights_are_written_widened(packed, tmp_path):
@@ -263,26 +277,26 @@ def test_packed_weights_are_written_widened(packed, tmp_path):
     headwater.save(packed, tmp_path / "m.gguf")
     rows = ids()
     with torch.no_grad():
-        wanted = packed.model(rows)
-        assert (headwater.load(tmp_path / "m").model(rows) - wanted).abs().max() < 1e-3
-        assert (headwater.load(tmp_path / "m.gguf").model(rows) - wanted).abs().max() < 1e-2
+        expected = packed.model(rows)
+        assert (headwater.load(tmp_path / "m").model(rows) - expected).abs().max() < 1e-3
+        assert (headwater.load(tmp_path / "m.gguf").model(rows) - expected).abs().max() < 1e-2
 
 
 def test_packed_weights_are_rewritten_too(tmp_path):
     model = wide(decoder(64, d_model=32, heads=2, layers=1, d_ff=64, position="rotary", **PRE))
-    pack(model, "int8")
-    saved = save_as(model, tmp_path / "m")
-    assert saved.rewrites == ("scale",)
+    quantize(model, "int8")
+    saved = save_with_result(model, tmp_path / "m")
+    assert saved.rewrites == ("embedding_scale",)
     with torch.no_grad():
         assert (headwater.load(tmp_path / "m").model(ids()) - model(ids())).abs().max() < 1e-2
 
 
 def test_rope_factors_of_a_gguf_file_are_not_lost(packed, tmp_path):
     """config.json has no word for them: they would read back as plain RoPE."""
-    factors = PerFrequency((1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0, 8.0))
+    factors = PerFrequencyScaling((1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0, 8.0))
     spec = swap(packed.spec, Rotary, lambda rotary: dataclasses.replace(rotary, scaling=factors))
     model = wide(spec)
-    loaded = Loaded(model, packed.tokenizer, packed.config, packed.where, "language")
+    loaded = LoadedModel(model, packed.tokenizer, packed.config, packed.path, "language")
     with pytest.warns(UserWarning, match="PerFrequency"):
         headwater.save(loaded, tmp_path / "m")
     assert torch.equal(ask(headwater.load(tmp_path / "m").model), ask(model))
@@ -292,18 +306,20 @@ def test_rope_factors_of_a_gguf_file_are_not_lost(packed, tmp_path):
 
 def test_a_new_head_is_written_as_what_it_is(tmp_path):
     headwater.save(tiny("bert", architectures=["BertForMaskedLM"]), tmp_path / "bert")
-    tuned = headwater.load(tmp_path / "bert", new_head=TokenHead(3))
+    tuned = headwater.load(tmp_path / "bert", new_head=TokenClassificationHead(3))
     headwater.save(tuned, tmp_path / "tags")
     again = headwater.load(tmp_path / "tags")
-    assert (again.config["architectures"], again.head) == (["BertForTokenClassification"], "tags")
+    assert (again.config["architectures"], again.head) == (["BertForTokenClassification"], "token_classification")
     assert torch.equal(ask(again.model), ask(tuned.model))
 
 
 def test_a_fault_leaves_nothing_behind(monkeypatch, tmp_path):
-    from headwater.families import folder
+    from headwater.families import hf_folder
 
-    honest = folder.write_folder
-    monkeypatch.setattr(folder, "write_folder", lambda where, held: honest(where, {n: t * 2 for n, t in held.items()}))
+    honest = hf_folder.save_weights
+    monkeypatch.setattr(
+        hf_folder, "save_weights", lambda where, held: honest(where, {n: t * 2 for n, t in held.items()})
+    )
     with pytest.raises(headwater.BadFile, match="reads back changed"):
         headwater.save(tiny("bert"), tmp_path / "m")
     assert list(tmp_path.iterdir()) == []
@@ -324,12 +340,12 @@ def test_two_texts_get_two_token_types(tokenizer, tmp_path):
 
 
 def test_the_dropout_of_a_classifier_may_differ_from_that_of_the_states():
-    spec = tiny("bert", "class", classifier_dropout=0.3, hidden_dropout_prob=0.1).spec
+    spec = tiny("bert", "sequence_classification", classifier_dropout=0.3, hidden_dropout_prob=0.1).spec
     assert spec.head.dropout == 0.3
-    assert tiny("bert", "class", hidden_dropout_prob=0.2).spec.head.dropout == 0.2
+    assert tiny("bert", "sequence_classification", hidden_dropout_prob=0.2).spec.head.dropout == 0.2
 
 
-def test_convert_says_what_it_wrote(tmp_path, capsys):
+def test_convert_prints_what_it_wrote(tmp_path, capsys):
     from headwater.cli import main
 
     headwater.save(wide(FORMS["pegasus"][0]), tmp_path / "run", layout="headwater")
@@ -341,7 +357,7 @@ def test_convert_says_what_it_wrote(tmp_path, capsys):
     with pytest.warns(UserWarning):
         headwater.save(wide(NATIVE["alibi"][0]), tmp_path / "alibi")
     assert main(["convert", str(tmp_path / "alibi"), str(tmp_path / "same")]) == 0
-    assert "nearest family, gpt_neox, has Rotary(share=0.25) as decoder" in capsys.readouterr().out
+    assert "nearest family, gpt_neox, has Rotary(partial_factor=0.25) as decoder" in capsys.readouterr().out
     with pytest.raises(headwater.BadSetting, match="--drop and --vocabulary are for old checkpoints"):
         convert(tmp_path / "run", tmp_path / "other", drop=["a"])
     with pytest.raises(headwater.BadFile, match="must be a new or empty folder"):

@@ -8,17 +8,17 @@ import warnings
 
 import pytest
 import torch
-from made import FAIRSEQ, VOCAB, ids
+from tiny_models import FAIRSEQ, VOCAB, ids
 
 import headwater
 from headwater.core import SinusoidalHalves
 from headwater.errors import BadFile, BadSetting, NotFound
 from headwater.families.convert import convert
-from headwater.families.fairseq import LateSines, config_from
-from headwater.parts import from_plain, swap, to_plain
-from headwater.text import from_fairseq
+from headwater.families.fairseq import FairseqSinusoidal, fairseq_args_to_config
+from headwater.parts import from_dict, swap, to_dict
+from headwater.text.loaders import marian
 from headwater.text.tokenizer import Tokenizer
-from headwater.weights.tensors import write
+from headwater.weights.safetensors import write_safetensors
 
 ARGS = FAIRSEQ | {"arch": "transformer", "share_all_embeddings": False, "encoder_normalize_before": False}
 ARGS.pop("vocab_size")
@@ -49,8 +49,8 @@ def folder_of(public, folder, drop=()):
     folder.mkdir()
     held = {name.removeprefix("model."): tensor for name, tensor in public.state_dict().items()}
     held = {name: t.contiguous() for name, t in held.items() if "embed_positions" not in name and name not in drop}
-    write(folder / "model.safetensors", held)
-    config = config_from(ARGS, "args") | {"source_vocab_size": VOCAB, "target_vocab_size": VOCAB}
+    write_safetensors(folder / "model.safetensors", held)
+    config = fairseq_args_to_config(ARGS, "args") | {"source_vocab_size": VOCAB, "target_vocab_size": VOCAB}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -62,7 +62,7 @@ def distance(model, public):
     source[~keep] = 1
     with torch.no_grad():
         theirs = public(input_ids=source, attention_mask=keep.long(), decoder_input_ids=rows, use_cache=False).logits
-        return (model(rows, source=source, source_keep=keep) - theirs).abs().max().item()
+        return (model(rows, source=source, source_attention_mask=keep) - theirs).abs().max().item()
 
 
 def test_post_norm_equals_the_public_implementation(public, tmp_path):
@@ -71,28 +71,28 @@ def test_post_norm_equals_the_public_implementation(public, tmp_path):
     assert distance(loaded.model, public) < 2e-5
 
 
-@pytest.mark.parametrize("wrong", [LateSines(first=0), LateSines(first=1), SinusoidalHalves()])
-def test_wrong_places_would_show(wrong, public, tmp_path):
+@pytest.mark.parametrize("wrong", [FairseqSinusoidal(offset=0), FairseqSinusoidal(offset=1), SinusoidalHalves()])
+def test_wrong_positions_would_be_seen(wrong, public, tmp_path):
     loaded = headwater.load(folder_of(public, tmp_path / "m"))
-    spec = swap(loaded.spec, LateSines, lambda part: wrong)
+    spec = swap(loaded.spec, FairseqSinusoidal, lambda part: wrong)
     model = spec.build(seed=0).eval()
     model.load_state_dict(loaded.model.state_dict())
     assert distance(model, public) > 1e-3
 
 
 def test_the_part_travels():
-    assert from_plain(to_plain(LateSines(first=5))) == LateSines(first=5)
+    assert from_dict(to_dict(FairseqSinusoidal(offset=5))) == FairseqSinusoidal(offset=5)
 
 
 def test_settings_that_change_the_maths_are_refused():
     for name, value in (("adaptive_softmax_cutoff", "1000,2000"), ("no_cross_attention", True)):
         with pytest.raises(BadFile, match=f"fairseq's {name} = .* is not built here"):
-            config_from(ARGS | {name: value}, "args")
+            fairseq_args_to_config(ARGS | {name: value}, "args")
     with pytest.raises(BadFile, match="one width and one place for their norms"):
-        config_from(ARGS | {"decoder_normalize_before": True}, "args")
+        fairseq_args_to_config(ARGS | {"decoder_normalize_before": True}, "args")
     with pytest.raises(BadFile, match="one width"):
-        config_from(ARGS | {"encoder_embed_dim": 32}, "args")
-    assert config_from(ARGS | {"encoder_normalize_before": True, "decoder_normalize_before": True}, "")[
+        fairseq_args_to_config(ARGS | {"encoder_embed_dim": 32}, "args")
+    assert fairseq_args_to_config(ARGS | {"encoder_normalize_before": True, "decoder_normalize_before": True}, "")[
         "model_type"
     ] == ("fairseq_prenorm")
 
@@ -119,12 +119,12 @@ def by_hand(word: str, merges: list[list[str]]) -> list[str]:
 
 
 def test_dictionary_and_codes():
-    vocab, merges = from_fairseq.dictionary(SOURCE, "dict"), from_fairseq.codes(CODES, "codes")
+    vocab, merges = marian.parse_dictionary(SOURCE, "dict"), marian.parse_bpe_codes(CODES, "codes")
     assert [vocab[w] for w in ("<s>", "<pad>", "</s>", "<unk>", "the</w>", "lo")] == [0, 1, 2, 3, 4, 5]
     assert len(vocab) == 17
-    assert from_fairseq.strays(vocab, merges) == ["th"]  # on the way to `the`, and no piece of the dictionary
+    assert marian.missing_pieces(vocab, merges) == ["th"]  # on the way to `the`, and no piece of the dictionary
     whole = dict(vocab, th=17)
-    tokenizer = Tokenizer(from_fairseq.fairseq(whole, merges), from_fairseq.ROLES)
+    tokenizer = Tokenizer(marian.fairseq_spec(whole, merges), marian.FAIRSEQ_SPECIAL_TOKENS)
     for text in ("the lower", "the the", "low lo thx", "tower  the", "q"):
         pieces = [piece for word in text.split() for piece in by_hand(word, merges)]
         assert tokenizer.encode(text) == [*(whole.get(piece, 3) for piece in pieces), 2], text
@@ -135,12 +135,12 @@ def test_dictionary_and_codes():
 @pytest.mark.parametrize(
     ("read", "text", "words"),
     [
-        (from_fairseq.dictionary, "a 1\na 2\n", "must be a new piece and its count, got 'a 2'"),
-        (from_fairseq.dictionary, "a b\n", "must be a new piece"),
-        (from_fairseq.dictionary, "lonely\n", "must be a new piece"),
-        (from_fairseq.codes, "a b\n", "codes of version 0.2"),
-        (from_fairseq.codes, "#version: 0.1\na b\n", "codes of version 0.2"),
-        (from_fairseq.codes, "#version: 0.2\na b c\n", "two pieces a line"),
+        (marian.parse_dictionary, "a 1\na 2\n", "must be a new piece and its count, got 'a 2'"),
+        (marian.parse_dictionary, "a b\n", "must be a new piece"),
+        (marian.parse_dictionary, "lonely\n", "must be a new piece"),
+        (marian.parse_bpe_codes, "a b\n", "codes of version 0.2"),
+        (marian.parse_bpe_codes, "#version: 0.1\na b\n", "codes of version 0.2"),
+        (marian.parse_bpe_codes, "#version: 0.2\na b c\n", "two pieces a line"),
     ],
 )
 def test_bad_dictionaries_and_codes(read, text, words):
@@ -152,7 +152,7 @@ def test_bad_dictionaries_and_codes(read, text, words):
 
 
 def checkpoint(folder, public, **args):
-    """A checkpoint as fairseq leaves it: settings, weights, and what its optimiser needs."""
+    """A checkpoint as fairseq leaves it: settings, weights, and what its optimizer needs."""
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "data").mkdir()
     held = {name.removeprefix("model."): tensor for name, tensor in public.state_dict().items()}
@@ -171,8 +171,8 @@ def test_a_checkpoint_becomes_a_folder(public, tmp_path):
     assert done.loaded.config["model_type"] == "fairseq"
     assert distance(done.loaded.model, public) < 2e-5
     assert done.loaded.tokenizer.decode([4, 5, 2]) == "w0 w1"
-    assert done.loaded.start == 2
-    assert done.loaded.ends == (2,)
+    assert done.loaded.decoder_start_id == 2
+    assert done.loaded.eos_ids == (2,)
 
 
 def test_what_is_missing_is_named(public, tmp_path):

@@ -8,18 +8,18 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
-from made import tiny
+from tiny_models import tiny
 
 import headwater
 from headwater.core import decoder
-from headwater.data.learn import learn
 from headwater.errors import BadFile, BadSetting, Unavailable
-from headwater.families.family import FAMILIES
-from headwater.families.folder import Loaded
 from headwater.families.gguf import load_gguf, save_gguf
-from headwater.families.loading import load, save
-from headwater.fast.packed import PackedLinear
-from headwater.weights.settings import Settings
+from headwater.families.hf_folder import LoadedModel
+from headwater.families.load import load, save
+from headwater.families.registry import FAMILIES
+from headwater.quantization.layers import QuantizedLinear
+from headwater.text.train import train_tokenizer
+from headwater.weights.hf_config import HFConfig
 
 CONFIG = {
     "model_type": "llama", "vocab_size": 0, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
@@ -30,17 +30,17 @@ CONFIG = {
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return learn(["the cat sat on the mat", "天地玄黄 宇宙洪荒"] * 20, "bpe", vocab=320)
+    return train_tokenizer(["the cat sat on the mat", "天地玄黄 宇宙洪荒"] * 20, "bpe", vocab_size=320)
 
 
-def made(tokenizer, **changes) -> Loaded:
+def made(tokenizer, **changes) -> LoadedModel:
     config = {**CONFIG, "vocab_size": len(tokenizer), **changes}
-    spec = FAMILIES[config["model_type"]].read(Settings(dict(config)), "language")
+    spec = FAMILIES[config["model_type"]].read_spec(HFConfig(dict(config)), "language")
     model = spec.build(seed=0).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)) * 0.1)
-    return Loaded(model, tokenizer, config, Path("made"), "language")
+    return LoadedModel(model, tokenizer, config, Path("made"), "language")
 
 
 KIN = [
@@ -62,7 +62,7 @@ def test_written_and_read_is_the_same_model(tokenizer, tmp_path, changes, kind, 
         one, two = loaded.model(ids), again.model(ids)
     assert (one - two).abs().max() < limit
     assert again.tokenizer.encode("the cat 玄") == tokenizer.encode("the cat 玄")
-    assert (kind == "Q8_0") == isinstance(again.model.decoder.layers[0].self_attn.q, PackedLinear)
+    assert (kind == "Q8_0") == isinstance(again.model.decoder.layers[0].self_attn.q, QuantizedLinear)
 
 
 def test_the_public_reader_finds_what_we_wrote(tokenizer, tmp_path):
@@ -78,13 +78,16 @@ def test_the_order_of_rotary_rows_matters_and_is_right(tokenizer, tmp_path):
     from headwater.families import gguf as family_gguf
 
     loaded = made(tokenizer)
-    names = family_gguf.LAYOUTS["llama"]
-    wrong = {**family_gguf.LAYOUTS, "llama": family_gguf.Layout("llama", family_gguf.HALVED)}
+    names = family_gguf.GGUF_ARCHITECTURES["llama"]
+    wrong = {
+        **family_gguf.GGUF_ARCHITECTURES,
+        "llama": family_gguf.GgufArchitecture("llama", family_gguf.HALVES_ROPE_NAMES),
+    }
     try:
-        family_gguf.LAYOUTS.update(wrong)
+        family_gguf.GGUF_ARCHITECTURES.update(wrong)
         save_gguf(loaded, tmp_path / "wrong.gguf", "F32")
     finally:
-        family_gguf.LAYOUTS["llama"] = names
+        family_gguf.GGUF_ARCHITECTURES["llama"] = names
     ids = torch.randint(0, len(tokenizer), (2, 9))
     with torch.no_grad():
         assert (load_gguf(tmp_path / "wrong.gguf").model(ids) - loaded.model(ids)).abs().max() > 0.05
@@ -105,7 +108,9 @@ def test_faults(tokenizer, tmp_path):
         "a GGUF file is written of llama, qwen2, qwen3 language models: llama has decoder as stacks, this model has enc"
     )
     with pytest.raises(BadSetting, match=said):
-        save_gguf(Loaded(tiny("bert").model, tokenizer, {"model_type": "bert"}, tmp_path, "language"), tmp_path / "b")
+        save_gguf(
+            LoadedModel(tiny("bert").model, tokenizer, {"model_type": "bert"}, tmp_path, "language"), tmp_path / "b"
+        )
     raw = (tmp_path / "m.gguf").read_bytes()
     (tmp_path / "odd.gguf").write_bytes(raw.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0lluma", 1))
     with pytest.raises(BadFile, match="architecture 'lluma' is not read from GGUF here; did you mean 'llama'"):
@@ -117,14 +122,14 @@ def test_faults(tokenizer, tmp_path):
 
 # -------------------------------------------------------------------------------------------- models made of parts here
 
-LLAMA = {"placement": "pre", "norm": "rms", "gated": True, "activation": "silu", "bias": False, "position": "rotary",
-         "d_model": 32, "heads": 4, "kv_heads": 2, "layers": 2, "d_ff": 48}  # fmt: skip
+LLAMA = {"norm_position": "pre", "norm": "rms", "gated": True, "activation": "silu", "bias": False,
+         "position": "rotary", "d_model": 32, "heads": 4, "kv_heads": 2, "layers": 2, "d_ff": 48}  # fmt: skip
 
 
-def own(tokenizer, **changes) -> Loaded:
+def own(tokenizer, **changes) -> LoadedModel:
     """A decoder in our own layout, as training leaves it: its config.json names no family."""
     model = decoder(len(tokenizer), **LLAMA | changes).build(seed=0).eval()
-    return Loaded(model, tokenizer, {"model_type": "headwater", "about": {"task": "language-model"}}, Path("run"))
+    return LoadedModel(model, tokenizer, {"model_type": "headwater", "about": {"task": "language-model"}}, Path("run"))
 
 
 def test_a_decoder_of_our_own_is_written_as_llama(tokenizer, tmp_path):
@@ -161,13 +166,13 @@ def test_what_gguf_has_no_word_for_is_refused(tokenizer, tmp_path, changes, said
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", ["unigram", "characters"])
+@pytest.mark.parametrize("kind", ["unigram", "char"])
 def test_tokenizers_that_gguf_cannot_hold_are_refused(tmp_path, kind):
-    learned = learn(["the cat sat on the mat"] * 20, kind)
+    learned = train_tokenizer(["the cat sat on the mat"] * 20, kind)
     with pytest.raises(Unavailable, match="only byte-level BPE tokenizers .* save the model as a folder"):
         save_gguf(own(learned), tmp_path / "m.gguf")
     with pytest.raises(BadSetting, match="holds the model's tokenizer, this model has none"):
-        save_gguf(Loaded(own(learned).model, None, {}, tmp_path), tmp_path / "m.gguf")
+        save_gguf(LoadedModel(own(learned).model, None, {}, tmp_path), tmp_path / "m.gguf")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -184,8 +189,8 @@ def test_tokenizers_that_gguf_cannot_hold_are_refused(tmp_path, kind):
 def test_a_setting_that_is_no_number_is_refused_in_one_line(tokenizer, tmp_path, monkeypatch, key, value, said):
     from headwater.families import gguf as family_gguf
 
-    real = family_gguf.to_gguf
-    monkeypatch.setattr(family_gguf, "to_gguf", lambda given: {**real(given), key: value})
+    real = family_gguf.tokenizer_to_gguf
+    monkeypatch.setattr(family_gguf, "tokenizer_to_gguf", lambda given: {**real(given), key: value})
     monkeypatch.setattr(family_gguf, "_check_written", lambda *given: None)  # it would not be written else
     save_gguf(made(tokenizer), tmp_path / "m.gguf", "F32")
     with pytest.raises(BadFile, match=said) as caught:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from made import CONFIGS, tiny
+from tiny_models import CONFIGS, tiny
 
 import headwater
 
@@ -12,16 +12,16 @@ DECODERS = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma", "gpt_neox", "
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_every_family_keeps_the_laws(family):
-    report = headwater.check(tiny(family).model, probes=2)
+    report = headwater.check(tiny(family).model, num_probes=2)
     assert report.ok, str(report)
-    kept = {verdict.law for verdict in report.verdicts if verdict.state == "kept"}
+    kept = {verdict.law for verdict in report.verdicts if verdict.status == "passed"}
     assert "numbers" in kept
     assert "future" in kept or family not in DECODERS
 
 
 def test_a_leak_is_seen():
-    from headwater.core import Everyone, Past
+    from headwater.core import Bidirectional, Causal
     from headwater.parts import swap
 
-    leaky = swap(tiny("llama").spec, Past, lambda rule: Everyone()).build(seed=0)
-    assert not headwater.check(leaky, causal=True, probes=2).ok
+    leaky = swap(tiny("llama").spec, Causal, lambda rule: Bidirectional()).build(seed=0)
+    assert not headwater.check(leaky, causal=True, num_probes=2).ok

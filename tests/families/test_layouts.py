@@ -6,13 +6,13 @@ import json
 
 import pytest
 import torch
-from made import CONFIGS, ask, ids, make, reconfigure, rewrite, tensors, tiny
+from tiny_models import CONFIGS, ask, ids, make, reconfigure, rewrite, tensors, tiny
 
 import headwater
-from headwater.core import Llama3Scaling
-from headwater.families.folder import save_folder
-from headwater.inspection.resolve import resolve
-from headwater.weights.shards import write_folder
+from headwater.families.hf_folder import save_hf_folder
+from headwater.inspection.inputs import resolve_spec
+from headwater.variants.rope_scaling import Llama3Scaling
+from headwater.weights.shards import save_weights
 
 
 def answer(folder):
@@ -31,10 +31,10 @@ def test_other_kinds_of_numbers_become_float32(family, dtype, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["llama", "t5", "bart"])
-def test_shards_are_the_whole(family, tmp_path):
+def test_shards_equal_a_single_file(family, tmp_path):
     folder = make(tmp_path / "m", family)
     before = answer(folder)
-    paths = write_folder(folder, tensors(folder), largest=4000)
+    paths = save_weights(folder, tensors(folder), max_shard_size=4000)
     assert len(paths) > 3
     assert not (folder / "model.safetensors").exists()
     assert torch.equal(answer(folder), before)
@@ -143,28 +143,28 @@ def untied_t5(folder, *names):
 
     rewrite(folder, stored)
     model = headwater.load(folder).model
-    found = (model.encoder.embed.tokens.weight, model.decoder.embed.tokens.weight, model.head.out.weight)
-    return draw, found
+    result = (model.encoder.embed.tokens.weight, model.decoder.embed.tokens.weight, model.head.out.weight)
+    return draw, result
 
 
 def test_t5_without_shared_keeps_three_tables(tmp_path):
     """The published trap: an input table silently taken from the output's."""
-    draw, found = untied_t5(tmp_path / "m", "encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
-    assert [torch.equal(table, kept) for table, kept in zip(draw.values(), found, strict=True)] == [True] * 3
+    draw, result = untied_t5(tmp_path / "m", "encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
+    assert [torch.equal(table, kept) for table, kept in zip(draw.values(), result, strict=True)] == [True] * 3
 
 
 def test_t5_with_one_input_table_and_an_output(tmp_path):
     for name in ("encoder.embed_tokens", "decoder.embed_tokens"):
-        draw, found = untied_t5(tmp_path / name, name, "lm_head")
-        assert torch.equal(found[0], draw[name])
-        assert found[1] is found[0]
-        assert torch.equal(found[2], draw["lm_head"])
+        draw, result = untied_t5(tmp_path / name, name, "lm_head")
+        assert torch.equal(result[0], draw[name])
+        assert result[1] is result[0]
+        assert torch.equal(result[2], draw["lm_head"])
 
 
 def test_what_was_saved_keeps_its_tables(tmp_path):
     untied_t5(tmp_path / "m", "encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
     loaded = headwater.load(tmp_path / "m")
-    save_folder(loaded, tmp_path / "again")
+    save_hf_folder(loaded, tmp_path / "again")
     assert {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"} <= set(
         tensors(tmp_path / "again")
     )
@@ -177,18 +177,18 @@ def test_what_was_saved_keeps_its_tables(tmp_path):
 @pytest.mark.parametrize("family", CONFIGS)
 def test_saved_and_loaded_is_the_same(family, tmp_path):
     made = tiny(family)
-    folder = save_folder(made, tmp_path / "m")
+    folder = save_hf_folder(made, tmp_path / "m")
     assert torch.equal(answer(folder), ask(made.model))
     assert json.loads((folder / "config.json").read_text())["model_type"] == family
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_config_alone_tells_the_model(family, tmp_path):
+def test_config_json_alone_determines_the_spec(family, tmp_path):
     """headwater show draws a folder before any weight is there."""
     made = tiny(family)
     (tmp_path / "config.json").write_text(json.dumps(made.config))
-    spec = resolve(str(tmp_path))
-    assert sum(p.numel() for p in spec.skeleton().parameters()) == sum(p.numel() for p in made.model.parameters())
+    spec = resolve_spec(str(tmp_path))
+    assert sum(p.numel() for p in spec.on_meta().parameters()) == sum(p.numel() for p in made.model.parameters())
 
 
 def test_a_folder_is_not_written_over(tmp_path):
@@ -199,22 +199,22 @@ def test_a_folder_is_not_written_over(tmp_path):
 
 def test_a_changed_tensor_is_seen_after_saving(tmp_path, monkeypatch):
     """The planted fault of save: a disk that gives back something else."""
-    from headwater.families import folder as module
+    from headwater.families import hf_folder as module
 
     made = tiny("bert")
-    honest = module.write_folder
+    honest = module.save_weights
     monkeypatch.setattr(
-        module, "write_folder", lambda where, held: honest(where, {n: t * 1.01 for n, t in held.items()})
+        module, "save_weights", lambda where, held: honest(where, {n: t * 1.01 for n, t in held.items()})
     )
     with pytest.raises(headwater.BadFile, match="reads back changed"):
-        save_folder(made, tmp_path / "m")
+        save_hf_folder(made, tmp_path / "m")
 
 
 def test_heads_can_be_chosen(tmp_path):
     folder = make(tmp_path / "m", "bert", architectures=["BertForPreTraining"])
     both = ask(headwater.load(folder).model)
     assert torch.equal(ask(headwater.load(folder, head="language").model), both["language"])
-    assert headwater.load(folder, head="states").model(ids()).shape == (2, 9, 16)
+    assert headwater.load(folder, head="hidden_states").model(ids()).shape == (2, 9, 16)
     with pytest.raises(headwater.BadSetting, match="bert has no head 'langage'; did you mean 'language'"):
         headwater.load(folder, head="langage")
     reconfigure(folder, architectures=["Unheard"])
@@ -224,7 +224,7 @@ def test_heads_can_be_chosen(tmp_path):
 def test_two_languages_with_a_table_each(tmp_path):
     """The output is the decoder's table, though the encoder's has the same shape."""
     made = tiny("marian", share_encoder_decoder_embeddings=False)
-    folder = save_folder(made, tmp_path / "m")
+    folder = save_hf_folder(made, tmp_path / "m")
     model = headwater.load(folder).model
     assert model.head.out.weight is model.decoder.embed.tokens.weight
     assert model.head.out.weight is not model.encoder.embed.tokens.weight

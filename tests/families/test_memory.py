@@ -8,11 +8,11 @@ import sys
 
 import pytest
 import torch
-from made import CONFIGS
+from tiny_models import CONFIGS
 
 from headwater.families import FAMILIES
-from headwater.weights.settings import Settings
-from headwater.weights.tensors import write
+from headwater.weights.hf_config import HFConfig
+from headwater.weights.safetensors import write_safetensors
 
 WIDE = {"hidden_size": 768, "num_hidden_layers": 7, "num_attention_heads": 12, "intermediate_size": 2048}
 LLAMA = CONFIGS["llama"] | WIDE | {"num_key_value_heads": 12, "vocab_size": 2000}
@@ -20,16 +20,16 @@ GPT2 = {"vocab_size": 2000, "n_embd": 768, "n_layer": 7, "n_head": 12, "n_positi
 
 CHILD = r"""
 import re, sys, torch, headwater
-from headwater.families.folder import load_folder
+from headwater.families.hf_folder import load_hf_folder
 
 def peak():
     status = open("/proc/self/status").read()  # getrusage would count what the parent had before this began
     return 1024 * int(re.search(r"VmHWM:\s+(\d+)", status)[1])
 
 torch.ones(1000, 1000) @ torch.ones(1000, 1000)
-load_folder(sys.argv[1])  # a small one: whatever is imported late is imported now
+load_hf_folder(sys.argv[1])  # a small one: whatever is imported late is imported now
 before = peak()
-model = load_folder(sys.argv[2]).model
+model = load_hf_folder(sys.argv[2]).model
 print(peak() - before, sum(p.numel() * 4 for p in model.parameters()))
 """
 
@@ -38,10 +38,10 @@ def written(folder, family, config, dtype):
     """A model of about 180 MB in float32, in the given kind of numbers."""
     folder.mkdir()
     relation = FAMILIES[family]
-    model = relation.read(Settings(dict(config)), "language").build(seed=0)
-    names = relation.names + relation.heads["language"]
-    held = names.write(dict(model.named_parameters()), heads=12, kv_heads=12)
-    write(folder / "model.safetensors", {name: held[name].detach().to(dtype).contiguous() for name in held})
+    model = relation.read_spec(HFConfig(dict(config)), "language").build(seed=0)
+    names = relation.body_names + relation.head_names["language"]
+    held = names.export(dict(model.named_parameters()), heads=12, kv_heads=12)
+    write_safetensors(folder / "model.safetensors", {name: held[name].detach().to(dtype).contiguous() for name in held})
     (folder / "config.json").write_text(json.dumps({"model_type": family, **config}))
     return folder
 

@@ -10,6 +10,9 @@ import torch
 from headwater import core as hw
 from headwater.errors import BadInput, BadSetting, Fault, TooLong, Unavailable
 from headwater.parts import swap
+from headwater.variants.mean_pool_bridge import MeanPoolBridge
+from headwater.variants.parallel_block import ParallelBlock
+from headwater.variants.rope_scaling import LinearScaling, Llama3Scaling
 
 SIZES = {"d_model": 16, "heads": 4, "layers": 1, "d_ff": 16, "dropout": 0.0}
 IDS, KEEP = torch.zeros(2, 5, dtype=torch.long), torch.ones(2, 5, dtype=torch.bool)
@@ -21,7 +24,7 @@ def spec(**changes) -> hw.Model:
 
 DECODER = spec().build(seed=0)
 BOTH = hw.transformer(11, 11, **SIZES).build(seed=0)
-LEARNED = spec(position="learned", longest=4).build(seed=0)
+LEARNED = spec(position="learned", max_positions=4).build(seed=0)
 
 
 def swapped(kind, **fields) -> hw.Model:
@@ -31,36 +34,36 @@ def swapped(kind, **fields) -> hw.Model:
 FFN = hw.FeedForward(8)
 BRANCH = spec().decoder.layers[0].branches[0]
 SETTINGS = {
-    "heads that do not divide": (lambda: spec(heads=3).skeleton(), "Attention: heads must divide d_model (16), got 3"),
+    "heads that do not divide": (lambda: spec(heads=3).on_meta(), "Attention: heads must divide d_model (16), got 3"),
     "groups that do not divide": (lambda: spec(kv_heads=3), "Attention: kv_heads must divide heads (4), got 3"),
     "no heads": (lambda: spec(heads=0), "Attention: heads must be at least 1, got 0"),
-    "no width": (lambda: hw.Stack(0, hw.Tokens(3), ()), "Stack: d_model must be at least 1, got 0"),
+    "no width": (lambda: hw.Stack(0, hw.Embeddings(3), ()), "Stack: d_model must be at least 1, got 0"),
     "no hidden width": (lambda: spec(d_ff=0), "FeedForward: d_ff must be at least 1, got 0"),
-    "no words": (lambda: hw.decoder(0, **SIZES), "Tokens: vocab must be at least 1, got 0"),
+    "no words": (lambda: hw.decoder(0, **SIZES), "Embeddings: vocab must be at least 1, got 0"),
     "head of no width": (lambda: spec(head_dim=0), "Attention: head_dim must be at least 1, got 0"),
     "an odd head to turn": (
-        lambda: spec(position="rotary", head_dim=3).skeleton(),
-        "Rotary: the turned width must be even",
+        lambda: spec(position="rotary", head_dim=3).on_meta(),
+        "Rotary: the rotated width must be even",
     ),
     "an odd width of sines": (
-        lambda: spec(d_model=15, heads=3).skeleton(),
+        lambda: spec(d_model=15, heads=3).on_meta(),
         "Sinusoidal: the width must be even, got 15",
     ),
     "dropout of 1.5": (lambda: spec(dropout=1.5), "dropout must be from 0 up to 1, got 1.5; 0.1 is usual"),
     "dropout of everything": (lambda: spec(dropout=1.0), "dropout must be from 0 up to 1, got 1.0"),
-    "dropout in a head": (lambda: hw.TokenHead(3, dropout=1.5), "TokenHead: dropout must be from 0 up to 1, got 1.5"),
+    "dropout in a head": (
+        lambda: hw.TokenClassificationHead(3, dropout=1.5),
+        "TokenClassificationHead: dropout must be from 0 up to 1, got 1.5",
+    ),
     "dropout in attention": (
         lambda: spec(attention_dropout=-0.1),
         "Attention: dropout must be from 0 up to 1, got -0.1",
     ),
     "an unknown activation": (lambda: spec(activation="gelo"), "got 'gelo'; did you mean 'gelu'"),
     "an unknown norm": (lambda: spec(norm="layr"), "norm must be one of layer, rms, got 'layr'; did you mean 'layer'"),
-    "an unknown placement": (lambda: spec(placement="prae"), "got 'prae'; did you mean 'pre'"),
+    "an unknown placement": (lambda: spec(norm_position="prae"), "got 'prae'; did you mean 'pre'"),
     "an unknown position": (lambda: spec(position="rotery"), "got 'rotery'; did you mean 'rotary'"),
-    "an unknown back end": (
-        lambda: spec(backend="flash"),
-        "backend must be one of fused, plain, xformers, got 'flash'",
-    ),
+    "an unknown back end": (lambda: spec(backend="flash"), "backend must be one of sdpa, eager, xformers, got 'flash'"),
     "an unknown size": (lambda: hw.decoder(9, d_modl=8), "there is no size called 'd_modl'; did you mean 'd_model'"),
     "two vocabularies in one": (
         lambda: hw.transformer(9, 8, shared=True),
@@ -68,10 +71,13 @@ SETTINGS = {
     ),
     "a bias nobody has": (lambda: hw.Attention(2, bias="qx"), "bias must name projections out of 'qkvo', got 'qx'"),
     "sines in attention": (lambda: hw.Attention(2, position=hw.Sinusoidal()), "position must act on attention"),
-    "rotary at the embedding": (lambda: hw.Tokens(9, hw.Rotary()), "Tokens: position must act on the embedding"),
+    "rotary at the embedding": (
+        lambda: hw.Embeddings(9, hw.Rotary()),
+        "Embeddings: position must act on the embedding",
+    ),
     "no stack": (lambda: hw.Model(), "Model: encoder or decoder must be given"),
     "two widths": (
-        lambda: hw.Model(encoder=BOTH.spec.encoder, decoder=replace(BOTH.spec.decoder, d_model=20)).skeleton(),
+        lambda: hw.Model(encoder=BOTH.spec.encoder, decoder=replace(BOTH.spec.decoder, d_model=20)).on_meta(),
         "encoder and decoder must have one d_model, got (16, 20); make them equal",
     ),
     "two roles alike": (lambda: hw.Block((BRANCH, BRANCH)), "roles must be given and differ"),
@@ -79,33 +85,36 @@ SETTINGS = {
     "a role that is no name": (lambda: hw.Branch("self attn", FFN), "Branch: role must be a name"),
     "two layers for one branch": (lambda: hw.pre(hw.NoNorm(), a=FFN, b=FFN), "one role=layer must be given"),
     "a norm after a parallel sum": (
-        lambda: hw.ParallelBlock((hw.post(hw.LayerNorm(), ffn=hw.FeedForward(8)),)),
+        lambda: ParallelBlock((hw.post(hw.LayerNorm(), ffn=hw.FeedForward(8)),)),
         "ParallelBlock: branches must not have a post_norm",
     ),
     "an order of layers that are not": (
         lambda: replace(spec().decoder, order=(0, 1)),
         "order must name layers below 1",
     ),
-    "a window of nothing": (lambda: hw.Window(0), "Window: size must be at least 1, got 0"),
-    "a table that begins after its end": (lambda: hw.Learned(2, first=2), "Learned: size must be above first, got 2"),
-    "a share above the head": (lambda: hw.Rotary(share=1.5), "Rotary: share must be above 0 and at most 1, got 1.5"),
+    "a window of nothing": (lambda: hw.SlidingWindow(0), "SlidingWindow: size must be at least 1, got 0"),
+    "a table that begins after its end": (lambda: hw.Learned(2, offset=2), "Learned: size must be above offset, got 2"),
+    "a share above the head": (
+        lambda: hw.Rotary(partial_factor=1.5),
+        "Rotary: partial_factor must be above 0 and at most 1, got 1.5",
+    ),
     "a theta below one": (lambda: hw.Rotary(0.5), "Rotary: theta must be above 1, got 0.5; 10000 is usual"),
     "sines of a negative base": (lambda: hw.Sinusoidal(-1), "Sinusoidal: base must be above 1, got -1.0"),
     "bands the wrong way round": (
-        lambda: hw.Llama3Scaling(8, 4, 1, 64),
-        "low must be above 0 and below high, got (4.0, 1.0)",
+        lambda: Llama3Scaling(8, 4, 1, 64),
+        "low_freq_factor must be above 0 and below high_freq_factor, got (4.0, 1.0)",
     ),
-    "a factor that squeezes": (lambda: hw.LinearScaling(0.5), "LinearScaling: factor must be at least 1, got 0.5"),
+    "a factor that squeezes": (lambda: LinearScaling(0.5), "LinearScaling: factor must be at least 1, got 0.5"),
     "tied to nowhere": (
-        lambda: hw.Model(decoder=spec().decoder, tied=(("decoder.embed.tokens", "head.oat"),)).skeleton(),
+        lambda: hw.Model(decoder=spec().decoder, tied=(("decoder.embed.tokens", "head.oat"),)).on_meta(),
         "tied: every path must name a module, got 'head.oat'; see model.named_modules()",
     ),
     "tied in two shapes": (
-        lambda: replace(spec(), head=hw.LanguageHead(12)).skeleton(),
+        lambda: replace(spec(), head=hw.LMHead(12)).on_meta(),
         "tied: head.out and decoder.embed.tokens must have one shape, got ((12, 16), (11, 16)); untie them",
     ),
     "tied without a weight": (
-        lambda: replace(spec(), tied=(("decoder.dropout", "decoder.embed.tokens"),)).skeleton(),
+        lambda: replace(spec(), tied=(("decoder.dropout", "decoder.embed.tokens"),)).on_meta(),
         "tied: both paths must have a weight",
     ),
     "weights without a rule": (
@@ -113,7 +122,7 @@ SETTINGS = {
         "init: some rule must match every path, got 'decoder.layers.0.self_attn.q.weight'; end the rules with",
     ),
     "sizes beyond all machines": (
-        lambda: hw.decoder(2**31 - 1, **{**SIZES, "d_model": 2**31 - 1, "heads": 1, "d_ff": 8}).skeleton(),
+        lambda: hw.decoder(2**31 - 1, **{**SIZES, "d_model": 2**31 - 1, "heads": 1, "d_ff": 8}).on_meta(),
         "every tensor must have a size a machine can name",
     ),
 }
@@ -144,29 +153,38 @@ INPUTS = {
     "no tokens": (lambda: DECODER(IDS[:, :0]), "ids must be int64 or int32 [batch, length], got int64 (2, 0)"),
     "a list": (lambda: DECODER([[1, 2]]), "ids must be int64 or int32 [batch, length], got list"),
     "a mask of numbers": (
-        lambda: DECODER(IDS, keep=KEEP.long()),
-        "keep must be bool, got int64 (2, 5); True = real token",
+        lambda: DECODER(IDS, attention_mask=KEEP.long()),
+        "attention_mask must be bool, got int64 (2, 5); True = real token",
     ),
-    "a mask of fractions": (lambda: DECODER(IDS, keep=KEEP.float()), "keep must be bool, got float32 (2, 5)"),
-    "a mask that is a list": (lambda: DECODER(IDS, keep=[True]), "keep must be bool, got list"),
+    "a mask of fractions": (
+        lambda: DECODER(IDS, attention_mask=KEEP.float()),
+        "attention_mask must be bool, got float32 (2, 5)",
+    ),
+    "a mask that is a list": (lambda: DECODER(IDS, attention_mask=[True]), "attention_mask must be bool, got list"),
     "a mask for other tokens": (
-        lambda: DECODER(IDS, keep=KEEP[:, :4]),
-        "keep must have the shape of ids (2, 5), got bool (2, 4)",
+        lambda: DECODER(IDS, attention_mask=KEEP[:, :4]),
+        "attention_mask must have the shape of ids (2, 5), got bool (2, 4)",
     ),
     "a square mask": (
-        lambda: DECODER(IDS, keep=torch.ones(2, 5, 5, dtype=torch.bool)),
-        "keep must have the shape of ids (2, 5), got bool (2, 5, 5)",
+        lambda: DECODER(IDS, attention_mask=torch.ones(2, 5, 5, dtype=torch.bool)),
+        "attention_mask must have the shape of ids (2, 5), got bool (2, 5, 5)",
     ),
-    "one row for all": (lambda: DECODER(IDS, keep=KEEP[:1]), "keep must have the shape of ids (2, 5), got bool (1, 5)"),
+    "one row for all": (
+        lambda: DECODER(IDS, attention_mask=KEEP[:1]),
+        "attention_mask must have the shape of ids (2, 5), got bool (1, 5)",
+    ),
     "documents of fractions": (
-        lambda: DECODER(IDS, documents=IDS.float()),
-        "documents must be int, got float32 (2, 5); use .long()",
+        lambda: DECODER(IDS, document_ids=IDS.float()),
+        "document_ids must be int, got float32 (2, 5); use .long()",
     ),
     "places of another shape": (
-        lambda: DECODER(IDS, places=IDS[:, :3]),
-        "places must have the shape of ids (2, 5), got int64 (2, 3)",
+        lambda: DECODER(IDS, positions=IDS[:, :3]),
+        "positions must have the shape of ids (2, 5), got int64 (2, 3)",
     ),
-    "kinds where there are none": (lambda: DECODER(IDS, kinds=IDS), "embed: this model has no token kinds, got some"),
+    "kinds where there are none": (
+        lambda: DECODER(IDS, token_types=IDS),
+        "embed: this model has no token types, got some",
+    ),
     "a source too many": (lambda: DECODER(IDS, source=IDS), "model: it has one stack and takes no source, got one"),
     "a source too few": (
         lambda: BOTH(IDS),
@@ -181,14 +199,17 @@ INPUTS = {
         "model: source and ids must have as many rows, got 3 and 2",
     ),
     "a source mask of another shape": (
-        lambda: BOTH(IDS, source=IDS, source_keep=KEEP[:, :2]),
-        "keep must have the shape of source (2, 5), got bool (2, 2)",
+        lambda: BOTH(IDS, source=IDS, source_attention_mask=KEEP[:, :2]),
+        "attention_mask must have the shape of source (2, 5), got bool (2, 2)",
     ),
     "a source id past the table": (lambda: BOTH(IDS, source=IDS + 20), "embed: ids must be from 0 to 10, got 20"),
-    "half packed": (lambda: BOTH(IDS, source=IDS, documents=IDS + 1), "documents and source_documents belong together"),
+    "half packed": (
+        lambda: BOTH(IDS, source=IDS, document_ids=IDS + 1),
+        "document_ids and source_document_ids belong together",
+    ),
     "half packed the other way": (
-        lambda: BOTH(IDS, source=IDS, source_documents=IDS + 1),
-        "documents and source_documents belong together, got one of them; give both or neither",
+        lambda: BOTH(IDS, source=IDS, source_document_ids=IDS + 1),
+        "document_ids and source_document_ids belong together, got one of them; give both or neither",
     ),
     "no memory": (lambda: BOTH.decode(IDS), "cross_attn: it reads a source, got none"),
     "states for a memory": (
@@ -197,29 +218,29 @@ INPUTS = {
     ),
     "encoding without an encoder": (lambda: DECODER.encode(IDS), "only an encoder can read a source, there is none"),
     "packed and pooled": (
-        lambda: replace(BOTH.spec, bridge=hw.MeanPool(2)).build(seed=0)(
-            IDS, source=IDS, documents=IDS + 1, source_documents=IDS + 1
+        lambda: replace(BOTH.spec, bridge=MeanPoolBridge(2)).build(seed=0)(
+            IDS, source=IDS, document_ids=IDS + 1, source_document_ids=IDS + 1
         ),
         "bridge: packed documents cannot be pooled, got some; give one document a row",
     ),
     "a cache of another model": (
-        lambda: DECODER.decode(IDS, cache=hw.growing(LEARNED)),
-        "cache: it was made for another model; make one with growing(model), rolling or fixed",
+        lambda: DECODER.decode(IDS, cache=hw.dynamic_cache(LEARNED)),
+        "cache: it was made for another model; make one with dynamic_cache(model), sliding_cache or static_cache",
     ),
     "a growing cache of another batch": (
-        lambda: used_by(hw.growing(DECODER)),
+        lambda: used_by(hw.dynamic_cache(DECODER)),
         "cache: it holds 3 rows, got 2; use one cache",
     ),
     "a padded step of another batch": (
-        lambda: used_by(hw.growing(DECODER), keep=KEEP),
-        "cache: it holds 3 rows, got 2; use one cache for one batch, or select()",
+        lambda: used_by(hw.dynamic_cache(DECODER), attention_mask=KEEP),
+        "cache: it holds 3 rows, got 2; use one cache for one batch, or reorder()",
     ),
-    "a rolling cache of another batch": (lambda: used_by(hw.rolling(DECODER)), "cache: it holds 3 rows, got 2"),
+    "a rolling cache of another batch": (lambda: used_by(hw.sliding_cache(DECODER)), "cache: it holds 3 rows, got 2"),
     "a fixed cache of another batch": (
-        lambda: DECODER.decode(IDS, keep=KEEP, cache=hw.fixed(DECODER, 3, 9)),
+        lambda: DECODER.decode(IDS, attention_mask=KEEP, cache=hw.static_cache(DECODER, 3, 9)),
         "cache: it has room for 3 rows, got 2; make it for that batch",
     ),
-    "a rolling cache that is to go back": (lambda: _crop_rolling(), "cache: a rolling cache cannot go back"),
+    "a rolling cache that is to go back": (lambda: _crop_rolling(), "cache: a sliding cache cannot be cropped"),
 }
 
 
@@ -230,8 +251,8 @@ def used_by(cache, **given):
 
 
 def _crop_rolling():
-    model = swapped(hw.Attention, sees=hw.Window(2)).build(seed=0)
-    cache = hw.rolling(model)
+    model = swapped(hw.Attention, mask=hw.SlidingWindow(2)).build(seed=0)
+    cache = hw.sliding_cache(model)
     model.decode(IDS, cache=cache)
     cache.crop(2)
 
@@ -245,18 +266,21 @@ def test_a_wrong_input(name):
 LONG = {
     "past the learned table": (
         lambda: LEARNED(IDS),
-        "position.table: there are 4 places, got a token at place 4; shorten",
+        "position.table: there are 4 positions, got a token at position 4; shorten",
     ),
-    "past it by a cache": (lambda: _too_many_steps(), "position.table: there are 4 places, got a token at place 4"),
+    "past it by a cache": (
+        lambda: _too_many_steps(),
+        "position.table: there are 4 positions, got a token at position 4",
+    ),
     "past a fixed cache": (
-        lambda: DECODER.decode(IDS, cache=hw.fixed(DECODER, 2, 4)),
+        lambda: DECODER.decode(IDS, cache=hw.static_cache(DECODER, 2, 4)),
         "cache: it has room for 4 tokens, got token 5; make it longer",
     ),
 }
 
 
 def _too_many_steps():
-    cache = hw.growing(LEARNED)
+    cache = hw.dynamic_cache(LEARNED)
     for _ in range(5):
         LEARNED.decode(IDS[:, :1], cache=cache)
 
@@ -270,11 +294,11 @@ def test_too_long(name):
 def test_padding_takes_no_places():
     """Four real tokens fit into a table of four, however wide the batch."""
     keep = torch.tensor([[False] * 3 + [True] * 4, [True] * 4 + [False] * 3])
-    assert LEARNED(torch.zeros(2, 7, dtype=torch.long), keep=keep).isfinite().all()
+    assert LEARNED(torch.zeros(2, 7, dtype=torch.long), attention_mask=keep).isfinite().all()
 
 
 def test_a_refused_step_leaves_the_cache_as_it_was():
-    cache = hw.fixed(DECODER, 2, 6)
+    cache = hw.static_cache(DECODER, 2, 6)
     with torch.no_grad():
         whole = DECODER(torch.cat((IDS, IDS[:, :1] + 3), 1))
         DECODER.decode(IDS, cache=cache)
@@ -291,4 +315,4 @@ def test_more_than_the_machine_has():
 
 def test_a_cache_of_an_equal_model_is_welcome():
     """Equal parts are equal: a copy's cache fits."""
-    assert DECODER.decode(IDS, cache=hw.growing(spec().build(seed=3))).shape == (2, 5, 11)
+    assert DECODER.decode(IDS, cache=hw.dynamic_cache(spec().build(seed=3))).shape == (2, 5, 11)

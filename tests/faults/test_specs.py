@@ -15,8 +15,11 @@ from torch.utils._pytree import tree_leaves
 
 from headwater import core as hw
 from headwater.errors import BadSetting, Fault
-from headwater.parts import from_plain, to_plain
-from headwater.variants.soft_capped import SoftCapped
+from headwater.parts import REGISTRY, from_dict, to_dict
+from headwater.variants.mean_pool_bridge import MeanPoolBridge
+from headwater.variants.parallel_block import ParallelBlock
+from headwater.variants.rope_scaling import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
+from headwater.variants.soft_cap import SoftCap
 
 VOCAB = 7
 few = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -25,10 +28,10 @@ few = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 scalings = st.one_of(
     st.just(hw.NoScaling()),
-    st.builds(hw.LinearScaling, st.floats(1, 50)),
-    st.builds(hw.DynamicScaling, st.floats(1, 50), st.integers(1, 9)),
-    st.builds(hw.Llama3Scaling, st.floats(1, 50), st.floats(0.5, 1), st.floats(2, 9), st.integers(1, 99)),
-    st.builds(hw.YarnScaling, st.floats(1, 50), st.integers(1, 99), st.floats(2, 64), st.floats(0.1, 1)),
+    st.builds(LinearScaling, st.floats(1, 50)),
+    st.builds(DynamicScaling, st.floats(1, 50), st.integers(1, 9)),
+    st.builds(Llama3Scaling, st.floats(1, 50), st.floats(0.5, 1), st.floats(2, 9), st.integers(1, 99)),
+    st.builds(YarnScaling, st.floats(1, 50), st.integers(1, 99), st.floats(2, 64), st.floats(0.1, 1)),
 )
 at_embedding = st.one_of(
     st.just(hw.NoPosition()),
@@ -45,12 +48,12 @@ in_attention = st.one_of(
 )
 rules = st.recursive(
     st.one_of(
-        st.just(hw.Everyone()),
-        st.just(hw.Past()),
-        st.builds(hw.Window, st.integers(1, 9)),
-        st.builds(hw.Around, st.integers(0, 9)),
+        st.just(hw.Bidirectional()),
+        st.just(hw.Causal()),
+        st.builds(hw.SlidingWindow, st.integers(1, 9)),
+        st.builds(hw.LocalWindow, st.integers(0, 9)),
     ),
-    lambda inner: st.builds(hw.Both, inner, inner),
+    lambda inner: st.builds(hw.And, inner, inner),
     max_leaves=3,
 )
 eps = st.floats(1e-6, 1e-2)
@@ -58,7 +61,7 @@ norms = st.one_of(
     st.builds(hw.LayerNorm, eps, st.booleans()), st.builds(hw.RMSNorm, eps), st.builds(hw.OffsetRMSNorm, eps)
 )
 dropouts = st.sampled_from([0.0, 0.1, 0.9])
-kernels = st.one_of(st.just(hw.Fused()), st.just(hw.Plain()), st.builds(SoftCapped, st.floats(0.5, 50)))
+kernels = st.one_of(st.just(hw.SDPA()), st.just(hw.Eager()), st.builds(SoftCap, st.floats(0.5, 50)))
 feeds = st.builds(
     lambda kind, *fields: kind(*fields),
     st.sampled_from([hw.FeedForward, hw.GatedFeedForward]),
@@ -83,7 +86,7 @@ def attentions(draw: Any, kind: type = hw.Attention) -> Any:
         "dropout": draw(dropouts),
         "kernel": draw(kernels),
     }
-    own = {} if kind is hw.CrossAttention else {"sees": draw(rules), "position": draw(in_attention)}
+    own = {} if kind is hw.CrossAttention else {"mask": draw(rules), "position": draw(in_attention)}
     return kind(**fields, **own)
 
 
@@ -102,10 +105,10 @@ def stacks(draw: Any, d_model: int, reads: bool) -> hw.Stack:
         if reads:
             branches.append(branch(cross_attn=draw(attentions(hw.CrossAttention))))
         branches.append(branch(ffn=draw(feeds)))
-        layers.append((hw.ParallelBlock if parallel else hw.Block)(tuple(branches), draw(dropouts)))
+        layers.append((ParallelBlock if parallel else hw.Block)(tuple(branches), draw(dropouts)))
     order = draw(st.lists(st.integers(0, len(layers) - 1), max_size=3)) if layers else []
     width = draw(st.sampled_from([None, 6, d_model]))
-    embed = hw.Tokens(VOCAB, draw(at_embedding), 2.0, draw(st.integers(0, 2)), draw(norms), width, draw(dropouts))
+    embed = hw.Embeddings(VOCAB, draw(at_embedding), 2.0, draw(st.integers(0, 2)), draw(norms), width, draw(dropouts))
     return hw.Stack(d_model, embed, tuple(layers), draw(norms), tuple(order), draw(dropouts))
 
 
@@ -119,14 +122,16 @@ def specs(draw: Any) -> hw.Model:
     }
     head = draw(
         st.one_of(
-            st.builds(hw.LanguageHead, st.just(VOCAB), st.booleans(), st.floats(0.1, 2)),
-            st.builds(hw.TokenHead, st.integers(1, 4), dropouts),
-            st.builds(hw.ClassHead, st.integers(1, 4), st.just(hw.Pool(hw.Mean())), dropouts, st.booleans()),
+            st.builds(hw.LMHead, st.just(VOCAB), st.booleans(), st.floats(0.1, 2)),
+            st.builds(hw.TokenClassificationHead, st.integers(1, 4), dropouts),
+            st.builds(
+                hw.ClassificationHead, st.integers(1, 4), st.just(hw.Pooler(hw.MeanPooling())), dropouts, st.booleans()
+            ),
             st.just(hw.NoHead()),
         )
     )
-    bridge = draw(st.one_of(st.just(hw.NoBridge()), st.builds(hw.MeanPool, st.integers(1, 4))))
-    init = draw(st.sampled_from([hw.PAPER, (("*", hw.Normal(0.3)),), hw.scaled_normal(2)]))
+    bridge = draw(st.one_of(st.just(hw.NoBridge()), st.builds(MeanPoolBridge, st.integers(1, 4))))
+    init = draw(st.sampled_from([hw.PAPER_INIT, (("*", hw.Normal(0.3)),), hw.scaled_normal(2)]))
     return hw.Model(head, **sides, bridge=bridge, init=init)
 
 
@@ -138,9 +143,9 @@ def runs_both_ways(spec: hw.Model) -> None:
         torch.arange(10).view(2, 5) % spec_vocab(spec),
         torch.tensor([[True] * 5, [True, True, False, False, False]]),
     )
-    given = {"source": ids % source_vocab(spec), "source_keep": keep} if both else {}
+    given = {"source": ids % source_vocab(spec), "source_attention_mask": keep} if both else {}
     torch.manual_seed(0)
-    out = model(ids, keep=keep, **given)
+    out = model(ids, attention_mask=keep, **given)
     assert out.isfinite().all()
     out.float().square().mean().backward()
     for name, parameter in model.named_parameters():
@@ -159,7 +164,7 @@ def source_vocab(spec: hw.Model) -> int:
 @given(specs())
 def test_every_valid_spec_builds_and_runs(spec):
     runs_both_ways(spec)
-    assert from_plain(to_plain(spec)) == spec and eval(repr(spec), {**vars(hw), "SoftCapped": SoftCapped}) == spec
+    assert from_dict(to_dict(spec)) == spec and eval(repr(spec), dict(REGISTRY)) == spec
 
 
 # ------------------------------------------------------------------------------------------------------- invalid specs
@@ -219,12 +224,12 @@ def refused_or_runs(plain: Any) -> bool:
     """True where it was refused."""
     try:
         with Memory():
-            spec = from_plain(plain)
-            spec.skeleton()
+            spec = from_dict(plain)
+            spec.on_meta()
     except Fault as fault:
         assert "\n" not in str(fault) and "; " in str(fault), str(fault)
         return True
-    if sum(p.numel() for p in spec.skeleton().parameters()) < 10**6 and spec_vocab(spec) > 1:
+    if sum(p.numel() for p in spec.on_meta().parameters()) < 10**6 and spec_vocab(spec) > 1:
         try:
             runs_both_ways(spec)
         except BadSetting as fault:  # the rules of the first weights are asked when there are weights to draw
@@ -236,14 +241,14 @@ def refused_or_runs(plain: Any) -> bool:
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data(), specs())
 def test_a_spec_with_one_wrong_value_is_refused_or_runs(data, spec):
-    plain = to_plain(spec)
+    plain = to_dict(spec)
     path = data.draw(st.sampled_from(places(plain)))
     refused_or_runs(changed(plain, path, data.draw(st.sampled_from(NUMBERS))))
 
 
 WRONG = {
     "heads": ("decoder", {"kind": "Attention", "heads": 3}),
-    "fields": ("decoder", {"kind": "Attention", "heads": 4, "sees": {"kind": "Past", "size": 3}}),
+    "fields": ("decoder", {"kind": "Attention", "heads": 4, "mask": {"kind": "Causal", "size": 3}}),
     "a kind": ("decoder", {"kind": "Atention", "heads": 4}),
     "a number": ("decoder", 4),
 }
@@ -252,7 +257,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_layer_asks_for_no_memory(name):
     spec = hw.decoder(VOCAB, d_model=16, heads=4, layers=1, d_ff=8)
-    plain = to_plain(spec)
+    plain = to_dict(spec)
     plain["decoder"]["layers"][0]["branches"][0]["layer"] = WRONG[name][1]
     assert refused_or_runs(plain)
 
@@ -266,7 +271,7 @@ def test_a_missing_rule_is_seen_before_memory_is_asked_for(monkeypatch):
 def test_the_counter_sees_memory():
     spec = hw.decoder(VOCAB, d_model=16, heads=4, layers=1, d_ff=8)
     with Memory():
-        spec.skeleton()
+        spec.on_meta()
     with pytest.raises(AssertionError, match="asked for memory"), Memory():
         spec.build(seed=0)
-    assert not refused_or_runs(to_plain(replace(spec, init=hw.PAPER)))
+    assert not refused_or_runs(to_dict(replace(spec, init=hw.PAPER_INIT)))

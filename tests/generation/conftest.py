@@ -6,17 +6,17 @@ import pytest
 import torch
 
 from headwater.core import decoder, transformer
-from headwater.generation.choosers import Greedy
 from headwater.generation.engine import Engine
-from headwater.generation.requests import Request
+from headwater.generation.request import Request
+from headwater.generation.sampling import Greedy
 
 GREEDY = (Greedy(),)
 SHAPES = {
-    "rotary": {"position": "rotary", "kv_heads": 2, "placement": "pre", "norm": "rms"},
-    "learned": {"position": "learned", "longest": 64},
-    "alibi": {"position": "alibi", "placement": "pre"},
-    "relative": {"position": "relative", "placement": "pre"},
-    "xl": {"position": "xl", "placement": "pre"},
+    "rotary": {"position": "rotary", "kv_heads": 2, "norm_position": "pre", "norm": "rms"},
+    "learned": {"position": "learned", "max_positions": 64},
+    "alibi": {"position": "alibi", "norm_position": "pre"},
+    "relative": {"position": "relative", "norm_position": "pre"},
+    "xl": {"position": "xl", "norm_position": "pre"},
 }
 
 
@@ -66,9 +66,9 @@ def slowly():
 def answer():
     """One request, alone on a fresh engine."""
 
-    def ask(model, prompt, choosers=GREEDY, max_tokens=10, **more):
+    def ask(model, prompt, processors=GREEDY, max_tokens=10, **more):
         engine = Engine(model)
-        row = engine.submit(Request(tuple(prompt), choosers=choosers, max_tokens=max_tokens, **more))
+        row = engine.submit(Request(tuple(prompt), processors=processors, max_tokens=max_tokens, **more))
         engine.run()
         return row
 
@@ -79,7 +79,7 @@ class Letters:
     """A tokenizer whose tokens are bytes: every character beyond ASCII is cut."""
 
     def __init__(self, bos=None):
-        self.bos = bos
+        self.bos_id = bos
 
     def encode(self, text):
         return list(text.encode())
@@ -99,15 +99,19 @@ def letters():
 class Loaded:
     """What headwater.load gives, as far as generation asks."""
 
-    def __init__(self, model, tokenizer, ends=(), start=None, longest=None, **said):
-        self.model, self.tokenizer, self.ends, self.start, self.longest = model, tokenizer, ends, start, longest
-        self.said = said.get
+    def __init__(self, model, tokenizer, eos_ids=(), decoder_start_id=None, max_positions=None, **generation_config):
+        self.model = model
+        self.tokenizer = tokenizer
+        self.eos_ids = eos_ids
+        self.decoder_start_id = decoder_start_id
+        self.max_positions = max_positions
+        self.generation_setting = generation_config.get
 
 
 @pytest.fixture(scope="session")
 def loaded(build, letters):
     """A model of bytes that has learnt nothing."""
-    return Loaded(build(vocab=256), letters(bos=2), ends=(3,), longest=200)
+    return Loaded(build(vocab=256), letters(bos=2), eos_ids=(3,), max_positions=200)
 
 
 @pytest.fixture(scope="session")

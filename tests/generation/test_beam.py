@@ -9,9 +9,9 @@ import torch
 import transformers
 
 from headwater.errors import BadSetting, CheckFailed
-from headwater.generation.beam import Beam, search
-from headwater.generation.choosers import Ban, NoRepeatNgram
-from headwater.generation.requests import Request
+from headwater.generation.beam import Beam, beam_search
+from headwater.generation.penalties import NoRepeatNgram, SuppressTokens
+from headwater.generation.request import Request
 
 END = frozenset({0})
 ENDS = [0, 11, 12, 13]  # several, so that any model ends now and then
@@ -19,7 +19,7 @@ ENDS = [0, 11, 12, 13]  # several, so that any model ends now and then
 
 def every_answer(model, prompt, limit, penalty, vocab, source=None):
     """All answers there are, with their scores, best first."""
-    found, more = [], {} if source is None else {"source": torch.tensor([source])}
+    result, more = [], {} if source is None else {"source": torch.tensor([source])}
     for length in range(1, limit + 1):
         for tokens in itertools.product(range(vocab), repeat=length):
             if 0 in tokens[:-1] or (length < limit and tokens[-1] != 0):
@@ -27,22 +27,22 @@ def every_answer(model, prompt, limit, penalty, vocab, source=None):
             with torch.no_grad():
                 logprobs = model(torch.tensor([[*prompt, *tokens]]), **more)[0].log_softmax(-1)
             total = sum(float(logprobs[len(prompt) - 1 + i, token]) for i, token in enumerate(tokens))
-            found.append((total / length**penalty, list(tokens)))
-    return sorted(found, reverse=True)
+            result.append((total / length**penalty, list(tokens)))
+    return sorted(result, reverse=True)
 
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0, -1.0])
 def test_wide_enough_it_is_exhaustive(build, penalty):
     vocab, limit = 4, 3
     model = build(vocab=vocab)
-    beam = Beam(width=vocab**limit, length_penalty=penalty, answers=5)
-    (found,) = search(model, [Request((1, 2), max_tokens=limit, end=END)], beam)
-    want = every_answer(model, (1, 2), limit, penalty, vocab)
-    assert [row.new for row, _ in found] == [tokens for _, tokens in want[:5]]
-    assert [score for _, score in found] == pytest.approx([score for score, _ in want[:5]])
-    for row, score in found:
-        assert sum(e.logprob for e in row.events) / len(row.new) ** penalty == pytest.approx(score)
-        assert row.stopped == ("end" if row.new[-1] == 0 else "length")
+    beam = Beam(width=vocab**limit, length_penalty=penalty, num_return_sequences=5)
+    (result,) = beam_search(model, [Request((1, 2), max_tokens=limit, stop_token_ids=END)], beam)
+    expected = every_answer(model, (1, 2), limit, penalty, vocab)
+    assert [row.output_ids for row, _ in result] == [tokens for _, tokens in expected[:5]]
+    assert [score for _, score in result] == pytest.approx([score for score, _ in expected[:5]])
+    for row, score in result:
+        assert sum(e.logprob for e in row.events) / len(row.output_ids) ** penalty == pytest.approx(score)
+        assert row.finish_reason == ("eos" if row.output_ids[-1] == 0 else "length")
 
 
 def public(model_ours, **settings):
@@ -72,15 +72,15 @@ def public(model_ours, **settings):
 
 @pytest.fixture(scope="module", params=[1, 2, 3, 4, 5])
 def pair(build, request):
-    ours = build("learned", vocab=24, placement="pre", seed=request.param)
+    ours = build("learned", vocab=24, norm_position="pre", seed=request.param)
     return ours, public(ours)
 
 
 # One beam is plain greedy there and ends with the first end; ours, if it must be sure, goes on while length can pay.
 COMPARABLE = [
     (width, penalty, over)
-    for width, penalty, over in itertools.product([1, 3, 5], [0.0, 1.0, 1.7], ["sure", "full"])
-    if width > 1 or over == "full" or penalty <= 0
+    for width, penalty, over in itertools.product([1, 3, 5], [0.0, 1.0, 1.7], [False, True])
+    if width > 1 or over or penalty <= 0
 ]
 
 
@@ -88,17 +88,17 @@ COMPARABLE = [
 def test_equal_to_the_public_one(pair, width, penalty, over):
     ours, theirs = pair
     prompts = [(1, 2, 3), (4, 5, 6), (7, 8, 9), (10, 10, 10)]
-    requests = [Request(prompt, max_tokens=8, end=frozenset(ENDS)) for prompt in prompts]
-    beam = Beam(width, penalty, answers=min(width, 2), over=over)
-    found = search(ours, requests, beam)
+    requests = [Request(prompt, max_tokens=8, stop_token_ids=frozenset(ENDS)) for prompt in prompts]
+    beam = Beam(width, penalty, num_return_sequences=min(width, 2), early_stopping=over)
+    result = beam_search(ours, requests, beam)
     told = theirs.generate(
         torch.tensor(prompts),
         attention_mask=torch.ones(4, 3, dtype=torch.long),
         num_beams=width,
         length_penalty=penalty,
-        num_return_sequences=beam.answers,
+        num_return_sequences=beam.num_return_sequences,
         max_new_tokens=8,
-        early_stopping={"sure": "never", "full": True}[over] if width > 1 else False,
+        early_stopping=(True if over else "never") if width > 1 else False,
         do_sample=False,
         pad_token_id=0,
         eos_token_id=ENDS,
@@ -106,13 +106,13 @@ def test_equal_to_the_public_one(pair, width, penalty, over):
         output_scores=True,
     )
     texts = iter(told.sequences[:, 3:].tolist())
-    for one in found:
+    for one in result:
         for row, _ in one:
-            want = next(texts)
-            ends = [i for i, token in enumerate(want) if token in ENDS]
-            assert row.new == (want[: ends[0] + 1] if ends else want)
+            expected = next(texts)
+            ends = [i for i, token in enumerate(expected) if token in ENDS]
+            assert row.output_ids == (expected[: ends[0] + 1] if ends else expected)
     if width > 1:
-        scores = [score for one in found for _, score in one]
+        scores = [score for one in result for _, score in one]
         assert scores == pytest.approx(told.sequences_scores.tolist(), abs=1e-5)  # theirs are float32
 
 
@@ -120,30 +120,34 @@ def test_the_penalty_matters(pair):
     """So that the equality above could fail."""
     lengths = set()
     for penalty in (-3.0, 0.0, 3.0):
-        asked = [Request((i, i + 1), max_tokens=8, end=frozenset(ENDS)) for i in range(1, 9)]
-        rows = search(pair[0], asked, Beam(5, penalty))
-        lengths.add(tuple(len(one[0][0].new) for one in rows))
+        asked = [Request((i, i + 1), max_tokens=8, stop_token_ids=frozenset(ENDS)) for i in range(1, 9)]
+        rows = beam_search(pair[0], asked, Beam(5, penalty))
+        lengths.add(tuple(len(one[0][0].output_ids) for one in rows))
     assert len(lengths) > 1
 
 
 def test_prompts_of_any_length_together_and_alone(model):
-    requests = [Request(tuple(range(1, n)), max_tokens=6, end=END) for n in (3, 2, 7)]
-    together = search(model, requests, Beam(3, answers=3))
-    for request, found in zip(requests, together, strict=True):
-        (alone,) = search(model, [request], Beam(3, answers=3))
-        assert [row.new for row, _ in alone] == [row.new for row, _ in found]
+    requests = [Request(tuple(range(1, n)), max_tokens=6, stop_token_ids=END) for n in (3, 2, 7)]
+    together = beam_search(model, requests, Beam(3, num_return_sequences=3))
+    for request, result in zip(requests, together, strict=True):
+        (alone,) = beam_search(model, [request], Beam(3, num_return_sequences=3))
+        assert [row.output_ids for row, _ in alone] == [row.output_ids for row, _ in result]
 
 
 def test_from_a_source(translator):
     sources = [(3, 4), (5, 6, 7, 8, 9)]
-    found = search(translator, [Request((1,), source, max_tokens=7, end=END) for source in sources], Beam(4))
-    for source, one in zip(sources, found, strict=True):
-        (alone,) = search(translator, [Request((1,), source, max_tokens=7, end=END)], Beam(4))
-        assert one[0][0].new == alone[0][0].new
+    result = beam_search(
+        translator, [Request((1,), source, max_tokens=7, stop_token_ids=END) for source in sources], Beam(4)
+    )
+    for source, one in zip(sources, result, strict=True):
+        (alone,) = beam_search(translator, [Request((1,), source, max_tokens=7, stop_token_ids=END)], Beam(4))
+        assert one[0][0].output_ids == alone[0][0].output_ids
         with torch.no_grad():
-            logprobs = translator(torch.tensor([[1, *one[0][0].new]]), source=torch.tensor([source]))[0].log_softmax(-1)
-        total = sum(float(logprobs[i, token]) for i, token in enumerate(one[0][0].new))
-        assert one[0][1] == pytest.approx(total / len(one[0][0].new))
+            logprobs = translator(torch.tensor([[1, *one[0][0].output_ids]]), source=torch.tensor([source]))[
+                0
+            ].log_softmax(-1)
+        total = sum(float(logprobs[i, token]) for i, token in enumerate(one[0][0].output_ids))
+        assert one[0][1] == pytest.approx(total / len(one[0][0].output_ids))
 
 
 def groups_slowly(model, prompt, limit, width, groups, diversity):
@@ -172,32 +176,37 @@ def groups_slowly(model, prompt, limit, width, groups, diversity):
 @pytest.mark.parametrize("diversity", [0.0, 0.7, 5.0])
 def test_groups_are_those_of_the_paper(build, diversity):
     model = build(vocab=9, seed=2)
-    beam = Beam(6, groups=3, diversity=diversity, answers=6)
-    (found,) = search(model, [Request((1, 2), max_tokens=4, end=END)], beam)
-    want = groups_slowly(model, (1, 2), 4, 6, 3, diversity)
-    assert [score for _, score in found] == pytest.approx([score for score, _ in want[: len(found)]])
-    assert len({tuple(row.new[:1]) for row, _ in found}) >= (3 if diversity == 5 else 1)
+    beam = Beam(6, num_groups=3, diversity_penalty=diversity, num_return_sequences=6)
+    (result,) = beam_search(model, [Request((1, 2), max_tokens=4, stop_token_ids=END)], beam)
+    expected = groups_slowly(model, (1, 2), 4, 6, 3, diversity)
+    assert [score for _, score in result] == pytest.approx([score for score, _ in expected[: len(result)]])
+    assert len({tuple(row.output_ids[:1]) for row, _ in result}) >= (3 if diversity == 5 else 1)
 
 
-def test_choosers_act_in_a_beam(model):
+def test_logits_processors_act_in_beam_search(model):
     plain, banned, unrepeated = (
-        search(model, [Request((1, 2), choosers=choosers, max_tokens=8)], Beam(3))[0][0][0].new
-        for choosers in ((), (Ban((7,)),), (NoRepeatNgram(1),))
+        beam_search(model, [Request((1, 2), processors=processors, max_tokens=8)], Beam(3))[0][0][0].output_ids
+        for processors in ((), (SuppressTokens((7,)),), (NoRepeatNgram(1),))
     )
-    assert 7 not in search(model, [Request((1, 2), choosers=(Ban(tuple(plain)),), max_tokens=8)], Beam(3))[0][0][0].new
+    assert (
+        7
+        not in beam_search(model, [Request((1, 2), processors=(SuppressTokens(tuple(plain)),), max_tokens=8)], Beam(3))[
+            0
+        ][0][0].output_ids
+    )
     assert len(set(unrepeated)) == 8 and not set(unrepeated) & {1, 2} and len(banned) == 8
 
 
-def test_nothing_asked_and_nothing_left(model, build):
-    (found,) = search(model, [Request((1, 2), max_tokens=0)], Beam(3))
-    assert found[0][0].new == [] and found[0][0].stopped == "length"
+def test_beam_search_of_zero_tokens_and_without_allowed_tokens(model, build):
+    (result,) = beam_search(model, [Request((1, 2), max_tokens=0)], Beam(3))
+    assert result[0][0].output_ids == [] and result[0][0].finish_reason == "length"
     with pytest.raises(BadSetting, match="at least one token must be left"):
-        search(model, [Request((1, 2), choosers=(Ban(tuple(range(40))),), max_tokens=3)], Beam(3))
+        beam_search(model, [Request((1, 2), processors=(SuppressTokens(tuple(range(40))),), max_tokens=3)], Beam(3))
     broken = build()
     with torch.no_grad():
         broken.decoder.final_norm.weight.fill_(torch.nan)
-    with pytest.raises(CheckFailed, match="scores must be numbers"):
-        search(broken, [Request((1,), max_tokens=3)], Beam(2))
+    with pytest.raises(CheckFailed, match="logits must be numbers"):
+        beam_search(broken, [Request((1,), max_tokens=3)], Beam(2))
 
 
 @pytest.mark.parametrize(
@@ -205,11 +214,11 @@ def test_nothing_asked_and_nothing_left(model, build):
     [
         ({"width": 0}, "width must be from 1 to 1024, got 0"),
         ({"width": 10**6}, "width must be from 1 to 1024"),
-        ({"width": 4, "answers": 5}, r"answers must be from 1 to the width \(4\)"),
-        ({"width": 4, "groups": 3}, r"groups must divide the width \(4\)"),
+        ({"width": 4, "num_return_sequences": 5}, r"num_return_sequences must be from 1 to the width \(4\)"),
+        ({"width": 4, "num_groups": 3}, r"num_groups must divide the width \(4\)"),
         ({"length_penalty": float("nan")}, "length_penalty must be a finite number"),
-        ({"diversity": -1.0}, "diversity must be from 0 to 100"),
-        ({"over": "soon"}, "over must be one of sure, full"),
+        ({"diversity_penalty": -1.0}, "diversity_penalty must be from 0 to 100"),
+        ({"early_stopping": "soon"}, "early_stopping must be"),
     ],
 )
 def test_what_makes_no_sense_is_refused(settings, words):

@@ -1,92 +1,90 @@
-"""A small GPT in the style many people write one, independent of ours, with its seams open for planted faults."""
+"""Tiny models of all three shapes that read bytes, with wide weights so that a wrong term shows."""
 
 from __future__ import annotations
 
-import types
+from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+
+import headwater
+from headwater.families.hf_folder import LoadedModel
+from headwater.text.pieces import byte_alphabet
+from headwater.text.tokenizer import Tokenizer
+
+SPECIALS = {"bos": "<s>", "eos": "</s>", "pad": "<pad>", "mask": "<mask>"}
+SIZES = {"d_model": 32, "heads": 4, "layers": 3, "d_ff": 48, "dropout": 0.1}
+STYLES = {
+    "pre": {"norm_position": "pre", "norm": "rms", "position": "rotary", "kv_heads": 2},
+    "post": {"norm_position": "post"},
+    "sandwich": {"norm_position": "sandwich", "position": "learned"},
+    "alibi": {"norm_position": "pre", "position": "alibi"},
+    "relative": {"norm_position": "pre", "position": "relative"},
+    "xl": {"norm_position": "pre", "position": "xl"},
+}
 
 
-class NanoAttention(nn.Module):
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-
-    def forward(self, x, keep=None, past=None):
-        q, k, v = self.split(x)
-        if past is not None:
-            k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
-        scores = q @ k.mT / q.shape[-1] ** 0.5
-        mask = self.mask(q.shape[2], k.shape[2]).expand(x.shape[0], 1, -1, -1)
-        mask = mask if keep is None else self.hide(mask, keep)
-        mixed = self.weights(scores, mask) @ v
-        return self.out(mixed.transpose(1, 2).flatten(2)), self.remembered(k, v)
-
-    def split(self, x):
-        return (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-
-    def mask(self, queries, keys):
-        return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
-
-    def hide(self, mask, keep):
-        return mask & keep[:, None, None, :]
-
-    def weights(self, scores, mask):
-        return scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(-1)
-
-    def remembered(self, k, v):
-        return k, v
+def byte_tokenizer():
+    """Every byte is a token; four control tokens come after them."""
+    vocab = {character: n for n, character in enumerate(byte_alphabet())}
+    added = [
+        {"id": 256 + n, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": False, "special": True}
+        for n, text in enumerate(SPECIALS.values())
+    ]  # fmt: skip
+    spec = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+                  "vocab": vocab | {text: 256 + n for n, text in enumerate(SPECIALS.values())}, "merges": []},
+    }  # fmt: skip
+    return Tokenizer(spec, SPECIALS)
 
 
-class NanoBlock(nn.Module):
-    def __init__(self, width, heads, attention):
-        super().__init__()
-        self.ln_1, self.attn = nn.LayerNorm(width), attention(width, heads)
-        self.ln_2, self.mlp = nn.LayerNorm(width), nn.Sequential(nn.Linear(width, 48), nn.GELU(), nn.Linear(48, width))
-
-    def forward(self, x, keep=None, past=None):
-        mixed, kept = self.attn(self.ln_1(x), keep, past)
-        x = x + mixed
-        return x + self.mlp(self.ln_2(x)), kept
-
-
-class NanoGPT(nn.Module):
-    def __init__(self, attention=NanoAttention, block=NanoBlock, vocab=37, width=24, layers=2):
-        super().__init__()
-        torch.manual_seed(1)
-        self.wte, self.wpe = nn.Embedding(vocab, width), nn.Embedding(64, width)
-        self.drop = nn.Dropout(0.1)
-        self.h = nn.ModuleList(block(width, 4, attention) for _ in range(layers))
-        self.ln_f, self.lm_head = nn.LayerNorm(width), nn.Linear(width, vocab, bias=False)
-
-    def places(self, ids, keep, first):
-        if keep is None:
-            return first + torch.arange(ids.shape[1])[None]
-        return (keep.cumsum(1) - 1).clamp(min=0)[:, first:]
-
-    def run(self, ids, keep=None, past=None):
-        first = past[0][0].shape[2] if past else 0
-        x, kept = self.drop(self.wte(ids) + self.wpe(self.places(ids, keep, first))), []
-        for nth, block in enumerate(self.h):
-            x, now = block(x, keep, past[nth] if past else None)
-            kept.append(now)
-        return self.lm_head(self.ln_f(x)), kept
-
-    def forward(self, idx, mask=None):
-        return self.run(idx, mask)[0]
-
-    def step(self, ids, state, keep=None):
-        """What headwater.check calls to read piece by piece; state is (keys and values, what was real)."""
-        past, before = state or (None, None)
-        keep = torch.ones_like(ids, dtype=torch.bool) if keep is None else keep
-        whole = keep if before is None else torch.cat((before, keep), 1)
-        logits, kept = self.run(ids, whole, past)
-        return logits, (kept, whole)
+def loaded(spec, seed=0, by=1.7):
+    model = spec.build(seed=seed).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(by)
+    config = {"eos_token_id": 257, "decoder_start_token_id": 256}
+    return LoadedModel(model, byte_tokenizer(), config, Path("tiny"), "language")
 
 
 @pytest.fixture(scope="session")
-def nano():
-    return types.SimpleNamespace(Attention=NanoAttention, Block=NanoBlock, GPT=NanoGPT)
+def make():
+    """make("decoder", "pre"): a model with its tokenizer."""
+
+    def built(shape, style="pre", **sizes):
+        sizes = {**SIZES, **STYLES[style], **sizes}
+        return loaded(getattr(headwater, "transformer" if shape == "both" else shape)(260, **sizes))
+
+    return built
+
+
+@pytest.fixture(scope="session", params=["decoder", "encoder", "both"])
+def any_shape(request, make):
+    return make(request.param)
+
+
+@pytest.fixture(scope="session")
+def writer(make):
+    return make("decoder")
+
+
+@pytest.fixture(scope="session")
+def filler(make):
+    return make("encoder", "post")
+
+
+@pytest.fixture(scope="session")
+def translator(make):
+    return make("both", "post")
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return byte_tokenizer()

@@ -10,29 +10,30 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import headwater
 import headwater.core as core
-from headwater.core.cache import growing
+from headwater.core.cache import dynamic_cache
 from headwater.errors import BadSetting, TooLong
 from headwater.inspection.costs import count
 from headwater.parts import swap
+from headwater.variants.mean_pool_bridge import MeanPoolBridge
 
 SMALL = {"d_model": 64, "heads": 4, "layers": 3}
 BATCH, LENGTH = 2, 96
 SPECS = {
     "both": core.transformer(100, **SMALL),
     "both, no dropout": core.transformer(100, **SMALL, dropout=0.0),
-    "decoder, gelu, pre-norm": core.decoder(100, **SMALL, placement="pre", activation="gelu", dropout=0.0),
-    "decoder, grouped, gated": core.decoder(100, **SMALL, placement="pre", norm="rms", gated=True, activation="silu",
-                                            kv_heads=2, position="rotary", bias=False, dropout=0.0),
+    "decoder, gelu, pre-norm": core.decoder(100, **SMALL, norm_position="pre", activation="gelu", dropout=0.0),
+    "decoder, grouped, gated": core.decoder(100, **SMALL, norm_position="pre", norm="rms", gated=True,
+                                            activation="silu", kv_heads=2, position="rotary", bias=False, dropout=0.0),
     "decoder, wide heads": core.decoder(100, **SMALL, head_dim=24),
     "encoder": core.encoder(100, **SMALL, activation="gelu"),
-    "pooled source": dataclasses.replace(core.transformer(100, **SMALL), bridge=core.MeanPool(3)),
+    "pooled source": dataclasses.replace(core.transformer(100, **SMALL), bridge=MeanPoolBridge(3)),
 }  # fmt: skip
 
 
 def plain(spec):
     """The same with the formula spelled out: a counter of operations sees every product."""
-    spec = swap(spec, core.Attention, lambda a: dataclasses.replace(a, kernel=core.Plain()))
-    return swap(spec, core.CrossAttention, lambda a: dataclasses.replace(a, kernel=core.Plain()))
+    spec = swap(spec, core.Attention, lambda a: dataclasses.replace(a, kernel=core.Eager()))
+    return swap(spec, core.CrossAttention, lambda a: dataclasses.replace(a, kernel=core.Eager()))
 
 
 def inputs(spec):
@@ -55,12 +56,14 @@ def test_operations_are_those_a_counter_counts(name):
 
 
 def test_a_window_is_not_counted_beyond_its_reach():
-    spec = swap(core.decoder(100, **SMALL), core.Attention, lambda a: dataclasses.replace(a, sees=core.Window(8)))
+    spec = swap(
+        core.decoder(100, **SMALL), core.Attention, lambda a: dataclasses.replace(a, mask=core.SlidingWindow(8))
+    )
     whole, near = (count(s, 1, 512).flops["attention"] for s in (core.decoder(100, **SMALL), spec))
     assert whole == 64 * near
 
 
-def test_six_operations_a_parameter_is_what_everybody_says():
+def test_training_costs_six_flops_per_parameter():
     """Training costs about 6 · parameters a token where attention is small."""
     counted = headwater.count(headwater.preset("llama-7b"), length=128)
     assert counted.flops["training"] / counted.parameters == pytest.approx(6, rel=0.03)
@@ -68,24 +71,24 @@ def test_six_operations_a_parameter_is_what_everybody_says():
 
 @pytest.mark.parametrize("name", ["both", "decoder, grouped, gated", "decoder, wide heads", "pooled source"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_the_cache_holds_what_is_said(name, dtype):
+def test_the_kv_cache_has_the_counted_size(name, dtype):
     spec = SPECS[name]
     model = spec.build(seed=0).to(torch.float32 if dtype == "fp32" else torch.bfloat16).eval()
     (ids,), kwargs = inputs(spec)
-    cache = growing(model)
+    cache = dynamic_cache(model)
     with torch.no_grad():
         model.decode(ids, cache=cache, memory=model.encode(ids) if kwargs else None)
-    held = [t for store in cache.stores for pair in store.kept.values() for t in pair]
-    held += [t for pair in cache.crossed.values() for t in pair]
-    assert sum(t.nbytes for t in held) == count(spec, BATCH, LENGTH, dtype).bytes["kv cache"]
+    held = [t for store in cache.group_caches for pair in store.kv.values() for t in pair]
+    held += [t for pair in cache.cross_kv.values() for t in pair]
+    assert sum(t.nbytes for t in held) == count(spec, BATCH, LENGTH, dtype).bytes["kv_cache"]
 
 
 def test_the_cache_of_a_70_billion_model_by_hand():
     counted = headwater.count(headwater.preset("llama-70b"), batch=4, length=4096, dtype="bf16")
-    assert counted.bytes["kv cache"] == 4 * 4096 * 80 * 2 * 8 * 128 * 2
+    assert counted.bytes["kv_cache"] == 4 * 4096 * 80 * 2 * 8 * 128 * 2
     assert counted.bytes["weights"] == counted.bytes["gradients"] == 2 * counted.parameters
-    assert counted.bytes["optimiser"] == 12 * counted.parameters
-    assert headwater.count(headwater.preset("bert-base")).bytes["kv cache"] == 0
+    assert counted.bytes["optimizer"] == 12 * counted.parameters
+    assert headwater.count(headwater.preset("bert-base")).bytes["kv_cache"] == 0
 
 
 def kept_for_the_way_back(model, args, kwargs):
@@ -100,9 +103,9 @@ def kept_for_the_way_back(model, args, kwargs):
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         out = model(*args, **kwargs).flatten(0, 1)
         loss = torch.nn.functional.cross_entropy(out, torch.zeros(len(out), dtype=torch.long))
-    found = sum(storage.nbytes() for at, storage in held.items() if at not in own)
+    result = sum(storage.nbytes() for at, storage in held.items() if at not in own)
     loss.backward()
-    return found
+    return result
 
 
 @pytest.mark.parametrize("name", [name for name in SPECS if name != "pooled source"])
@@ -117,14 +120,14 @@ def test_recomputing_is_the_fault_the_estimate_would_show():
     """Gradient checkpointing keeps far less: a measure that did not see it would be none."""
     spec = SPECS["decoder, gelu, pre-norm"]
     args, kwargs = inputs(spec)
-    measured = kept_for_the_way_back(spec.build(seed=0).train().recompute(), args, kwargs)
+    measured = kept_for_the_way_back(spec.build(seed=0).train().gradient_checkpointing(), args, kwargs)
     assert count(spec, BATCH, LENGTH).bytes["activations"] / measured > 2
 
 
 def test_costs_grow_as_they_should():
     once, twice = (count(SPECS["both"], b, 64) for b in (1, 2))
     assert {n: twice.bytes[n] / once.bytes[n] for n in once.bytes} == {
-        "weights": 1, "gradients": 1, "optimiser": 1, "activations": 2, "kv cache": 2}  # fmt: skip
+        "weights": 1, "gradients": 1, "optimizer": 1, "activations": 2, "kv_cache": 2}  # fmt: skip
     assert once.flops == twice.flops, "operations are told per token"
 
 
@@ -139,7 +142,7 @@ def test_a_built_model_counts_as_its_spec():
         ({"dtype": "fp8"}, BadSetting, "dtype must be one of fp32, bf16, fp16, got 'fp8'"),
         ({"batch": 0}, BadSetting, "at least 1"),
         ({"length": 0}, BadSetting, "at least 1"),
-        ({"length": 2000}, TooLong, "1024 places, got 2000; give at most 1024"),
+        ({"length": 2000}, TooLong, "1024 positions, got 2000; give at most 1024"),
     ],
 )
 def test_a_wrong_question_is_refused(arguments, kind, words):
@@ -148,5 +151,5 @@ def test_a_wrong_question_is_refused(arguments, kind, words):
 
 
 def test_a_strange_module_is_refused_with_the_way_out():
-    with pytest.raises(BadSetting, match=r"counts\.tree takes any module"):
+    with pytest.raises(BadSetting, match=r"module_tree takes any module"):
         count(torch.nn.Linear(2, 2))

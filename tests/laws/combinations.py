@@ -9,7 +9,10 @@ import torch
 from all_pairs import all_pairs
 
 from headwater import core as hw
-from headwater.variants.soft_capped import SoftCapped
+from headwater.variants.mean_pool_bridge import MeanPoolBridge
+from headwater.variants.parallel_block import ParallelBlock
+from headwater.variants.rope_scaling import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
+from headwater.variants.soft_cap import SoftCap
 
 VOCAB, D_MODEL, HEADS, LAYERS = 23, 16, 4, 2
 
@@ -17,15 +20,15 @@ AT_EMBEDDING = {
     "sinusoidal": hw.Sinusoidal(),
     "sinusoidal halves": hw.SinusoidalHalves(),
     "learned": hw.Learned(20),
-    "learned from 2": hw.Learned(22, first=2),
+    "learned from 2": hw.Learned(22, offset=2),
 }
 IN_ATTENTION = {
     "rotary": hw.Rotary(),
-    "rotary linear": hw.Rotary(scaling=hw.LinearScaling(2)),
-    "rotary dynamic": hw.Rotary(scaling=hw.DynamicScaling(2, trained=64)),
-    "rotary llama3": hw.Rotary(100.0, scaling=hw.Llama3Scaling(8, 1, 4, trained=8)),
-    "rotary yarn": hw.Rotary(100.0, scaling=hw.YarnScaling(4, trained=8)),
-    "rotary half": hw.Rotary(share=0.5),
+    "rotary linear": hw.Rotary(scaling=LinearScaling(2)),
+    "rotary dynamic": hw.Rotary(scaling=DynamicScaling(2, original_max_positions=64)),
+    "rotary llama3": hw.Rotary(100.0, scaling=Llama3Scaling(8, 1, 4, original_max_positions=8)),
+    "rotary yarn": hw.Rotary(100.0, scaling=YarnScaling(4, original_max_positions=8)),
+    "rotary half": hw.Rotary(partial_factor=0.5),
     "alibi": hw.Alibi(),
     "relative": hw.RelativeBias(8, 6),
     "xl": hw.RelativeXL(),
@@ -49,27 +52,27 @@ ATTENTIONS = {
     "scaled": {"scale": 0.8},
 }
 CAUSAL = {
-    "all": (hw.Past(),),
-    "near": (hw.Window(3),),
-    "both": (hw.Both(hw.Past(), hw.Around(2)),),
-    "mixed": (hw.Past(), hw.Window(3)),
-    "itself": (hw.Past(), hw.Window(1)),
+    "all": (hw.Causal(),),
+    "near": (hw.SlidingWindow(3),),
+    "both": (hw.And(hw.Causal(), hw.LocalWindow(2)),),
+    "mixed": (hw.Causal(), hw.SlidingWindow(3)),
+    "itself": (hw.Causal(), hw.SlidingWindow(1)),
 }
 OPEN = {
-    "all": (hw.Everyone(),),
-    "near": (hw.Around(2),),
-    "both": (hw.Both(hw.Around(3), hw.Around(2)),),
-    "mixed": (hw.Everyone(), hw.Around(1)),
-    "itself": (hw.Everyone(), hw.Around(0)),
+    "all": (hw.Bidirectional(),),
+    "near": (hw.LocalWindow(2),),
+    "both": (hw.And(hw.LocalWindow(3), hw.LocalWindow(2)),),
+    "mixed": (hw.Bidirectional(), hw.LocalWindow(1)),
+    "itself": (hw.Bidirectional(), hw.LocalWindow(0)),
 }
 FEEDS = {"straight": hw.FeedForward, "gated": hw.GatedFeedForward}
-KERNELS = {"fused": hw.Fused(), "plain": hw.Plain(), "soft-capped": SoftCapped(2.0)}
-BRIDGES = {"unpooled": hw.NoBridge(), "pooled": hw.MeanPool(2)}
+KERNELS = {"sdpa": hw.SDPA(), "eager": hw.Eager(), "soft-capped": SoftCap(2.0)}
+BRIDGES = {"unpooled": hw.NoBridge(), "pooled": MeanPoolBridge(2)}
 
 AXES = {
     "position": ("none", *AT_EMBEDDING, *IN_ATTENTION),
     "norm": tuple(NORMS),
-    "placement": tuple(PLACEMENTS),
+    "norm_position": tuple(PLACEMENTS),
     "attention": tuple(ATTENTIONS),
     "rule": tuple(CAUSAL),
     "ffn": tuple(FEEDS),
@@ -147,7 +150,7 @@ def spec_of(row: dict[str, str]) -> hw.Model:
     if both and tied:
         tied = (("decoder.embed.tokens", "encoder.embed.tokens"), *tied)
     init = (("*", hw.Normal(0.35)),)
-    return hw.Model(hw.LanguageHead(VOCAB, bias=shared), **stacks, bridge=BRIDGES[row["bridge"]], tied=tied, init=init)
+    return hw.Model(hw.LMHead(VOCAB, bias=shared), **stacks, bridge=BRIDGES[row["bridge"]], tied=tied, init=init)
 
 
 def _stack(row: dict[str, str], causal: bool, reads: bool, shared: bool) -> hw.Stack:
@@ -156,20 +159,20 @@ def _stack(row: dict[str, str], causal: bool, reads: bool, shared: bool) -> hw.S
     if len(layers) == 1 and not shared:
         layers *= LAYERS
     order = tuple(i % len(layers) for i in range(3)) if shared else ()
-    embed = hw.Tokens(VOCAB, AT_EMBEDDING.get(row["position"], hw.NoPosition()), scale=2.0)
-    final = hw.NoNorm() if row["placement"] == "post" else NORMS[row["norm"]]
+    embed = hw.Embeddings(VOCAB, AT_EMBEDDING.get(row["position"], hw.NoPosition()), scale=2.0)
+    final = hw.NoNorm() if row["norm_position"] == "post" else NORMS[row["norm"]]
     return hw.Stack(D_MODEL, embed, layers, final, order)
 
 
 def _block(row: dict[str, str], rule: object, causal: bool, reads: bool) -> object:
     position = IN_ATTENTION.get(row["position"], hw.NoPosition())
     if position == IN_ATTENTION["relative"]:
-        position = replace(position, two_way=not causal)
+        position = replace(position, bidirectional=not causal)
     shape = {"heads": HEADS, "kernel": KERNELS[row["kernel"]], **ATTENTIONS[row["attention"]]}
-    placed, norm = PLACEMENTS[row["placement"]], NORMS[row["norm"]]
-    own = placed(norm, self_attn=hw.Attention(**shape, sees=rule, position=position))
+    placed, norm = PLACEMENTS[row["norm_position"]], NORMS[row["norm"]]
+    own = placed(norm, self_attn=hw.Attention(**shape, mask=rule, position=position))
     other = (placed(norm, cross_attn=hw.CrossAttention(**shape)),) if reads else ()
-    kind = hw.ParallelBlock if row["placement"] == "parallel" else hw.Block
+    kind = ParallelBlock if row["norm_position"] == "parallel" else hw.Block
     return kind((own, *other, placed(norm, ffn=FEEDS[row["ffn"]](24, row["activation"]))))
 
 

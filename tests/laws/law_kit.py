@@ -28,13 +28,12 @@ from law_tools import (
     sources,
     texts,
 )
-from slow_sight import visible
+from naive_mask import visible
 from torch import Tensor
 
 from headwater import core as hw
-from headwater.core.embed import Rows
-from headwater.parts import from_plain, to_plain
-from headwater.variants.soft_capped import SoftCapped
+from headwater.core.embeddings import ModelInputs
+from headwater.parts import REGISTRY, from_dict, to_dict
 
 __all__ = ["APPLIES", "LAWS"]
 
@@ -55,7 +54,7 @@ def batched_is_alone(case: Case) -> None:
 def padded_is_unpadded(case: Case, side: str, source_side: str) -> None:
     batch, keep = padded(texts(), side)
     with torch.no_grad():
-        out = case.model()(batch, keep=keep, **batch_of_sources(case, source_side))
+        out = case.model()(batch, attention_mask=keep, **batch_of_sources(case, source_side))
     for n, want in enumerate(alone(case)):
         same(out[n][keep[n]][None], want, f"row {n} of a batch padded on the {side}, source on the {source_side}")
 
@@ -79,9 +78,9 @@ def padded_anywhere_is_unpadded(case: Case) -> None:
 def packed_is_alone(case: Case) -> None:
     """Documents in one row, padding (0) before, between and after them, give what each gives by itself."""
     rows, documents = _packed(texts())
-    packed = {"documents": documents}
+    packed = {"document_ids": documents}
     if case.both:
-        packed["source"], packed["source_documents"] = _packed(texts(SOURCES, seed=50))
+        packed["source"], packed["source_document_ids"] = _packed(texts(SOURCES, seed=50))
     with torch.no_grad():
         out = case.model()(rows, **packed)
     for n, want in enumerate(alone(case)):
@@ -98,12 +97,12 @@ def _packed(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
 # --------------------------------------------------------------------------------------------------- cached, and whole
 
 CACHES = {
-    "growing": lambda model, rows: hw.growing(model),
-    "rolling": lambda model, rows: hw.rolling(model),
-    "fixed": lambda model, rows: hw.fixed(model, rows, 16),
+    "dynamic": lambda model, rows: hw.dynamic_cache(model),
+    "sliding": lambda model, rows: hw.sliding_cache(model),
+    "static": lambda model, rows: hw.static_cache(model, rows, 16),
 }
-STRIDES = {"growing": (1,) * 8, "rolling": (1, 1, 3, 1, 2), "fixed": (4, 1, 1, 2)}
-SIDES = {"growing": ("left",), "rolling": ("left", "right"), "fixed": ("right",)}
+STRIDES = {"dynamic": (1,) * 8, "sliding": (1, 1, 3, 1, 2), "static": (4, 1, 1, 2)}
+SIDES = {"dynamic": ("left",), "sliding": ("left", "right"), "static": ("right",)}
 
 
 @law(lambda case: case.causal)
@@ -138,11 +137,12 @@ def _decode_as_alone(case: Case, make: Callable, batch: Tensor, keep: Tensor, wh
     model, first = case.model(), batch.shape[1] - 5
     with torch.no_grad():
         given = batch_of_sources(case, "left")
-        memory = model.encode(given["source"], keep=given["source_keep"]) if case.both else None
+        memory = model.encode(given["source"], attention_mask=given["source_attention_mask"]) if case.both else None
         cache = make(model, len(LENGTHS))
         strides = (first, 1, 1, 1, 2)
         pairs = zip(batch.split(strides, 1), keep.split(strides, 1), strict=True)
-        got = torch.cat([model.decode(part, memory=memory, keep=real, cache=cache) for part, real in pairs], 1)
+        steps = [model.decode(part, memory=memory, attention_mask=real, cache=cache) for part, real in pairs]
+        got = torch.cat(steps, 1)
         for n, source in enumerate(sources(case)):
             want = model(batch[n : n + 1][:, keep[n]], source=source)
             same(got[n : n + 1][:, keep[n]], want, f"{what}: row {n}")
@@ -150,7 +150,7 @@ def _decode_as_alone(case: Case, make: Callable, batch: Tensor, keep: Tensor, wh
 
 @law(lambda case: case.causal)
 def cache_follows_its_rows(case: Case) -> None:
-    """select() and crop() leave a cache as if it had only ever read those rows and that many columns."""
+    """reorder() and crop() leave a cache as if it had only ever read those rows and that many columns."""
     model, text, rows = case.model(), ids(8, rows=3, seed=5), torch.tensor([2, 0, 0])
     with torch.no_grad():
         memory = model.encode(ids(6, rows=3, seed=4)) if case.both else None
@@ -159,48 +159,52 @@ def cache_follows_its_rows(case: Case) -> None:
         for kind, make in CACHES.items():
             cache = make(model, 3)
             model.decode(text[:, :4], memory=memory, cache=cache)
-            if kind != "rolling":
+            if kind != "sliding":
                 model.decode(ids(3, rows=3, seed=6), memory=memory, cache=cache)
                 cache.crop(4)
-            cache.select(rows)
+            cache.reorder(rows)
             same(model.decode(text[rows, 4:], memory=picked, cache=cache), want[:, 4:], f"{kind} cache")
 
 
-def _rows(memory: Rows, rows: Tensor) -> Rows:
-    return Rows(memory.ids[rows], None if memory.keep is None else memory.keep[rows], states=memory.states[rows])
+def _rows(memory: ModelInputs, rows: Tensor) -> ModelInputs:
+    return ModelInputs(
+        memory.ids[rows],
+        None if memory.attention_mask is None else memory.attention_mask[rows],
+        hidden_states=memory.hidden_states[rows],
+    )
 
 
 # ------------------------------------------------------------------------------------ the same answer in another way
 
 
 @law()
-def watched_is_fused(case: Case) -> None:
+def hooked_is_fused(case: Case) -> None:
     """Listening to every attention weight changes no answer, and each row of weights sums to one."""
     model, (batch, keep) = case.model(), padded(texts(), "left")
-    heard: dict[str, Tensor] = {}
+    captured: dict[str, Tensor] = {}
     with torch.no_grad():
-        quiet = model(batch, keep=keep, **batch_of_sources(case, "right"))
+        quiet = model(batch, attention_mask=keep, **batch_of_sources(case, "right"))
         taps = [(n, m) for n, m in model.named_modules() if n.endswith("kernel.weights")]
-        hooks = [m.register_forward_hook(lambda *a, n=n: heard.update({n: a[2]})) for n, m in taps]
-        loud = model(batch, keep=keep, **batch_of_sources(case, "right"))
+        hooks = [m.register_forward_hook(lambda *a, n=n: captured.update({n: a[2]})) for n, m in taps]
+        loud = model(batch, attention_mask=keep, **batch_of_sources(case, "right"))
         for hook in hooks:
             hook.remove()
-    same(loud, quiet, "watched")
-    assert heard.keys() == {name for name, _ in taps}
-    for name, weights in heard.items():
+    same(loud, quiet, "hooked")
+    assert captured.keys() == {name for name, _ in taps}
+    for name, weights in captured.items():
         sums = weights.sum(-1)
         assert ((sums - 1).abs() < 1e-9).logical_or(sums == 0).all(), f"{name}: a row sums to neither 1 nor 0"
 
 
-@law(lambda case: hw.Fused() in case.kernels)
-def fused_is_plain(case: Case) -> None:
+@law(lambda case: hw.SDPA() in case.kernels)
+def sdpa_is_eager(case: Case) -> None:
     """Answers and every gradient, with padding."""
-    other = case.with_kernel(hw.Plain()).build(seed=0).double().eval()
+    other = case.with_kernel(hw.Eager()).build(seed=0).double().eval()
     other.load_state_dict(case.model().state_dict())
     batch, keep = padded(texts(), "right")
     found = []
     for model in (case.model(), other):
-        out = model(batch, keep=keep, **batch_of_sources(case, "left"))
+        out = model(batch, attention_mask=keep, **batch_of_sources(case, "left"))
         found.append((out[keep], grads(model, pull(out[keep]))))
     same(found[0][0], found[1][0], "answers")
     assert found[0][1].keys() == found[1][1].keys()
@@ -219,10 +223,10 @@ def recomputed_is_kept(case: Case) -> None:
             module.kernel.dropout = 0.2
     found = []
     for on in (False, True):
-        model.recompute(on)
+        model.gradient_checkpointing(on)
         torch.manual_seed(5)
         batch, keep = padded(texts(), "left")
-        out = model(batch, keep=keep, **batch_of_sources(case, "left"))
+        out = model(batch, attention_mask=keep, **batch_of_sources(case, "left"))
         found.append((out.detach(), grads(model, pull(out))))
     assert torch.equal(found[0][0], found[1][0]), "the answers differ"
     for name, grad in found[0][1].items():
@@ -248,8 +252,8 @@ def copied_is_same(case: Case) -> None:
 @law()
 def written_is_read(case: Case) -> None:
     """A spec is what its JSON says and what its printed code makes."""
-    spec, names = case.spec, {**vars(hw), "SoftCapped": SoftCapped}
-    for other in (from_plain(json.loads(json.dumps(to_plain(spec)))), eval(repr(spec), names)):
+    spec, names = case.spec, dict(REGISTRY)
+    for other in (from_dict(json.loads(json.dumps(to_dict(spec)))), eval(repr(spec), names)):
         assert other == spec and hash(other) == hash(spec) and repr(other) == repr(spec)
 
 
@@ -271,13 +275,13 @@ def accumulated_is_full_batch(case: Case) -> None:
 @law()
 def counted_is_built(case: Case) -> None:
     """The skeleton holds no memory, answers in shapes, and counts what the built model has."""
-    skeleton, model = case.spec.skeleton(), case.model()
-    tensors = [*skeleton.parameters(), *skeleton.buffers()]
+    meta_model, model = case.spec.on_meta(), case.model()
+    tensors = [*meta_model.parameters(), *meta_model.buffers()]
     assert all(tensor.is_meta for tensor in tensors)
-    assert sum(p.numel() for p in skeleton.parameters()) == sum(p.numel() for p in model.parameters())
-    assert {n: p.shape for n, p in skeleton.named_parameters()} == {n: p.shape for n, p in model.named_parameters()}
+    assert sum(p.numel() for p in meta_model.parameters()) == sum(p.numel() for p in model.parameters())
+    assert {n: p.shape for n, p in meta_model.named_parameters()} == {n: p.shape for n, p in model.named_parameters()}
     source = ids(4, rows=2).to("meta") if case.both else None
-    assert skeleton(ids(5, rows=2).to("meta"), source=source).shape == (2, 5, VOCAB)
+    assert meta_model(ids(5, rows=2).to("meta"), source=source).shape == (2, 5, VOCAB)
 
 
 # --------------------------------------------------------------------------------------------------- who sees whom
@@ -301,21 +305,21 @@ Real, Documents = list[bool], list[int] | None
 
 
 def _sees(case: Case, real: Real, here: Documents, source_real: Real, there: Documents) -> None:
-    given = {"keep": real if not all(real) else None, "documents": here}
+    given = {"attention_mask": real if not all(real) else None, "document_ids": here}
     if case.both:
-        given |= {"source_keep": source_real if not all(source_real) else None, "source_documents": there}
+        given |= {"source_attention_mask": source_real if not all(source_real) else None, "source_document_ids": there}
     rows = {name: torch.tensor(value).expand(len(real), -1) for name, value in given.items() if value is not None}
     if case.both:
         rows["source"] = ids(len(source_real), seed=3).expand(len(real), -1)
-    heard = _gradients(case, ids(len(real), seed=1).expand(len(real), -1), rows)
+    captured = _gradients(case, ids(len(real), seed=1).expand(len(real), -1), rows)
     side = "decoder" if case.causal else "encoder"
-    _matches(heard[side], visible(getattr(case.spec, side), real, here), real, "token")
+    _matches(captured[side], visible(getattr(case.spec, side), real, here), real, "token")
     if case.both:
         inner, columns = visible(case.spec.encoder, source_real, there), range(len(source_real))
         for n in [n for n in range(len(real)) if real[n]]:
             own = [s for s in columns if source_real[s] and (there is None or there[s] == here[n])]
             seen = [any(inner[start][s] for start in own) for s in columns]
-            _matches(heard["encoder"][n : n + 1], [seen], [True], f"source, token {n}")
+            _matches(captured["encoder"][n : n + 1], [seen], [True], f"source, token {n}")
 
 
 def _gradients(case: Case, batch: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -342,16 +346,16 @@ def _gradients(case: Case, batch: Tensor, given: dict[str, Tensor]) -> dict[str,
     return {name: x.grad.abs().amax(-1) for name, x in embedded.items()}
 
 
-def _matches(heard: Tensor, want: list[list[bool]], rows: list[bool], what: str) -> None:
+def _matches(captured: Tensor, want: list[list[bool]], rows: list[bool], what: str) -> None:
     for q, row in enumerate(want):
         if not rows[q]:
             continue
         for k, may in enumerate(row):
-            assert heard[q, k].isfinite(), f"{what} {q}: the gradient is not finite"
+            assert captured[q, k].isfinite(), f"{what} {q}: the gradient is not finite"
             if may:
-                assert heard[q, k] > 0, f"{what} {q} does not see {k}, which it may"
+                assert captured[q, k] > 0, f"{what} {q} does not see {k}, which it may"
             else:
-                assert heard[q, k] == 0, f"{what} {q} sees {k}, which is hidden (gradient {heard[q, k]:.1e})"
+                assert captured[q, k] == 0, f"{what} {q} sees {k}, which is hidden (gradient {captured[q, k]:.1e})"
 
 
 @law()
@@ -360,9 +364,9 @@ def hidden_changes_nothing(case: Case) -> None:
     model, (batch, keep) = case.model(), padded(texts(), "right", extra=2)
     given = batch_of_sources(case, "right")
     with torch.no_grad():
-        want = model(batch, keep=keep, **given)
-        other = {**given, "source": (given["source"] + ~given["source_keep"]) % VOCAB} if case.both else {}
-        got = model((batch + ~keep) % VOCAB, keep=keep, **other)
+        want = model(batch, attention_mask=keep, **given)
+        other = {**given, "source": (given["source"] + ~given["source_attention_mask"]) % VOCAB} if case.both else {}
+        got = model((batch + ~keep) % VOCAB, attention_mask=keep, **other)
         assert torch.equal(got[keep], want[keep]), "the padding shows"
         if case.causal:
             source = ids(4, rows=2) if case.both else None
@@ -378,11 +382,11 @@ def blind_rows_are_finite(case: Case) -> None:
     model, (batch, keep) = case.model(), padded(texts(), "right")
     given = batch_of_sources(case, "right")
     with torch.no_grad():
-        want = model(batch, keep=keep, **given)[:2]
+        want = model(batch, attention_mask=keep, **given)[:2]
     keep[2] = False
     if case.both:
-        given["source_keep"][2] = False
-    out = model(batch, keep=keep, **given)
+        given["source_attention_mask"][2] = False
+    out = model(batch, attention_mask=keep, **given)
     assert out.isfinite().all(), "a row that sees nothing has answers that are not finite"
     same(out[:2][keep[:2]], want[keep[:2]], "the other rows")
     for name, grad in grads(model, pull(out)).items():

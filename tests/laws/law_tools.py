@@ -70,7 +70,7 @@ def batch_of_sources(case: Case, side: str) -> dict[str, Tensor]:
     if not case.both:
         return {}
     batch, keep = padded(texts(SOURCES, seed=50), side)
-    return {"source": batch, "source_keep": keep}
+    return {"source": batch, "source_attention_mask": keep}
 
 
 def grads(model: torch.nn.Module, loss: Tensor) -> dict[str, Tensor]:

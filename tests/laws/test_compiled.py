@@ -11,9 +11,9 @@ from headwater import core as hw
 
 SIZES = {"d_model": 16, "heads": 4, "layers": 2, "d_ff": 24, "dropout": 0.0}
 QUICK = {
-    "decoder, rotary": hw.decoder(23, position="rotary", placement="pre", norm="rms", gated=True, **SIZES),
+    "decoder, rotary": hw.decoder(23, position="rotary", norm_position="pre", norm="rms", gated=True, **SIZES),
     "encoder, relative": hw.encoder(23, position="relative", kv_heads=2, **SIZES),
-    "both, learned": hw.transformer(23, position="learned", longest=32, backend="plain", **SIZES),
+    "both, learned": hw.transformer(23, position="learned", max_positions=32, backend="eager", **SIZES),
 }
 
 
@@ -53,7 +53,7 @@ KEEP = torch.tensor([[True] * 6, [False, False, True, True, True, True]])
 
 @pytest.mark.parametrize("name", QUICK)
 def test_one_graph(name):
-    compiled_is_eager(QUICK[name], "aot_eager", keep=KEEP)
+    compiled_is_eager(QUICK[name], "aot_eager", attention_mask=KEEP)
 
 
 @pytest.mark.slow
@@ -65,17 +65,17 @@ def test_compiled_for_real(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES[::6], ids=lambda case: case.name)
 def test_one_graph_for_many(case: Case):
-    compiled_is_eager(case.spec, "eager", keep=KEEP)
+    compiled_is_eager(case.spec, "eager", attention_mask=KEEP)
 
 
 @pytest.mark.slow
 def test_packed_documents_in_one_graph():
-    compiled_is_eager(QUICK["decoder, rotary"], "aot_eager", documents=torch.tensor([[1, 1, 1, 2, 2, 0]] * 2))
+    compiled_is_eager(QUICK["decoder, rotary"], "aot_eager", document_ids=torch.tensor([[1, 1, 1, 2, 2, 0]] * 2))
 
 
 @pytest.mark.slow
 def test_a_window_in_one_graph():
-    spec = hw.Model(hw.LanguageHead(23), _narrow(QUICK["decoder, rotary"].decoder))
+    spec = hw.Model(hw.LMHead(23), _narrow(QUICK["decoder, rotary"].decoder))
     model, text = spec.build(seed=0).eval(), ids(230, seed=1)
     same(torch.compile(model, fullgraph=True, backend="aot_eager")(text), model(text), "window", limit=1e-5)
 
@@ -85,7 +85,7 @@ def _narrow(stack):
 
     from headwater.parts import swap
 
-    return swap(stack, hw.Attention, lambda a: replace(a, sees=hw.Window(8)))
+    return swap(stack, hw.Attention, lambda a: replace(a, mask=hw.SlidingWindow(8)))
 
 
 def decode_with(spec: hw.Model, backend: str) -> None:
@@ -96,7 +96,7 @@ def decode_with(spec: hw.Model, backend: str) -> None:
     with torch.no_grad():
         memory = model.encode(source) if source is not None else None
         whole = model.decode(text, memory=memory)
-        cache = hw.fixed(model, 2, 16)
+        cache = hw.static_cache(model, 2, 16)
         model.decode(text[:, :4], memory=memory, cache=cache)
         torch._dynamo.utils.counters.clear()
         steps = [step(text[:, n : n + 1], memory=memory, cache=cache) for n in range(4, 9)]
@@ -149,8 +149,8 @@ def test_any_length_is_exported_once():
 
 def test_a_model_that_asks_python_does_not_fit_into_one_graph(monkeypatch):
     """The planted fault: a decision on values breaks the graph, and the law sees it."""
-    from headwater.core.embed import Rows
+    from headwater.core.embeddings import ModelInputs
 
-    monkeypatch.setattr(Rows, "gapless", property(lambda self: bool(self.ids.max() > 3)))
+    monkeypatch.setattr(ModelInputs, "contiguous_mask", property(lambda self: bool(self.ids.max() > 3)))
     with pytest.raises((torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError)):
         compiled_is_eager(QUICK["decoder, rotary"], "eager")

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from headwater.families import FAMILIES
-from headwater.weights.settings import Settings
+from headwater.weights.hf_config import HFConfig
 
 BERT = {
     "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
@@ -49,13 +49,13 @@ BART_LARGE = BART | {
 }  # fmt: skip
 
 PUBLISHED = [
-    ("bert", "pooled", BERT, 109_482_240),
+    ("bert", "pooler", BERT, 109_482_240),
     ("bert", "language", BERT, 109_514_298),
-    ("bert", "pooled", BERT_LARGE, 335_141_888),
-    ("roberta", "pooled", ROBERTA, 124_645_632),
+    ("bert", "pooler", BERT_LARGE, 335_141_888),
+    ("roberta", "pooler", ROBERTA, 124_645_632),
     ("roberta", "language", ROBERTA, 124_697_433),
-    ("albert", "pooled", ALBERT, 11_683_584),
-    ("distilbert", "states", DISTILBERT, 66_362_880),
+    ("albert", "pooler", ALBERT, 11_683_584),
+    ("distilbert", "hidden_states", DISTILBERT, 66_362_880),
     ("gpt2", "language", GPT2, 124_439_808),
     ("gpt2", "language", GPT2 | {"n_embd": 1024, "n_layer": 24, "n_head": 16}, 354_823_168),
     ("llama", "language", LLAMA, 6_738_415_616),
@@ -69,10 +69,10 @@ PUBLISHED = [
     ("t5", "language", T5 | V11 | {"d_ff": 1024, "num_layers": 8, "num_heads": 6}, 76_961_152),
     ("t5", "language", T5_BASE | V11 | {"d_ff": 2048}, 247_577_856),
     ("mt5", "language", MT5, 300_176_768),
-    ("bart", "states", BART, 139_420_416),
-    ("bart", "states", BART_LARGE, 406_291_456),
-    ("mbart", "states", BART_LARGE | {"vocab_size": 250027}, 610_851_840),
-    ("mbart", "states", BART_LARGE | {"vocab_size": 250054}, 610_879_488),
+    ("bart", "hidden_states", BART, 139_420_416),
+    ("bart", "hidden_states", BART_LARGE, 406_291_456),
+    ("mbart", "hidden_states", BART_LARGE | {"vocab_size": 250027}, 610_851_840),
+    ("mbart", "hidden_states", BART_LARGE | {"vocab_size": 250054}, 610_879_488),
 ]
 
 
@@ -81,9 +81,9 @@ PUBLISHED = [
 )
 def test_count_is_the_published_one(family: str, head: str, settings: dict, published: int):
     begun = time.perf_counter()
-    c = Settings(dict(settings))
-    model = FAMILIES[family].read(c, head).skeleton()
-    c.done()
+    c = HFConfig(dict(settings))
+    model = FAMILIES[family].read_spec(c, head).on_meta()
+    c.refuse_unread()
     assert sum(p.numel() for p in model.parameters()) == published
     assert all(p.is_meta for p in model.parameters())
     assert time.perf_counter() - begun < 5  # under a second when the machine is quiet

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import headwater
-from headwater.core import LayerNorm, Learned, TokenHead, Tokens, decoder, encoder, transformer
-from headwater.core.presets import bert, gpt, llama, t5
-from headwater.data.dates import dates
+from headwater.core import Embeddings, LayerNorm, Learned, TokenClassificationHead, decoder, encoder, transformer
+from headwater.data.dates import dates_dataset
 from headwater.families.convert import convert
+from headwater.families.presets import bert, gpt2, llama, t5
 from headwater.parts import swap
-from headwater.training.use import load_run
+from headwater.training.predict import load_run
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -26,7 +26,7 @@ with warnings.catch_warnings():
 LIMIT, SHOWS, VOCAB = 2e-5, 1e-3, 53
 T.logging.set_verbosity_error()
 SIZES: dict[str, Any] = {"d_model": 32, "heads": 4, "layers": 2, "d_ff": 48}
-PRE = {"placement": "pre", "activation": "gelu"}
+PRE = {"norm_position": "pre", "activation": "gelu"}
 # The end of an architecture's name, and the class by which a user of transformers would open it.
 AUTO = {
     "ForCausalLM": T.AutoModelForCausalLM,
@@ -40,22 +40,26 @@ AUTO = {
 
 
 def kinds(spec, count):
-    return swap(spec, Tokens, lambda embed: replace(embed, kinds=count))
+    return swap(spec, Embeddings, lambda embed: replace(embed, token_types=count))
 
 
 # Each a shape that `headwater train` builds, or one of the presets made small.
 BUILT = {
-    "pegasus": transformer(VOCAB, placement="pre", **SIZES),
-    "blenderbot": transformer(VOCAB, placement="pre", position="learned", longest=40, **SIZES),
+    "pegasus": transformer(VOCAB, norm_position="pre", **SIZES),
+    "blenderbot": transformer(VOCAB, norm_position="pre", position="learned", max_positions=40, **SIZES),
     "marian": transformer(VOCAB, **SIZES),
     "gpt_neox": decoder(VOCAB, position="rotary", **PRE, **SIZES),
-    "gpt2": decoder(VOCAB, position="learned", longest=40, **PRE, **SIZES),
-    "megatron-bert": kinds(encoder(VOCAB, TokenHead(5), position="learned", longest=40, **PRE, **SIZES), 2),
-    "megatron-bert, answers": kinds(encoder(VOCAB, TokenHead(2), position="learned", longest=40, **PRE, **SIZES), 3),
-    "llama, preset": llama(VOCAB, 32, 4, 2, 48, 2, 1e-5, 1e4),
-    "gpt2, preset": gpt(VOCAB, 32, 4, 2, 40),
-    "bert, preset": bert(VOCAB, 32, 4, 2),
-    "t5, preset": t5(VOCAB, 32, 4, 8, 48, 2),
+    "gpt2": decoder(VOCAB, position="learned", max_positions=40, **PRE, **SIZES),
+    "megatron-bert": kinds(
+        encoder(VOCAB, TokenClassificationHead(5), position="learned", max_positions=40, **PRE, **SIZES), 2
+    ),
+    "megatron-bert, answers": kinds(
+        encoder(VOCAB, TokenClassificationHead(2), position="learned", max_positions=40, **PRE, **SIZES), 3
+    ),
+    "llama, preset": llama(VOCAB, 32, 4, 2, 48, 2, 1e-5, 1e4).spec(),
+    "gpt2, preset": gpt2(32, 4, 2, 40).spec(VOCAB),
+    "bert, preset": bert(32, 4, 2).spec(VOCAB),
+    "t5, preset": t5(32, 4, 8, 48, 2).spec(VOCAB),
 }
 
 
@@ -87,12 +91,12 @@ def apart(ours, theirs, vocab: int, seed: int = 0) -> float:
     if ours.encoder is not None and ours.decoder is not None:
         source = torch.randint(5, vocab, (3, 11), generator=draw)
         said = theirs(input_ids=source, attention_mask=keep.long(), decoder_input_ids=rows).logits
-        return float((ours(rows, source=source, source_keep=keep) - said).abs().max())
-    types = getattr(ours.writer.spec.embed, "kinds", 0)
+        return float((ours(rows, source=source, source_attention_mask=keep) - said).abs().max())
+    types = getattr(ours.output_stack.spec.embed, "token_types", 0)
     more = torch.randint(0, types, (3, 11), generator=draw) if types else None
     said = theirs(input_ids=rows, attention_mask=keep.long(), **({"token_type_ids": more} if types else {}))
     logits = torch.stack((said.start_logits, said.end_logits), -1) if "start_logits" in said else said.logits
-    return float((ours(rows, keep=keep, kinds=more) - logits)[keep].abs().max())
+    return float((ours(rows, attention_mask=keep, token_types=more) - logits)[keep].abs().max())
 
 
 @pytest.mark.parametrize("name", BUILT)
@@ -112,7 +116,7 @@ def test_a_wrong_model_would_show(tmp_path):
     model = wide(BUILT["blenderbot"])
     headwater.save(model, tmp_path / "m")
     theirs = opened(tmp_path / "m")
-    for kind, change in ((LayerNorm, lambda n: replace(n, eps=1e-2)), (Learned, lambda p: replace(p, first=1))):
+    for kind, change in ((LayerNorm, lambda n: replace(n, eps=1e-2)), (Learned, lambda p: replace(p, offset=1))):
         wrong = swap(model.spec, kind, change).build(seed=0).eval()
         wrong.load_state_dict(model.state_dict())
         assert apart(wrong, theirs, VOCAB) > SHOWS
@@ -120,29 +124,24 @@ def test_a_wrong_model_would_show(tmp_path):
 
 # ------------------------------------------------------------------------------------------------ what was trained here
 
-TINY = {"size": "xs", "max_steps": 3, "batch_tokens": 600, "eval_rows": 4, "eval_every": 3, "log_every": 3}
+TINY = {"size": "xs", "max_steps": 3, "batch_tokens": 600, "eval_examples": 4, "eval_every": 3, "log_every": 3}
 RUNS = {
     "pegasus": ("pairs.tsv", {}),
     "blenderbot": ("pairs.tsv", {"position": "learned"}),
     "gpt_neox": ("running.txt", {}),
-    "gpt2": ("running.txt", {"position": "learned", "tokenizer": "characters"}),
+    "gpt2": ("running.txt", {"position": "learned", "tokenizer": "char"}),
     "megatron-bert": ("words.conll", {"position": "learned"}),
     "megatron-bert, answers": ("questions.json", {"position": "learned"}),
-    "llama": ("running.txt", {"start": "llama"}),
+    "llama": ("running.txt", {"init_from": "llama"}),
 }
-NATIVE = {
-    "labels.csv": {},
-    "words.conll": {},
-    "questions.json": {},
-    "running.txt": {"objective": "masked"},
-}
+NATIVE = {"labels.csv": {}, "words.conll": {}, "questions.json": {}, "running.txt": {"objective": "mlm"}}
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """One small file for each task, and a LLaMA to start from."""
     folder = tmp_path_factory.mktemp("data")
-    pairs = dates("train", 120)
+    pairs = dates_dataset("train", 120)
     (folder / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs))
     (folder / "labels.csv").write_text(
         "text,label\n" + "".join(f"{p.source.replace(',', '')},{'ab'[p.source[0] == '>']}\n" for p in pairs)
@@ -154,31 +153,31 @@ def files(tmp_path_factory):
     asked = [{"context": f"The day was {p.target}. It rained.", "qas": [{"id": str(n), "question": "What day was it?",
               "answers": [{"text": p.target, "answer_start": 12}]}]} for n, p in enumerate(pairs[:40])]  # fmt: skip
     (folder / "questions.json").write_text(json.dumps({"data": [{"paragraphs": asked}]}))
-    from headwater.data.learn import learn
-    from headwater.families.folder import Loaded
+    from headwater.families.hf_folder import LoadedModel
+    from headwater.text.train import train_tokenizer
 
-    tokenizer = learn([text for pair in pairs for text in pair], "bpe", vocab=320)
-    model = llama(len(tokenizer), 32, 4, 2, 48, 2, 1e-5, 1e4).build(seed=0)
-    headwater.save(Loaded(model, tokenizer, {"model_type": "headwater"}, folder), folder / "llama")
+    tokenizer = train_tokenizer([text for pair in pairs for text in pair], "bpe", vocab_size=320)
+    model = llama(len(tokenizer), 32, 4, 2, 48, 2, 1e-5, 1e4).spec().build(seed=0)
+    headwater.save(LoadedModel(model, tokenizer, {"model_type": "headwater"}, folder), folder / "llama")
     return folder
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_trained_model_opens_in_transformers(name, files, tmp_path):
     data, more = RUNS[name]
-    more = more | ({"start": str(files / "llama")} if "start" in more else {})
-    trained = headwater.train(files / data, out=tmp_path / "run", context=32, **TINY, **more)
+    more = more | ({"init_from": str(files / "llama")} if "init_from" in more else {})
+    trained = headwater.train(files / data, out=tmp_path / "run", context_length=32, **TINY, **more)
     done = convert(tmp_path / "run", tmp_path / "m")
-    assert done.misfit is None
+    assert done.mismatch is None
     theirs, tokenizer = opened(tmp_path / "m"), T.AutoTokenizer.from_pretrained(tmp_path / "m")
     assert theirs.config.model_type == name.split(",")[0]
     vocab = len(trained.tokenizer)
     assert apart(trained.model, theirs, vocab) < LIMIT
     again = load_run(tmp_path / "m")
     assert apart(again.model, theirs, vocab) < LIMIT
-    assert again.about == trained.about
-    if trained.about["labels"]:
-        assert list(theirs.config.id2label.values()) == trained.about["labels"]
+    assert again.metadata == trained.metadata
+    if trained.metadata["labels"]:
+        assert list(theirs.config.id2label.values()) == trained.metadata["labels"]
     for text in ("15 novembre 2026", "  two spaces\n\ta tab", "天地 naïve", ">>fr 3 May", ""):
         assert tokenizer(text)["input_ids"] == trained.tokenizer.encode(text)
         assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == trained.tokenizer.decode(
@@ -187,10 +186,10 @@ def test_a_trained_model_opens_in_transformers(name, files, tmp_path):
 
 
 @pytest.mark.parametrize("data", NATIVE)
-def test_what_no_family_has_is_said_and_kept(data, files, tmp_path):
-    trained = headwater.train(files / data, out=tmp_path / "run", context=32, **TINY, **NATIVE[data])
+def test_a_model_without_family_is_reported_and_saved_natively(data, files, tmp_path):
+    trained = headwater.train(files / data, out=tmp_path / "run", context_length=32, **TINY, **NATIVE[data])
     done = convert(tmp_path / "run", tmp_path / "m")
-    assert done.misfit is not None and done.misfit.name == "megatron-bert"
+    assert done.mismatch is not None and done.mismatch.family == "megatron-bert"
     assert headwater.load(tmp_path / "m").spec == trained.model.spec
     with pytest.raises(headwater.BadSetting, match="layout 'transformers' cannot express this model"):
         convert(tmp_path / "run", tmp_path / "n", layout="transformers")

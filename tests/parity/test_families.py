@@ -11,28 +11,28 @@ import torch
 
 from headwater.core import (
     Attention,
+    Causal,
+    Embeddings,
     FeedForward,
     GatedFeedForward,
-    LanguageHead,
     LayerNorm,
     Learned,
+    LMHead,
     OffsetRMSNorm,
-    Past,
     RelativeBias,
     RMSNorm,
     Rotary,
     SinusoidalHalves,
-    Tokens,
-    Window,
-    fixed,
-    growing,
-    rolling,
+    SlidingWindow,
+    dynamic_cache,
+    sliding_cache,
+    static_cache,
 )
 from headwater.families import FAMILIES
-from headwater.families.folder import Loaded, build_from, load_folder, save_folder
+from headwater.families.hf_folder import LoadedModel, build_with_weights, load_hf_folder, save_hf_folder
 from headwater.parts import swap
-from headwater.weights.settings import Settings
-from headwater.weights.shards import open_folder
+from headwater.weights.hf_config import HFConfig
+from headwater.weights.shards import open_weights
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -70,7 +70,7 @@ def read(out) -> torch.Tensor | dict[str, torch.Tensor]:
     """What a public model says, as our heads say it."""
     if "prediction_logits" in out:
         second = out.get("seq_relationship_logits")
-        return {"language": out.prediction_logits, "next": second if second is not None else out.sop_logits}
+        return {"language": out.prediction_logits, "next_sentence": second if second is not None else out.sop_logits}
     if "start_logits" in out:
         return torch.stack((out.start_logits, out.end_logits), -1)
     return out.logits if "logits" in out else out.last_hidden_state
@@ -87,7 +87,7 @@ def ids(length: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(5, 37, (2, length), generator=torch.Generator().manual_seed(seed))
 
 
-def both(case: Case, theirs, ours: Loaded, length: int = 11) -> tuple:
+def both(case: Case, theirs, ours: LoadedModel, length: int = 11) -> tuple:
     """The same question to the public model and to ours."""
     rows, source = ids(length), ids(9, 1)
     with torch.no_grad():
@@ -100,16 +100,16 @@ def both(case: Case, theirs, ours: Loaded, length: int = 11) -> tuple:
         keep = torch.ones(2, 9, dtype=torch.bool)
         keep[1, 6:] = False
         said = theirs(input_ids=source, attention_mask=keep.long(), decoder_input_ids=rows)
-        return ours.model(rows, source=source, source_keep=keep), read(said)
+        return ours.model(rows, source=source, source_attention_mask=keep), read(said)
 
 
 @by_id
 def test_equals_the_public_model_and_goes_back(case: Case, tmp_path):
     model = public(case)
     model.save_pretrained(tmp_path / "theirs")
-    loaded = load_folder(tmp_path / "theirs")
+    loaded = load_hf_folder(tmp_path / "theirs")
     assert distance(*both(case, model, loaded)) < LIMIT
-    save_folder(loaded, tmp_path / "ours")
+    save_hf_folder(loaded, tmp_path / "ours")
     again = getattr(T, case.model).from_pretrained(tmp_path / "ours").eval()
     assert distance(*both(case, again, loaded)) < LIMIT
 
@@ -119,36 +119,38 @@ def test_equals_the_public_model_and_goes_back(case: Case, tmp_path):
 def test_padding_as_the_public_model_means_it(case: Case, side: str, tmp_path):
     model = public(case)
     model.save_pretrained(tmp_path)
-    loaded, rows = load_folder(tmp_path), ids(11)
+    loaded, rows = load_hf_folder(tmp_path), ids(11)
     keep = torch.ones(2, 11, dtype=torch.bool)
     keep[1, slice(0, 4) if side == "left" else slice(7, 11)] = False
     places = (keep.cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():
         theirs = read(model(input_ids=rows, attention_mask=keep.long(), position_ids=places))
-        assert distance(loaded.model(rows, keep=keep)[keep], theirs[keep]) < LIMIT
+        assert distance(loaded.model(rows, attention_mask=keep)[keep], theirs[keep]) < LIMIT
 
 
 @pytest.mark.parametrize("case", ENCODERS, ids=lambda c: c.id)
 def test_right_padding_of_encoders(case: Case, tmp_path):
     model = public(case)
     model.save_pretrained(tmp_path)
-    loaded, rows = load_folder(tmp_path), ids(11)
+    loaded, rows = load_hf_folder(tmp_path), ids(11)
     keep = torch.ones(2, 11, dtype=torch.bool)
     keep[1, 7:] = False
     rows[~keep] = loaded.config["pad_token_id"]
     with torch.no_grad():
         theirs = read(model(input_ids=rows, attention_mask=keep.long()))
-        assert distance(loaded.model(rows, keep=keep)[keep], theirs[keep]) < LIMIT
+        assert distance(loaded.model(rows, attention_mask=keep)[keep], theirs[keep]) < LIMIT
 
 
 @pytest.mark.parametrize("case", DECODERS + PAIRS, ids=lambda c: c.id)
 @pytest.mark.parametrize(
-    "make", [growing, rolling, lambda model: fixed(model, 2, 40)], ids=["growing", "rolling", "fixed"]
+    "make",
+    [dynamic_cache, sliding_cache, lambda model: static_cache(model, 2, 40)],
+    ids=["dynamic", "sliding", "static"],
 )
-def test_token_by_token_equals_the_public_whole(case: Case, make, tmp_path):
+def test_token_by_token_equals_the_public_forward_pass(case: Case, make, tmp_path):
     model = public(case)
     model.save_pretrained(tmp_path)
-    loaded, rows, source = load_folder(tmp_path).model, ids(14), ids(9, 1)
+    loaded, rows, source = load_hf_folder(tmp_path).model, ids(14), ids(9, 1)
     cache = make(loaded)
     with torch.no_grad():
         memory = loaded.encode(source) if loaded.encoder is not None else None
@@ -160,28 +162,28 @@ def test_token_by_token_equals_the_public_whole(case: Case, make, tmp_path):
 
 
 @pytest.mark.parametrize("case", DECODERS + ENCODERS, ids=lambda c: c.id)
-def test_up_to_the_last_place(case: Case, tmp_path):
+def test_up_to_the_last_position(case: Case, tmp_path):
     model = public(case)
     model.save_pretrained(tmp_path)
     longest = (64 if case in DECODERS else 40) - (2 if case.family == "roberta" else 0)
-    assert distance(*both(case, model, load_folder(tmp_path), longest)) < LIMIT
+    assert distance(*both(case, model, load_hf_folder(tmp_path), longest)) < LIMIT
 
 
 FAULTS = {
-    "one row off in the table": (Learned, lambda p: replace(p, first=p.first - 1) if p.first else replace(p, first=1)),
+    "one row off in the table": (Learned, lambda p: replace(p, offset=p.offset - 1 if p.offset else 1)),
     "sines with another base": (SinusoidalHalves, lambda p: replace(p, base=5000.0)),
     "another rotation": (Rotary, lambda p: replace(p, theta=p.theta / 2)),
-    "buckets that reach less far": (RelativeBias, lambda p: replace(p, reach=20)),
-    "sees one token ahead of the window": (Window, lambda p: replace(p, size=p.size + 1)),
-    "sees only a window": (Past, lambda p: Window(3)),
+    "buckets that reach less far": (RelativeBias, lambda p: replace(p, max_distance=20)),
+    "sees one token ahead of the window": (SlidingWindow, lambda p: replace(p, size=p.size + 1)),
+    "sees only a window": (Causal, lambda p: SlidingWindow(3)),
     "another activation": (FeedForward, lambda p: replace(p, activation="silu")),
     "another gate": (GatedFeedForward, lambda p: replace(p, activation="relu")),
     "a larger eps": (LayerNorm, lambda p: replace(p, eps=1e-1)),
     "a larger rms eps": (RMSNorm, lambda p: replace(p, eps=1e-1)),
     "a larger offset rms eps": (OffsetRMSNorm, lambda p: replace(p, eps=1e-1)),
     "scores scaled otherwise": (Attention, lambda p: replace(p, scale=0.5 if p.scale != 0.5 else 1.0)),
-    "embedding scaled otherwise": (Tokens, lambda p: replace(p, scale=p.scale * 1.5)),
-    "states scaled before the head": (LanguageHead, lambda p: replace(p, scale=p.scale * 1.1)),
+    "embedding scaled otherwise": (Embeddings, lambda p: replace(p, scale=p.scale * 1.5)),
+    "states scaled before the head": (LMHead, lambda p: replace(p, scale=p.scale * 1.1)),
 }
 EXPECTED = {
     "bert": 6, "roberta": 6, "albert": 6, "distilbert": 6, "gpt2": 7, "llama": 7, "mistral": 6, "qwen2": 7, "qwen3": 7,
@@ -195,14 +197,14 @@ def test_a_wrong_part_shows(case: Case, tmp_path):
     """The check above can fail: each planted fault that a family has a part for moves its answers."""
     model = public(case)
     model.save_pretrained(tmp_path)
-    relation, loaded = FAMILIES[case.family], load_folder(tmp_path)
+    relation, loaded = FAMILIES[case.family], load_hf_folder(tmp_path)
     seen = []
     for name, (kind, fault) in FAULTS.items():
-        spec = relation.read(Settings.read(tmp_path / "config.json"), loaded.head)
+        spec = relation.read_spec(HFConfig.from_json_file(tmp_path / "config.json"), loaded.head)
         wrong = swap(spec, kind, fault)
         if wrong == spec:
             continue
-        bad = replace(loaded, model=build_from(wrong, relation, loaded.head, open_folder(tmp_path)))
+        bad = replace(loaded, model=build_with_weights(wrong, relation, loaded.head, open_weights(tmp_path)))
         longer = 30 if "reach" in name else 11
         assert distance(*both(case, model, bad, longer)) > SHOWS, f"the check does not see: {name}"
         seen.append(name)

@@ -12,15 +12,15 @@ import pytest
 
 from headwater.cli import main
 from headwater.errors import Unavailable
-from headwater.families.known import KNOWN, locate
+from headwater.families.hub import HUB, find_installed
 
 
 def where(name: str) -> Path:
     """The files of a known model."""
     try:
-        return locate(name)
+        return find_installed(name)
     except Unavailable:
-        pytest.skip(f"needs the weights in the package {KNOWN[name].package}; make models installs it")
+        pytest.skip(f"needs the weights in the package {HUB[name].package}; make models installs it")
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,7 @@ def files() -> Callable[[str], Path]:
     return where
 
 
-def told(*words: object) -> str:
+def message_of(*words: object) -> str:
     """What a command prints."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
@@ -38,7 +38,7 @@ def told(*words: object) -> str:
 
 @pytest.fixture(scope="session")
 def command() -> Callable[..., str]:
-    return told
+    return message_of
 
 
 def pickled(path: Path) -> dict:

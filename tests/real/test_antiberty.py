@@ -25,7 +25,7 @@ def converted(files, tmp_path_factory):
     return convert(folder, tmp_path_factory.mktemp("antiberty") / "new", vocabulary=folder.parent, drop=OWN)
 
 
-def test_tensors_of_its_own_are_named_and_dropped_only_when_told(files, tmp_path, converted):
+def test_custom_tensors_are_named_and_dropped_only_on_request(files, tmp_path, converted):
     with pytest.raises(BadFile) as caught:
         convert(files("antiberty"), tmp_path / "new")
     assert "6 tensors belong to no part of bert: 'cls.chain.bias'" in str(caught.value)
@@ -41,12 +41,12 @@ def test_logits_are_the_public_models(files, unpickled, converted):
     left = model.load_state_dict(unpickled(files("antiberty") / "pytorch_model.bin"), strict=False)
     assert not left.missing_keys
     texts = [" ".join(HEAVY), " ".join(LIGHT)]
-    given = converted.loaded.tokenizer.batch(texts)
-    assert given.keep.sum(1).tolist() == [len(HEAVY) + 2, len(LIGHT) + 2]
+    given = converted.loaded.tokenizer.encode_padded(texts)
+    assert given.attention_mask.sum(1).tolist() == [len(HEAVY) + 2, len(LIGHT) + 2]
     with torch.no_grad():
-        theirs = model(given.ids, attention_mask=given.keep.long()).logits
-        ours = converted.loaded.model(given.ids, keep=given.keep)
-    assert (ours - theirs)[given.keep].abs().max() < 5e-5  # logits go up to 20
+        theirs = model(given.ids, attention_mask=given.attention_mask.long()).logits
+        ours = converted.loaded.model(given.ids, attention_mask=given.attention_mask)
+    assert (ours - theirs)[given.attention_mask].abs().max() < 5e-5  # logits go up to 20
 
 
 def test_it_knows_antibodies(converted):
@@ -55,7 +55,7 @@ def test_it_knows_antibodies(converted):
     ids = torch.tensor([loaded.tokenizer.encode(" ".join(HEAVY))])
     places = torch.arange(1, ids.shape[1] - 1)[::4]
     hidden = ids.repeat(len(places), 1)
-    hidden[torch.arange(len(places)), places] = loaded.tokenizer.mask
+    hidden[torch.arange(len(places)), places] = loaded.tokenizer.mask_id
     with torch.no_grad():
         guess = loaded.model(hidden)[torch.arange(len(places)), places].argmax(-1)
     assert (guess == ids[0, places]).float().mean() > 0.6

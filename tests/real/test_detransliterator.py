@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 import headwater
 from headwater.families.convert import convert
-from headwater.generation.ask import generate
+from headwater.generation.api import generate
 from headwater.generation.beam import Beam
-from headwater.text.pair import PairTokenizer
+from headwater.text.tokenizer import PairTokenizer
 
 HEADS = 8
 NUMBER = re.compile(r"^\W*[\d߀-߉]+[.:]\s*")  # the reference numbers its verses with 1, the model with ߁
@@ -107,7 +107,7 @@ def test_pieces_the_dictionary_lacks_mean_unknown(loaded):
 
 def test_it_reads_one_alphabet_and_writes_another(loaded):
     assert isinstance(loaded.tokenizer, PairTokenizer)
-    said = headwater.load(loaded.where).tokenizer  # as it was saved
+    said = headwater.load(loaded.path).tokenizer  # as it was saved
     assert said.encode("alá tɔɔ lá") == loaded.tokenizer.encode("alá tɔɔ lá")
     assert said.hash == loaded.tokenizer.hash
 
@@ -125,7 +125,7 @@ def test_its_own_test_set(loaded, lines):
 @pytest.mark.slow
 def test_beam_search_on_its_test_set(loaded, lines):
     some = lines[::40][:60]
-    answers = generate(loaded, [latin for latin, _ in some], by=Beam(5), max_tokens=160)
+    answers = generate(loaded, [latin for latin, _ in some], strategy=Beam(5), max_tokens=160)
     assert sum(_alike(answer.text, nko) for answer, (_, nko) in zip(answers, some, strict=True)) / len(some) > 0.97
 
 

@@ -34,7 +34,7 @@ def test_the_published_similarities(model):
     assert vectors[1:] @ vectors[0] == pytest.approx(list(OTHERS.values()), abs=1e-4)
 
 
-def test_the_command_says_the_same(files, command):
+def test_the_command_prints_the_same(files, command):
     files("minilm")
     rows = command("embed", "minilm", SOURCE, *OTHERS).splitlines()
     assert [float(cosine) for cosine in rows[0].split()[1:4]] == pytest.approx(list(OTHERS.values()), abs=1e-4)
@@ -49,7 +49,7 @@ def test_equals_the_public_implementation(files, model):
     folder = files("minilm")
     theirs = T.BertModel.from_pretrained(folder).eval()
     given = T.AutoTokenizer.from_pretrained(folder)(TEXTS, padding=True, return_tensors="pt")
-    ids = model.tokenizer.batch(TEXTS)
+    ids = model.tokenizer.encode_padded(TEXTS)
     assert torch.equal(ids.ids, given["input_ids"])
     with torch.no_grad():
         states = theirs(**given).last_hidden_state

@@ -31,10 +31,10 @@ def folder(files, command, tmp_path_factory):
 @pytest.fixture(scope="module")
 def rows(files):
     vocab = {word: n for n, word in enumerate((files("rxnmapper") / "vocab.txt").read_text().split("\n"))}
-    found = [[vocab[piece] for piece in ("[CLS]", *PIECE.findall(text), "[SEP]")] for text in REACTIONS]
-    longest = max(map(len, found))
-    ids = torch.tensor([row + [0] * (longest - len(row)) for row in found])
-    keep = torch.tensor([[True] * len(row) + [False] * (longest - len(row)) for row in found])
+    result = [[vocab[piece] for piece in ("[CLS]", *PIECE.findall(text), "[SEP]")] for text in REACTIONS]
+    longest = max(map(len, result))
+    ids = torch.tensor([row + [0] * (longest - len(row)) for row in result])
+    keep = torch.tensor([[True] * len(row) + [False] * (longest - len(row)) for row in result])
     return ids, keep
 
 
@@ -54,22 +54,22 @@ def test_logits_are_the_public_models(folder, rows, public):
     model = headwater.load(folder).model
     with torch.no_grad():
         theirs = public(ids, attention_mask=keep.long()).logits
-        assert (model(ids, keep=keep) - theirs)[keep].abs().max() < 2e-5 * theirs[keep].abs().max()
+        assert (model(ids, attention_mask=keep) - theirs)[keep].abs().max() < 2e-5 * theirs[keep].abs().max()
 
 
 def test_the_attention_that_maps_atoms(folder, rows, public):
     """Layers share their weights, so the same tap is heard once for each of the twelve."""
     ids, keep = rows
-    model, heard = headwater.load(folder).model, []
+    model, captured = headwater.load(folder).model, []
     tap = model.get_submodule("encoder.layers.0.self_attn.kernel.weights")
-    handle = tap.register_forward_hook(lambda module, given, out: heard.append(out))
+    handle = tap.register_forward_hook(lambda module, given, out: captured.append(out))
     with torch.no_grad():
-        model(ids, keep=keep)
+        model(ids, attention_mask=keep)
         theirs = public.albert(ids, attention_mask=keep.long(), output_attentions=True).attentions
     handle.remove()
-    assert len(heard) == len(theirs) == 12
+    assert len(captured) == len(theirs) == 12
     for row, real in enumerate(keep.sum(1).tolist()):
-        ours, other = (w[LAYER][row, HEAD, :real, :real] for w in (heard, theirs))
+        ours, other = (w[LAYER][row, HEAD, :real, :real] for w in (captured, theirs))
         assert (ours - other).abs().max() < 1e-5
 
 

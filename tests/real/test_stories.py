@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from headwater.families.folder import Loaded, load_folder
-from headwater.generation.ask import generate
-from headwater.weights.changes import halves_from_pairs
-from headwater.weights.tensors import write
+from headwater.families.hf_folder import LoadedModel, load_hf_folder
+from headwater.generation.api import generate
+from headwater.weights.safetensors import write_safetensors
+from headwater.weights.transforms import rope_interleaved_to_halves
 
 STORY = (
     " Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
@@ -52,7 +52,7 @@ def read_bin(path: Path) -> tuple[dict[str, int], dict[str, torch.Tensor]]:
     for i in range(layers):  # rotary pairs stand side by side there
         for name, count in (("q", heads), ("k", kv_heads)):
             key = f"model.layers.{i}.self_attn.{name}_proj.weight"
-            tensors[key] = halves_from_pairs(tensors[key], count)
+            tensors[key] = rope_interleaved_to_halves(tensors[key], count)
     config = {
         "model_type": "llama", "hidden_size": d, "intermediate_size": hidden, "num_hidden_layers": layers,
         "num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": vocab,
@@ -71,29 +71,29 @@ def read_pieces(path: Path, count: int) -> list[bytes]:
 
 
 @pytest.fixture(scope="module")
-def stories(story_files, tmp_path_factory) -> Loaded:
+def stories(story_files, tmp_path_factory) -> LoadedModel:
     folder = tmp_path_factory.mktemp("stories")
     config, tensors = read_bin(story_files / "stories260K.bin")
     (folder / "config.json").write_text(json.dumps(config))
-    write(folder / "model.safetensors", {name: tensor.contiguous() for name, tensor in tensors.items()})
-    return load_folder(folder)
+    write_safetensors(folder / "model.safetensors", {name: tensor.contiguous() for name, tensor in tensors.items()})
+    return load_hf_folder(folder)
 
 
-def told(stories: Loaded, pieces: list[bytes]) -> str:
+def message_of(stories: LoadedModel, pieces: list[bytes]) -> str:
     ids = generate(stories.model, [1], max_tokens=60).ids
     return b"".join(pieces[n] for n in ids).decode()
 
 
 def test_the_story_begins_as_it_must(stories, story_files):
-    assert told(stories, read_pieces(story_files / "tok512.bin", 512)).startswith(STORY)
+    assert message_of(stories, read_pieces(story_files / "tok512.bin", 512)).startswith(STORY)
 
 
 def test_a_wrong_order_of_pairs_would_show(stories, story_files):
     pieces = read_pieces(story_files / "tok512.bin", 512)
     attn = stories.model.decoder.layers[0].self_attn
     right = attn.q.weight.data
-    attn.q.weight.data = halves_from_pairs(right, 8).contiguous()
+    attn.q.weight.data = rope_interleaved_to_halves(right, 8).contiguous()
     try:
-        assert not told(stories, pieces).startswith(STORY)
+        assert not message_of(stories, pieces).startswith(STORY)
     finally:
         attn.q.weight.data = right

@@ -14,22 +14,32 @@ import numpy as np
 import pytest
 import torch
 
-from headwater.core import Around, Attention, CrossAttention, Everyone, Past, Window, decoder, encoder, transformer
-from headwater.core.positions import BucketTable, RelativeBias
+from headwater.core import (
+    Attention,
+    Bidirectional,
+    Causal,
+    CrossAttention,
+    LocalWindow,
+    SlidingWindow,
+    decoder,
+    encoder,
+    transformer,
+)
+from headwater.core.positions import RelativeBias, T5Bias
 from headwater.parts import swap
 from headwater.reference import attention, loss, model
 from headwater.reference.config import Config
 from headwater.reference.decode import greedy
 from headwater.reference.loss import cross_entropy
 from headwater.reference.model import Transformer
-from headwater.reference.positions import POSITIONS, bucket
+from headwater.reference.positions import POSITIONS, relative_bucket
 from headwater.reference.weights import read
-from headwater.weights import tensors
+from headwater.weights import safetensors
 
 SHAPES = ("encoder_decoder", "encoder", "decoder")
-PLACEMENTS = ("pre", "post", "sandwich")
+NORM_POSITIONS = ("pre", "post", "sandwich")
 VOCAB, SOURCE_VOCAB, PADDING = 13, 17, 0
-SMALL = {"d_model": 16, "heads": 4, "layers": 2, "d_ff": 10, "longest": 16}
+SMALL = {"d_model": 16, "heads": 4, "layers": 2, "d_ff": 10, "max_positions": 16}
 
 
 def torch_model(c: Config):
@@ -45,16 +55,16 @@ def torch_model(c: Config):
         "gated",
         "bias",
         "norm",
-        "placement",
+        "norm_position",
     )
-    sizes = {name: getattr(c, name) for name in (*names, "position", "longest")} | {"dropout": 0.0}
+    sizes = {name: getattr(c, name) for name in (*names, "position", "max_positions")} | {"dropout": 0.0}
     if c.shape == "encoder_decoder":
         spec = transformer(c.source_vocab, c.vocab, shared=c.shared, **sizes)
     else:
         spec = (encoder if c.shape == "encoder" else decoder)(c.vocab, **sizes)
     if c.window:
-        sees = {Past(): Window(c.window), Everyone(): Around(c.window - 1)}
-        spec = swap(spec, Attention, lambda part: dataclasses.replace(part, sees=sees[part.sees]))
+        sees = {Causal(): SlidingWindow(c.window), Bidirectional(): LocalWindow(c.window - 1)}
+        spec = swap(spec, Attention, lambda part: dataclasses.replace(part, mask=sees[part.mask]))
     if c.v_head_dim != c.head_dim:
         for kind in (Attention, CrossAttention):
             spec = swap(spec, kind, lambda part: dataclasses.replace(part, v_head_dim=c.v_head_dim))
@@ -84,18 +94,18 @@ def both(c: Config, dtype: torch.dtype = torch.float64):
 
 
 def batch(c: Config, length: int = 7, source_length: int = 5, seed: int = 0) -> dict[str, np.ndarray]:
-    chance = np.random.default_rng(seed)
-    found = {"ids": chance.integers(0, c.vocab, (3, length))}
+    rng = np.random.default_rng(seed)
+    result = {"ids": rng.integers(0, c.vocab, (3, length))}
     if c.shape == "encoder_decoder":
-        found["source"] = chance.integers(0, c.source_vocab, (3, source_length))
-    return found
+        result["source"] = rng.integers(0, c.source_vocab, (3, source_length))
+    return result
 
 
 def assert_equal(c: Config, tolerance: float = 1e-5, dtype: torch.dtype = torch.float64, **masks: np.ndarray) -> None:
     """Logits of real tokens, the smoothed loss over them, and the gradient of every weight."""
     built, ours = both(c, dtype)
     given = batch(c)
-    real = masks.get("keep", masks.get("documents", np.ones((3, 7)))) != 0
+    real = masks.get("attention_mask", masks.get("document_ids", np.ones((3, 7)))) != 0
     goal = np.where(real, np.random.default_rng(1).integers(1, c.vocab, (3, 7)), PADDING)
 
     theirs = built(torch.tensor(given.pop("ids")), **{k: torch.tensor(v) for k, v in (given | masks).items()})
@@ -104,18 +114,18 @@ def assert_equal(c: Config, tolerance: float = 1e-5, dtype: torch.dtype = torch.
     )
     their_loss.backward()
 
-    logits, back = ours(**batch(c), **masks)
-    our_loss, loss_back = loss.cross_entropy(logits, goal, PADDING, smoothing=0.1)
-    gradients = back(loss_back())
+    logits, backward = ours(**batch(c), **masks)
+    our_loss, loss_backward = loss.cross_entropy(logits, goal, PADDING, smoothing=0.1)
+    gradients = backward(loss_backward())
 
     np.testing.assert_allclose(logits[real], theirs.detach().numpy()[real], rtol=tolerance, atol=tolerance)
     assert abs(our_loss - their_loss.item()) < tolerance
     parameters = arrays(built)
     assert gradients.keys() == parameters.keys()
     for path, p in parameters.items():
-        wanted = p.grad.numpy()
-        room = tolerance * max(np.abs(wanted).max(), 1e-3)
-        np.testing.assert_allclose(gradients[path], wanted, rtol=0, atol=room, err_msg=path)
+        expected = p.grad.numpy()
+        room = tolerance * max(np.abs(expected).max(), 1e-3)
+        np.testing.assert_allclose(gradients[path], expected, rtol=0, atol=room, err_msg=path)
 
 
 def config(shape: str, **changes) -> Config:
@@ -128,9 +138,9 @@ DOCUMENTS = np.array([[1, 1, 1, 2, 2, 2, 2], [1, 1, 2, 3, 3, 0, 0], [1, 2, 2, 2,
 SOURCE_DOCUMENTS = np.array([[1, 1, 2, 2, 2], [1, 2, 2, 3, 0], [1, 1, 1, 2, 2]])
 MASKS = {
     "none": {},
-    "left": {"keep": LEFT, "source_keep": SOURCE_LEFT},
-    "right": {"keep": LEFT[:, ::-1].copy(), "source_keep": SOURCE_LEFT[:, ::-1].copy()},
-    "documents": {"documents": DOCUMENTS, "source_documents": SOURCE_DOCUMENTS},
+    "left": {"attention_mask": LEFT, "source_attention_mask": SOURCE_LEFT},
+    "right": {"attention_mask": LEFT[:, ::-1].copy(), "source_attention_mask": SOURCE_LEFT[:, ::-1].copy()},
+    "documents": {"document_ids": DOCUMENTS, "source_document_ids": SOURCE_DOCUMENTS},
 }
 
 
@@ -147,20 +157,20 @@ def test_every_position_under_every_mask(shape: str, position: str, mask: str) -
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
-    ("norm", "placement", "gated"), [*itertools.product(("layer", "rms"), PLACEMENTS, (False, True))]
+    ("norm", "norm_position", "gated"), [*itertools.product(("layer", "rms"), NORM_POSITIONS, (False, True))]
 )
-def test_every_norm_in_every_place(shape: str, norm: str, placement: str, gated: bool) -> None:
-    c = config(shape, norm=norm, placement=placement, gated=gated, kv_heads=2, bias=not gated)
+def test_every_norm_position(shape: str, norm: str, norm_position: str, gated: bool) -> None:
+    c = config(shape, norm=norm, norm_position=norm_position, gated=gated, kv_heads=2, bias=not gated)
     assert_equal(c, **masks_of("left", shape))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("norm", "placement"), [*itertools.product(("layer", "rms"), PLACEMENTS)])
-def test_all_together(shape: str, norm: str, placement: str, mask: str) -> None:
+@pytest.mark.parametrize(("norm", "norm_position"), [*itertools.product(("layer", "rms"), NORM_POSITIONS)])
+def test_all_together(shape: str, norm: str, norm_position: str, mask: str) -> None:
     for position, window in itertools.product(POSITIONS, (0, 3)):
-        c = config(shape, norm=norm, placement=placement, position=position, window=window)
+        c = config(shape, norm=norm, norm_position=norm_position, position=position, window=window)
         assert_equal(c, **masks_of(mask, shape))
 
 
@@ -198,43 +208,47 @@ def test_tied_and_shared_tables(tied: bool) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_float32_too(shape: str) -> None:
-    assert_equal(config(shape, placement="pre"), tolerance=1e-4, dtype=torch.float32, **masks_of("right", shape))
+    assert_equal(config(shape, norm_position="pre"), tolerance=1e-4, dtype=torch.float32, **masks_of("right", shape))
 
 
 def test_t5_buckets_agree_at_every_distance() -> None:
     distance = np.arange(-700, 701)[None]
-    for two_way in (True, False):
-        theirs = BucketTable(RelativeBias(two_way=two_way), heads=1).bucket(torch.tensor(distance))
-        np.testing.assert_array_equal(bucket(distance, two_way), theirs.numpy())
+    for bidirectional in (True, False):
+        theirs = T5Bias(RelativeBias(bidirectional=bidirectional), heads=1).bucket(torch.tensor(distance))
+        np.testing.assert_array_equal(relative_bucket(distance, bidirectional), theirs.numpy())
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_attention_weights_are_heard_at_the_same_taps(shape: str) -> None:
+def test_attention_weights_have_the_same_paths_as_taps(shape: str) -> None:
     built, ours = both(config(shape))
-    heard: dict[str, np.ndarray] = {}
+    captured: dict[str, np.ndarray] = {}
     for path, module in built.named_modules():
         if path.endswith("kernel.weights"):
-            module.register_forward_hook(lambda m, args, out, path=path: heard.__setitem__(path, out.detach().numpy()))
+            module.register_forward_hook(
+                lambda m, args, out, path=path: captured.__setitem__(path, out.detach().numpy())
+            )
     given, seen = batch(ours.config), {}
     built(torch.tensor(given.pop("ids")), **{k: torch.tensor(v) for k, v in given.items()})
-    ours(**batch(ours.config), seen=seen)
-    assert seen.keys() == heard.keys()
+    ours(**batch(ours.config), attention_weights=seen)
+    assert seen.keys() == captured.keys()
     for path in seen:
-        np.testing.assert_allclose(seen[path], heard[path], atol=1e-5, err_msg=path)
+        np.testing.assert_allclose(seen[path], captured[path], atol=1e-5, err_msg=path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_weights_saved_by_the_core_are_read_and_decoded(tmp_path: Path, dtype: torch.dtype) -> None:
     """The file holds the core's rounded weights; both sides decode from those."""
-    c = config("decoder", position="rotary", placement="pre", norm="rms", tied=False)
+    c = config("decoder", position="rotary", norm_position="pre", norm="rms", tied=False)
     built = torch_model(c)
-    tensors.write(tmp_path / "model.safetensors", {path: p.detach().to(dtype) for path, p in arrays(built).items()})
+    safetensors.write_safetensors(
+        tmp_path / "model.safetensors", {path: p.detach().to(dtype) for path, p in arrays(built).items()}
+    )
     values = read(tmp_path / "model.safetensors")
     wide = np.float64 if dtype == torch.float64 else np.float16 if dtype == torch.float16 else np.float32
     assert {v.dtype.type for v in values.values()} == {wide}
     ours, built = Transformer(c, {path: v.astype(np.float64) for path, v in values.items()}), built.to(dtype).double()
     prompts = [[1, 2, 3], [4]]
-    said = greedy(ours, prompts, stop=-1, most=8)
+    said = greedy(ours, prompts, stop=-1, max_new_tokens=8)
     for prompt, row in zip(prompts, said, strict=True):
         ids = torch.tensor([prompt])
         for _ in range(8):
@@ -252,7 +266,7 @@ def scaled_by_the_wrong_width(q, k, v, allowed, bias, drop):
 attention_attend = attention.attend
 FAULTS = {
     "scale": (attention, "attend", scaled_by_the_wrong_width),
-    "places under left padding": (model, "lay_out", lambda ids, keep, documents: shifted(ids, keep, documents)),
+    "places under left padding": (model, "prepare_tokens", lambda *args: shifted(*args)),
     "smoothing over all but the right id": (
         loss,
         "cross_entropy",
@@ -261,12 +275,12 @@ FAULTS = {
 }
 
 
-def shifted(ids, keep, documents):
-    tokens = lay_out(ids, keep, documents)
-    return dataclasses.replace(tokens, places=np.broadcast_to(np.arange(ids.shape[1]), ids.shape))
+def shifted(ids, attention_mask, document_ids):
+    tokens = prepare_tokens(ids, attention_mask, document_ids)
+    return dataclasses.replace(tokens, positions=np.broadcast_to(np.arange(ids.shape[1]), ids.shape))
 
 
-lay_out = model.lay_out
+prepare_tokens = model.prepare_tokens
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from headwater.reference import attention, ops
-from headwater.reference.config import Config, initial
+from headwater.reference.config import Config, init_weights
 from headwater.reference.gradients import Parameters
 from headwater.reference.loss import cross_entropy
 from headwater.reference.model import Transformer
@@ -24,32 +24,32 @@ def draw(seed: int = 0) -> np.random.Generator:
 
 def slope(f, array: np.ndarray) -> np.ndarray:
     """dL/d(array), entry by entry."""
-    found = np.zeros_like(array)
+    result = np.zeros_like(array)
     for at in np.ndindex(array.shape):
         kept = array[at]
         array[at] = kept + STEP
         above = f()
         array[at] = kept - STEP
-        found[at] = (above - f()) / (2 * STEP)
+        result[at] = (above - f()) / (2 * STEP)
         array[at] = kept
-    return found
+    return result
 
 
-def assert_same(found: np.ndarray, numeric: np.ndarray, what: str) -> None:
-    assert found.shape == numeric.shape, what
-    np.testing.assert_allclose(found, numeric, rtol=1e-5, atol=1e-7, err_msg=what)
+def assert_same(result: np.ndarray, numeric: np.ndarray, what: str) -> None:
+    assert result.shape == numeric.shape, what
+    np.testing.assert_allclose(result, numeric, rtol=1e-5, atol=1e-7, err_msg=what)
 
 
-def assert_way_back(part, x: np.ndarray, values: dict[str, np.ndarray]) -> None:
+def assert_backward(part, x: np.ndarray, values: dict[str, np.ndarray]) -> None:
     """part(x, w) -> y, back: both the gradient of x and of every parameter."""
     w = Parameters(values)
-    y, back = part(x, w)
+    y, backward = part(x, w)
     dy = draw(9).normal(size=y.shape)
 
     def loss() -> float:
         return float((part(x, Parameters(values))[0] * dy).sum())
 
-    dx = back(dy)
+    dx = backward(dy)
     if np.issubdtype(x.dtype, np.floating):
         assert_same(dx, slope(loss, x), "x")
     assert w.gradients.keys() == values.keys()
@@ -60,22 +60,22 @@ def assert_way_back(part, x: np.ndarray, values: dict[str, np.ndarray]) -> None:
 @pytest.mark.parametrize("bias", [True, False])
 def test_linear(bias: bool) -> None:
     values = {"weight": draw().normal(size=(4, 3))} | ({"bias": draw(1).normal(size=4)} if bias else {})
-    assert_way_back(linear, draw(2).normal(size=(2, 5, 3)), values)
+    assert_backward(linear, draw(2).normal(size=(2, 5, 3)), values)
 
 
 def test_lookup_serves_a_repeated_id_twice() -> None:
-    assert_way_back(lookup, np.array([[1, 1, 3], [0, 1, 3]]), {"weight": draw().normal(size=(4, 3))})
+    assert_backward(lookup, np.array([[1, 1, 3], [0, 1, 3]]), {"weight": draw().normal(size=(4, 3))})
 
 
 @pytest.mark.parametrize("name", NORMS)
 def test_norms(name: str) -> None:
     values = {"weight": draw().normal(size=5)} | ({"bias": draw(1).normal(size=5)} if name == "layer" else {})
-    assert_way_back(lambda x, w: NORMS[name](x, w, 1e-5), draw(2).normal(size=(2, 3, 5)), values)
+    assert_backward(lambda x, w: NORMS[name](x, w, 1e-5), draw(2).normal(size=(2, 3, 5)), values)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations(name: str) -> None:
-    assert_way_back(lambda x, w: ACTIVATIONS[name](x), 2 * draw().normal(size=(3, 7)), {})
+    assert_backward(lambda x, w: ACTIVATIONS[name](x), 2 * draw().normal(size=(3, 7)), {})
 
 
 @pytest.mark.parametrize(("name", "gated"), [*itertools.product(ACTIVATIONS, [True, False])])
@@ -83,23 +83,23 @@ def test_feed_forward(name: str, gated: bool) -> None:
     names = ("up", "gate", "down") if gated else ("up", "down")
     shapes = {f"{n}.weight": (3, 6) if n == "down" else (6, 3) for n in names}
     values = {path: draw(i).normal(size=shape) for i, (path, shape) in enumerate(shapes.items())}
-    assert_way_back(lambda x, w: feed_forward(x, w, name, no_dropout), draw(5).normal(size=(2, 3, 3)), values)
+    assert_backward(lambda x, w: feed_forward(x, w, name, no_dropout), draw(5).normal(size=(2, 3, 3)), values)
 
 
 def test_softmax_with_a_mask() -> None:
     allowed = np.array([[True, True, False, True], [False] * 4, [True, False, False, False]])
-    assert_way_back(lambda x, w: softmax(x, allowed), draw().normal(size=(2, 3, 4)), {})
+    assert_backward(lambda x, w: softmax(x, allowed), draw().normal(size=(2, 3, 4)), {})
 
 
 def test_dropout_comes_back_through_the_same_mask() -> None:
-    assert_way_back(lambda x, w: Dropout(0.4, draw(3))(x), draw().normal(size=(3, 7)), {})
+    assert_backward(lambda x, w: Dropout(0.4, draw(3))(x), draw().normal(size=(3, 7)), {})
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_cross_entropy(smoothing: float) -> None:
     logits, targets = draw().normal(size=(2, 4, 5)), np.array([[1, 2, 0, 0], [4, 3, 1, 0]])
-    _, back = cross_entropy(logits, targets, padding=0, smoothing=smoothing)
-    assert_same(back(), slope(lambda: cross_entropy(logits, targets, 0, smoothing)[0], logits), "logits")
+    _, backward = cross_entropy(logits, targets, padding=0, smoothing=smoothing)
+    assert_same(backward(), slope(lambda: cross_entropy(logits, targets, 0, smoothing)[0], logits), "logits")
 
 
 def attend_all(q, k, v, bias):
@@ -112,10 +112,10 @@ def test_scaled_dot_product_attention_with_other_lengths_and_widths() -> None:
     """d_k ≠ d_v, more keys than queries, and gradients for the bias too."""
     sizes = [(2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 6), (2, 2, 3, 5)]
     inputs = [draw(i).normal(size=size) for i, size in enumerate(sizes)]
-    y, _, back = attend_all(*inputs)
+    y, _, backward = attend_all(*inputs)
     dy = draw(8).normal(size=y.shape)
-    for name, array, found in zip(("q", "k", "v", "bias"), inputs, back(dy), strict=True):
-        assert_same(found, slope(lambda: float((attend_all(*inputs)[0] * dy).sum()), array), name)
+    for name, array, result in zip(("q", "k", "v", "bias"), inputs, backward(dy), strict=True):
+        assert_same(result, slope(lambda: float((attend_all(*inputs)[0] * dy).sum()), array), name)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
@@ -125,26 +125,30 @@ def test_multi_head_attention_over_a_memory(position: str, kv_heads: int) -> Non
     c = Config(
         5, "decoder", d_model=6, heads=4, kv_heads=kv_heads, head_dim=2, v_head_dim=3, layers=1, position=position
     )
-    values = wide(initial(c, dtype=np.float64))
-    mine = {p: v for p, v in values.items() if "self_attn." in p or ".positions." in p}
+    values = wide(init_weights(c, dtype=np.float64))
+    mine = {p: v for p, v in values.items() if "self_attn." in p or ".position_encodings." in p}
     x, memory = draw(1).normal(size=(2, 3, 6)), draw(2).normal(size=(2, 5, 6))
-    allowed, q_places, k_places = np.ones((2, 3, 5), bool), np.array([[2, 3, 4], [0, 1, 2]]), np.array([range(5)] * 2)
+    allowed, q_positions, k_positions = (
+        np.ones((2, 3, 5), bool),
+        np.array([[2, 3, 4], [0, 1, 2]]),
+        np.array([range(5)] * 2),
+    )
 
     def run(w: Parameters):
         at = POSITIONS[position](c, w / "decoder")
-        view = attention.View(allowed, q_places, k_places, at, no_dropout, {})
+        view = attention.AttentionContext(allowed, q_positions, k_positions, at, no_dropout, {})
         return attention.multi_head(x, memory, w / "decoder.layers.0.self_attn", c.heads, view)
 
     w = Parameters(mine)
-    y, back = run(w)
+    y, backward = run(w)
     dy = draw(3).normal(size=y.shape)
-    dx, dmemory = back(dy)
-    for name, array, found in [
+    dx, dmemory = backward(dy)
+    for name, array, result in [
         ("x", x, dx),
         ("memory", memory, dmemory),
         *((p, mine[p], w.gradients[p]) for p in mine),
     ]:
-        assert_same(found, slope(lambda: float((run(Parameters(mine))[0] * dy).sum()), array), name)
+        assert_same(result, slope(lambda: float((run(Parameters(mine))[0] * dy).sum()), array), name)
 
 
 # ------------------------------------------------------------------------------------------------------ whole models
@@ -152,32 +156,32 @@ def test_multi_head_attention_over_a_memory(position: str, kv_heads: int) -> Non
 
 def wide(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Away from the first weights, where biases are 0 and norms 1 and a mistake may hide."""
-    chance = draw(7)
-    return {path: value + 0.3 * chance.normal(size=value.shape) for path, value in values.items()}
+    rng = draw(7)
+    return {path: value + 0.3 * rng.normal(size=value.shape) for path, value in values.items()}
 
 
 def assert_model(c: Config, **call) -> None:
     """Along one random v for each weight, which asks every entry: (L(w + h v) − L(w − h v)) / 2h = ⟨dw, v⟩."""
-    values, chance = wide(initial(c, dtype=np.float64)), draw(1)
+    values, rng = wide(init_weights(c, dtype=np.float64)), draw(1)
     model = Transformer(c, values)
-    ids, goal = chance.integers(0, c.vocab, (2, 6)), chance.integers(1, c.vocab, (2, 6))
+    ids, goal = rng.integers(0, c.vocab, (2, 6)), rng.integers(1, c.vocab, (2, 6))
     goal[0, 4:] = 0
     if c.shape == "encoder_decoder":
         call |= {
-            "source": chance.integers(0, c.source_vocab, (2, 4)),
-            "source_keep": np.array([[1, 1, 1, 0], [1] * 4], bool),
+            "source": rng.integers(0, c.source_vocab, (2, 4)),
+            "source_attention_mask": np.array([[1, 1, 1, 0], [1] * 4], bool),
         }
 
     def forward():
-        logits, back = model(ids, drop=Dropout(0.1, draw(2)), **call)
-        loss, loss_back = cross_entropy(logits, goal, padding=0, smoothing=0.1)
-        return loss, back, loss_back
+        logits, backward = model(ids, drop=Dropout(0.1, draw(2)), **call)
+        loss, loss_backward = cross_entropy(logits, goal, padding=0, smoothing=0.1)
+        return loss, backward, loss_backward
 
-    _, back, loss_back = forward()
-    gradients = back(loss_back())
+    _, backward, loss_backward = forward()
+    gradients = backward(loss_backward())
     assert gradients.keys() == values.keys()
     for path, value in values.items():
-        way, kept = chance.normal(size=value.shape), value.copy()
+        way, kept = rng.normal(size=value.shape), value.copy()
         value += STEP * way
         above = forward()[0]
         value -= 2 * STEP * way
@@ -186,33 +190,35 @@ def assert_model(c: Config, **call) -> None:
         assert abs(numeric - (gradients[path] * way).sum()) < 1e-7 + 1e-5 * abs(numeric), path
 
 
-SMALL = {"d_model": 6, "heads": 2, "head_dim": 4, "layers": 2, "d_ff": 7, "longest": 8}
+SMALL = {"d_model": 6, "heads": 2, "head_dim": 4, "layers": 2, "d_ff": 7, "max_positions": 8}
 SHAPES = ("encoder_decoder", "encoder", "decoder")
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("position", POSITIONS)
 def test_models_with_every_position(shape: str, position: str) -> None:
-    keep = np.array([[0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]], bool)
-    assert_model(Config(9, shape, position=position, activation="gelu_tanh", **SMALL), keep=keep)
+    attention_mask = np.array([[0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]], bool)
+    assert_model(Config(9, shape, position=position, activation="gelu_tanh", **SMALL), attention_mask=attention_mask)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("norm", "placement"), [*itertools.product(NORMS, ("pre", "post", "sandwich"))])
-def test_models_with_every_norm_in_every_place(shape: str, norm: str, placement: str) -> None:
-    c = Config(9, shape, norm=norm, placement=placement, kv_heads=1, gated=True, activation="silu", bias=False, **SMALL)
+@pytest.mark.parametrize(("norm", "norm_position"), [*itertools.product(NORMS, ("pre", "post", "sandwich"))])
+def test_models_with_every_norm_position(shape: str, norm: str, norm_position: str) -> None:
+    c = Config(
+        9, shape, norm=norm, norm_position=norm_position, kv_heads=1, gated=True, activation="silu", bias=False, **SMALL
+    )
     assert_model(c)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_models_with_untied_and_shared_tables_and_windows(shape: str) -> None:
     assert_model(Config(9, shape, tied=False, shared=True, window=2, activation="gelu", **SMALL))
-    assert_model(Config(9, shape, tied=True, shared=True, placement="pre", **SMALL))
+    assert_model(Config(9, shape, tied=True, shared=True, norm_position="pre", **SMALL))
 
 
 def test_models_with_documents() -> None:
-    documents = np.array([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 2, 2]])
-    assert_model(Config(9, "decoder", position="xl", **SMALL), documents=documents)
+    document_ids = np.array([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 2, 2]])
+    assert_model(Config(9, "decoder", position="xl", **SMALL), document_ids=document_ids)
 
 
 # --------------------------------------------------------------------------------------------- the check sees mistakes
@@ -224,12 +230,12 @@ def softmax_without_its_second_term(scores, allowed):
 
 
 def norm_with_a_constant_sigma(x, w, eps):
-    y, back = ops.layer_norm(x, w, eps)
+    y, backward = ops.layer_norm(x, w, eps)
     centred = x - x.mean(-1, keepdims=True)
     sigma = np.sqrt((centred**2).mean(-1, keepdims=True) + eps)
 
     def wrong(dy):
-        back(dy)
+        backward(dy)
         dhat = dy * w["weight"]
         return (dhat - dhat.mean(-1, keepdims=True)) / sigma
 
@@ -243,7 +249,7 @@ def heads_that_forget_their_copies(x, groups):
 
 FAULTS = {
     "softmax": (attention, "softmax", softmax_without_its_second_term),
-    "grouped heads": (attention, "gather", heads_that_forget_their_copies),
+    "grouped heads": (attention, "sum_groups", heads_that_forget_their_copies),
     "relu": (None, "relu", lambda x: (np.maximum(x, 0), lambda dy: dy)),
     "norm": (None, "layer", norm_with_a_constant_sigma),
 }

@@ -12,19 +12,19 @@ import pytest
 from headwater.errors import BadFile, BadInput, BadSetting, TooLong
 from headwater.reference import masks, model
 from headwater.reference.attention import attend
-from headwater.reference.config import Config, initial, shapes
+from headwater.reference.config import Config, init_weights, shapes
 from headwater.reference.decode import greedy
 from headwater.reference.model import Transformer
 from headwater.reference.ops import Dropout, no_dropout, softmax
-from headwater.reference.positions import POSITIONS, alibi_slopes, bucket
+from headwater.reference.positions import POSITIONS, alibi_slopes, relative_bucket
 
-SMALL = {"d_model": 8, "heads": 2, "layers": 2, "d_ff": 12, "longest": 16}
+SMALL = {"d_model": 8, "heads": 2, "layers": 2, "d_ff": 12, "max_positions": 16}
 IDS = np.random.default_rng(0).integers(0, 11, (2, 6))
 
 
 def build(shape: str = "decoder", **changes) -> Transformer:
     c = Config(11, shape, **(SMALL | changes))
-    return Transformer(c, initial(c, seed=3, dtype=np.float64))
+    return Transformer(c, init_weights(c, seed=3, dtype=np.float64))
 
 
 def close(a: np.ndarray, b: np.ndarray) -> bool:
@@ -42,9 +42,9 @@ def test_nothing_here_imports_torch() -> None:
 def test_a_row_that_sees_nothing_gives_zeros_and_zero_gradients() -> None:
     q, k, v = (np.random.default_rng(i).normal(size=(1, 1, 3, 4)) for i in range(3))
     allowed = np.array([[True, True, False], [False] * 3, [True, True, False]])
-    y, weights, back = attend(q, k, v, allowed, np.zeros(()), no_dropout)
+    y, weights, backward = attend(q, k, v, allowed, np.zeros(()), no_dropout)
     assert not y[0, 0, 1].any() and not weights[0, 0, 1].any()
-    dq, dk, dv, _ = back(np.ones_like(y))
+    dq, dk, dv, _ = backward(np.ones_like(y))
     assert not dq[0, 0, 1].any(), "the query that saw nothing"
     assert not dk[0, 0, 2].any() and not dv[0, 0, 2].any(), "the key that nobody saw"
     assert all(np.isfinite(d).all() for d in (dq, dk, dv))
@@ -52,10 +52,10 @@ def test_a_row_that_sees_nothing_gives_zeros_and_zero_gradients() -> None:
 
 @pytest.mark.parametrize("shape", ["decoder", "encoder", "encoder_decoder"])
 def test_a_row_of_nothing_but_padding_is_finite_forwards_and_backwards(shape: str) -> None:
-    m, keep = build(shape), np.array([[False] * 6, [True] * 6])
-    extra = {"source": IDS, "source_keep": keep} if shape == "encoder_decoder" else {}
-    logits, back = m(IDS, keep=keep, **extra)
-    gradients = back(np.ones_like(logits))
+    m, attention_mask = build(shape), np.array([[False] * 6, [True] * 6])
+    extra = {"source": IDS, "source_attention_mask": attention_mask} if shape == "encoder_decoder" else {}
+    logits, backward = m(IDS, attention_mask=attention_mask, **extra)
+    gradients = backward(np.ones_like(logits))
     assert np.isfinite(logits).all() and all(np.isfinite(g).all() for g in gradients.values())
 
 
@@ -76,37 +76,37 @@ def test_a_decoder_does_not_see_the_future(position: str) -> None:
     "fault", [lambda q, k: k[:, None] >= q[:, :, None], lambda q, k: k[:, None] <= q[:, :, None] + 1]
 )
 def test_the_leak_shows_when_the_mask_is_inverted_or_off_by_one(fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masks, "past", fault)
+    monkeypatch.setattr(masks, "causal_mask", fault)
     assert future_changes(build())
 
 
 def pad(ids: np.ndarray, side: str, count: int = 3) -> tuple[np.ndarray, np.ndarray, slice]:
     room = (count, 0) if side == "left" else (0, count)
     padded = np.pad(ids, ((0, 0), room), constant_values=7)
-    keep = np.pad(np.ones(ids.shape, bool), ((0, 0), room))
-    return padded, keep, slice(count, None) if side == "left" else slice(None, -count)
+    attention_mask = np.pad(np.ones(ids.shape, bool), ((0, 0), room))
+    return padded, attention_mask, slice(count, None) if side == "left" else slice(None, -count)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("shape", ["decoder", "encoder"])
 @pytest.mark.parametrize("position", POSITIONS)
 def test_padding_changes_nothing(position: str, shape: str, side: str) -> None:
-    m, (ids, keep, real) = build(shape, position=position), pad(IDS, side)
-    alone, alone_back = m(IDS)
-    padded, padded_back = m(ids, keep=keep)
+    m, (ids, attention_mask, real) = build(shape, position=position), pad(IDS, side)
+    alone, alone_backward = m(IDS)
+    padded, padded_backward = m(ids, attention_mask=attention_mask)
     assert close(padded[:, real], alone)
     d = np.zeros_like(padded)
     d[:, real] = 1
-    want, got = alone_back(np.ones_like(alone)), padded_back(d)
-    assert all(close(got[path], want[path]) for path in want)
+    expected, got = alone_backward(np.ones_like(alone)), padded_backward(d)
+    assert all(close(got[path], expected[path]) for path in expected)
     assert not close(m(ids)[0][:, real], alone) or (shape, side) == ("decoder", "right")  # without the mask it shows
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_of_the_source_changes_nothing(side: str) -> None:
-    m, (source, keep, _) = build("encoder_decoder"), pad(IDS, side)
+    m, (source, attention_mask, _) = build("encoder_decoder"), pad(IDS, side)
     alone = m(IDS, source=IDS)[0]
-    assert close(m(IDS, source=source, source_keep=keep)[0], alone)
+    assert close(m(IDS, source=source, source_attention_mask=attention_mask)[0], alone)
     assert not close(m(IDS, source=source)[0], alone)
 
 
@@ -114,25 +114,25 @@ def test_padding_of_the_source_changes_nothing(side: str) -> None:
 @pytest.mark.parametrize("position", POSITIONS)
 def test_packed_documents_are_read_as_if_alone(position: str, shape: str) -> None:
     m, packed = build(shape, position=position), np.concatenate([IDS[:1], IDS[1:, :4]], axis=1)
-    documents = np.array([[1] * 6 + [2] * 4])
-    logits = m(packed, documents=documents)[0]
+    document_ids = np.array([[1] * 6 + [2] * 4])
+    logits = m(packed, document_ids=document_ids)[0]
     assert close(logits[:, :6], m(IDS[:1])[0]) and close(logits[:, 6:], m(IDS[1:, :4])[0])
     assert not close(m(packed)[0][:, 6:], m(IDS[1:, :4])[0])
 
 
 def test_packed_pairs_are_translated_as_if_alone() -> None:
-    m, documents = build("encoder_decoder"), np.array([[1, 1, 1, 2, 2, 2]])
-    packed = m(IDS[:1], source=IDS[1:], documents=documents, source_documents=documents)[0]
+    m, document_ids = build("encoder_decoder"), np.array([[1, 1, 1, 2, 2, 2]])
+    packed = m(IDS[:1], source=IDS[1:], document_ids=document_ids, source_document_ids=document_ids)[0]
     for half in (slice(0, 3), slice(3, 6)):
         assert close(packed[:, half], m(IDS[:1, half], source=IDS[1:, half])[0])
     with pytest.raises(BadInput, match="number both alike"):
-        m(IDS[:1], source=IDS[1:], documents=documents)
+        m(IDS[:1], source=IDS[1:], document_ids=document_ids)
 
 
 def test_a_window_sees_the_last_tokens_only() -> None:
     m = build(window=2, layers=1)
     seen: dict[str, np.ndarray] = {}
-    m(IDS, seen=seen)
+    m(IDS, attention_weights=seen)
     i, j = np.indices((6, 6))
     weights = seen["decoder.layers.0.self_attn.kernel.weights"]
     assert ((weights > 0) == ((i - j >= 0) & (i - j < 2))).all()
@@ -150,17 +150,19 @@ def test_a_batch_is_its_rows() -> None:
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_softmax_is_stable_and_keeps_its_dtype(dtype: type) -> None:
     scores = np.array([[3e4, 3e4, -3e4], [-3e4, -3e4, -3e4]], dtype)
-    p, back = softmax(scores, np.ones((2, 3), bool))
+    p, backward = softmax(scores, np.ones((2, 3), bool))
     assert p.dtype == dtype and np.allclose(p, [[0.5, 0.5, 0], [1 / 3] * 3], atol=1e-3)
-    assert back(np.ones_like(p)).dtype == dtype
+    assert backward(np.ones_like(p)).dtype == dtype
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("position", POSITIONS)
 def test_a_model_computes_in_the_dtype_it_is_given(dtype: type, position: str) -> None:
-    c = Config(11, "encoder_decoder", position=position, placement="sandwich", gated=True, activation="gelu", **SMALL)
-    logits, back = Transformer(c, initial(c, dtype=dtype))(IDS, source=IDS)
-    gradients = back(np.ones_like(logits))
+    c = Config(
+        11, "encoder_decoder", position=position, norm_position="sandwich", gated=True, activation="gelu", **SMALL
+    )
+    logits, backward = Transformer(c, init_weights(c, dtype=dtype))(IDS, source=IDS)
+    gradients = backward(np.ones_like(logits))
     assert {a.dtype for a in (logits, *gradients.values())} == {np.dtype(dtype)}
 
 
@@ -170,17 +172,17 @@ def test_only_absolute_positions_mind_where_the_text_begins(position: str, monke
     before = m(IDS)[0]
 
     def later(*given):
-        tokens = masks.lay_out(*given)
-        return dataclasses.replace(tokens, places=tokens.places + 5)
+        tokens = masks.prepare_tokens(*given)
+        return dataclasses.replace(tokens, positions=tokens.positions + 5)
 
-    monkeypatch.setattr(model, "lay_out", later)
+    monkeypatch.setattr(model, "prepare_tokens", later)
     assert close(m(IDS)[0], before) == (position not in ("sinusoidal", "learned"))
 
 
 def test_alibi_slopes_and_t5_buckets_are_the_published_ones() -> None:
     assert alibi_slopes(8) == [2**-h for h in range(1, 9)]
     assert alibi_slopes(3) == [2**-4, 2**-8, 2**-2]
-    assert bucket(np.array([0, -1, -7, 1, 7, -8, -128, -999, 128]), two_way=True).tolist() == [
+    assert relative_bucket(np.array([0, -1, -7, 1, 7, -8, -128, -999, 128]), bidirectional=True).tolist() == [
         0,
         1,
         7,
@@ -191,7 +193,14 @@ def test_alibi_slopes_and_t5_buckets_are_the_published_ones() -> None:
         15,
         31,
     ]
-    assert bucket(np.array([0, 3, -15, -16, -127, -999]), two_way=False).tolist() == [0, 0, 15, 16, 31, 31]
+    assert relative_bucket(np.array([0, 3, -15, -16, -127, -999]), bidirectional=False).tolist() == [
+        0,
+        0,
+        15,
+        16,
+        31,
+        31,
+    ]
 
 
 def test_dropout_keeps_the_mean_and_the_given_share() -> None:
@@ -205,25 +214,25 @@ def test_dropout_keeps_the_mean_and_the_given_share() -> None:
 def test_greedy_rows_stop_by_themselves_and_equal_those_decoded_alone() -> None:
     m = build("decoder", tied=False)
     prompts = [[3], [4, 5, 6], [7, 8], [9], [1, 2, 3, 4]]
-    whole = greedy(m, prompts, stop=-1, most=6)
+    whole = greedy(m, prompts, stop=-1, max_new_tokens=6)
     stop = next(t for row in whole for t in row[1:5])
-    together = greedy(m, prompts, stop, most=6)
-    assert together == [greedy(m, [p], stop, most=6)[0] for p in prompts]
+    together = greedy(m, prompts, stop, max_new_tokens=6)
+    assert together == [greedy(m, [p], stop, max_new_tokens=6)[0] for p in prompts]
     assert together == [row[: row.index(stop)] if stop in row else row for row in whole]
     assert len({len(row) for row in together}) > 1, "some row must have stopped early for this to say anything"
 
 
 def test_greedy_reads_its_own_source() -> None:
     m = build("encoder_decoder", tied=False)
-    source, keep = np.array([[3, 4, 5], [6, 7, 0]]), np.array([[True] * 3, [True, True, False]])
-    together = greedy(m, [[1], [1]], -1, 4, source, keep)
+    source, attention_mask = np.array([[3, 4, 5], [6, 7, 0]]), np.array([[True] * 3, [True, True, False]])
+    together = greedy(m, [[1], [1]], -1, 4, source, attention_mask)
     assert together == [greedy(m, [[1]], -1, 4, s)[0] for s in (source[:1], source[1:, :2])]
 
 
 @pytest.mark.parametrize("shape", ["decoder", "encoder_decoder"])
 def test_the_way_back_may_be_gone_twice(shape: str) -> None:
-    logits, back = build(shape)(IDS, **({"source": IDS} if shape == "encoder_decoder" else {}))
-    first, second = back(np.ones_like(logits)), back(np.ones_like(logits))
+    logits, backward = build(shape)(IDS, **({"source": IDS} if shape == "encoder_decoder" else {}))
+    first, second = backward(np.ones_like(logits)), backward(np.ones_like(logits))
     assert first.keys() == second.keys() and all(np.array_equal(first[path], second[path]) for path in first)
 
 
@@ -240,13 +249,13 @@ FAULTS = [
     (lambda: build()(IDS + 9), BadInput, "ids must be from 0 to 10, got"),
     (lambda: build()(IDS[0]), BadInput, r"whole numbers \[batch, length\], got int64 \[6\]"),
     (
-        lambda: build()(IDS, keep=np.ones((2, 5), bool)),
+        lambda: build()(IDS, attention_mask=np.ones((2, 5), bool)),
         BadInput,
-        r"keep must have the shape of ids \(2, 6\), got \(2, 5\)",
+        r"attention_mask must have the shape of ids \(2, 6\), got \(2, 5\)",
     ),
     (lambda: build()(IDS, source=IDS), BadInput, "must be given no source, got one"),
     (lambda: build("encoder_decoder")(IDS), BadInput, "must be given a source, got none"),
-    (lambda: build(position="learned", longest=5)(IDS), TooLong, "at most 5 places are learned, got 6"),
+    (lambda: build(position="learned", max_positions=5)(IDS), TooLong, "at most 5 positions are learned, got 6"),
     (lambda: greedy(build("encoder"), [[1]], 2, 3), BadSetting, "needs a decoder, got a model of shape 'encoder'"),
     (lambda: greedy(build(), [[1], []], 2, 3), BadInput, "at least one token, got an empty one"),
     (lambda: Transformer(Config(11, "decoder", **SMALL), {}), BadFile, "must hold decoder.embed.tokens.weight"),
@@ -264,7 +273,7 @@ def test_mistakes_are_named_with_what_came(call, fault, words: str) -> None:
 
 def test_the_first_weights_are_xavier() -> None:
     c = Config(50, d_model=64, heads=4, layers=1)
-    values = initial(c)
+    values = init_weights(c)
     assert values.keys() == shapes(c).keys() and all(v.shape == shapes(c)[p] for p, v in values.items())
     up = values["encoder.layers.0.ffn.up.weight"]
     limit = (6 / (64 + 256)) ** 0.5

@@ -1,4 +1,4 @@
-"""Loss and optimiser against torch; the copy task is learned; the command, as a user meets it."""
+"""Loss and optimizer against torch; the copy task is learned; the command, as a user meets it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from headwater.reference import copy_task as task
-from headwater.reference.__main__ import least_loss, main
+from headwater.reference.__main__ import main, min_loss
 from headwater.reference.figures import patterns
 from headwater.reference.loss import cross_entropy
 from headwater.reference.model import Transformer
-from headwater.reference.optimiser import Adam, clip
+from headwater.reference.optimizer import Adam, clip
 from headwater.reference.weights import read
 
 CHANCE = np.random.default_rng(0)
@@ -26,41 +26,44 @@ def test_cross_entropy_is_torchs(smoothing: float) -> None:
     logits, targets = CHANCE.normal(size=(2, 5, 7)), CHANCE.integers(0, 7, (2, 5))
     targets[0, 0] = 0
     x = torch.tensor(logits, requires_grad=True)
-    wanted = torch.nn.functional.cross_entropy(
+    expected = torch.nn.functional.cross_entropy(
         x.flatten(0, 1), torch.tensor(targets).flatten(), ignore_index=0, label_smoothing=smoothing
     )
-    wanted.backward()
-    loss, back = cross_entropy(logits, targets, padding=0, smoothing=smoothing)
-    assert math.isclose(loss, wanted.item(), rel_tol=1e-12)
-    np.testing.assert_allclose(back(), x.grad.numpy(), atol=1e-14)
+    expected.backward()
+    loss, backward = cross_entropy(logits, targets, padding=0, smoothing=smoothing)
+    assert math.isclose(loss, expected.item(), rel_tol=1e-12)
+    np.testing.assert_allclose(backward(), x.grad.numpy(), atol=1e-14)
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_adam_is_torchs(decay: float) -> None:
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_adam_is_torchs(weight_decay: float) -> None:
     values = {"w": CHANCE.normal(size=(3, 4)), "b": CHANCE.normal(size=4)}
     theirs = {name: torch.tensor(v, requires_grad=True) for name, v in values.items()}
     ours = {name: v.copy() for name, v in values.items()}
-    optimiser, adam = torch.optim.AdamW(theirs.values(), 1e-2, (0.9, 0.98), 1e-9, decay), Adam(decay=decay)
+    optimizer, adam = (
+        torch.optim.AdamW(theirs.values(), 1e-2, (0.9, 0.98), 1e-9, weight_decay),
+        Adam(weight_decay=weight_decay),
+    )
     for _ in range(20):
         gradients = {name: CHANCE.normal(size=v.shape) for name, v in values.items()}
         for name, g in gradients.items():
             theirs[name].grad = torch.tensor(g)
-        optimiser.step()
+        optimizer.step()
         adam.step(ours, gradients, 1e-2)
     for name in values:
         np.testing.assert_allclose(ours[name], theirs[name].detach().numpy(), atol=1e-13)
 
 
-def test_clipping_shortens_the_whole_and_keeps_its_direction() -> None:
+def test_clipping_scales_all_gradients_by_one_factor() -> None:
     gradients = {"a": np.array([3.0, 0.0]), "b": np.array([4.0])}
     assert clip(gradients, 10) == 5 and gradients["b"] == [4.0]
     assert clip(gradients, 1) == 5
     assert np.allclose(gradients["a"], [0.6, 0]) and np.allclose(gradients["b"], [0.8])
 
 
-def test_a_batch_is_what_it_says() -> None:
+def test_a_batch_has_its_documented_layout() -> None:
     b = task.batch(np.random.default_rng(1), 50)
-    for source, entry, goal in zip(b.source, b.entry, b.goal, strict=True):
+    for source, entry, goal in zip(b.source, b.decoder_input, b.targets, strict=True):
         words = source[source != task.PADDING].tolist()
         assert task.SHORTEST <= len(words) <= task.LONGEST and min(words) > task.STOP
         assert entry[entry != task.PADDING].tolist() == [task.START, *words]
@@ -70,17 +73,17 @@ def test_a_batch_is_what_it_says() -> None:
 def test_the_copy_task_is_learned() -> None:
     report = task.train(task.SIZES["Small"], steps=300)
     assert report.exact >= 0.99
-    assert report.losses[-1] < least_loss() + 0.05 < report.losses[0] - 2
+    assert report.losses[-1] < min_loss() + 0.05 < report.losses[0] - 2
 
 
-def test_what_was_not_trained_copies_nothing() -> None:
-    assert task.exactness(Transformer(task.SIZES["Mini"]), task.batch(np.random.default_rng(0), 50)) == 0
+def test_an_untrained_model_copies_nothing() -> None:
+    assert task.exact_match(Transformer(task.SIZES["Mini"]), task.batch(np.random.default_rng(0), 50)) == 0
 
 
 def test_no_model_loses_less_than_the_entropy_of_the_goal() -> None:
     knows = np.log(np.full(task.VOCAB, 0.1 / task.VOCAB) + 0.9 * np.eye(task.VOCAB)[3])
-    loss, back = cross_entropy(knows[None], np.array([3]), padding=0, smoothing=0.1)
-    assert math.isclose(loss, least_loss()) and np.abs(back()).max() < 1e-12
+    loss, backward = cross_entropy(knows[None], np.array([3]), padding=0, smoothing=0.1)
+    assert math.isclose(loss, min_loss()) and np.abs(backward()).max() < 1e-12
 
 
 def test_patterns_are_the_diagonal_and_its_neighbours() -> None:
@@ -91,7 +94,7 @@ def test_patterns_are_the_diagonal_and_its_neighbours() -> None:
 def test_the_command_prints_a_table_and_writes_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--quick", "--seed", "3", "--out", str(tmp_path / "new" / "out")]) == 0
     said = capsys.readouterr().out
-    assert all(word in said for word in ("Mini", "Small", "21,920", "234,560", "exact", "read", "said"))
+    assert all(word in said for word in ("Mini", "Small", "21,920", "234,560", "exact", "source", "generated"))
     names = {"encoder-self-attention", "decoder-self-attention", "decoder-cross-attention", "attention-patterns"}
     pictures = {p.stem: p for p in (tmp_path / "new" / "out").glob("*.png")}
     assert pictures.keys() == names | {"learning-curves"}
@@ -99,7 +102,7 @@ def test_the_command_prints_a_table_and_writes_pictures(tmp_path: Path, capsys: 
     Transformer(task.SIZES["Small"], read(tmp_path / "new" / "out" / "small.safetensors"))
 
 
-def test_a_folder_that_cannot_be_made_is_told_before_the_work(
+def test_an_output_folder_that_cannot_be_created_is_reported_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -114,9 +117,9 @@ def test_a_folder_that_cannot_be_made_is_told_before_the_work(
 
 @pytest.mark.slow
 def test_all_sizes_are_compared_within_a_minute(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    began = time.process_time()  # not the clock on the wall: other programs may want the machine too
+    start_time = time.process_time()  # not the clock on the wall: other programs may want the machine too
     assert main(["--out", str(tmp_path)]) == 0
-    assert time.process_time() - began < 60
+    assert time.process_time() - start_time < 60
     rows = [
         line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(("Mini", "Small", "Medium"))
     ]

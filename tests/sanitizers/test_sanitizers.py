@@ -1,6 +1,6 @@
 """The C kernels under the compiler's sanitizers: no data race, no byte out of bounds, nothing undefined.
 
-The tests of both folders run again in a process of their own, with libraries that are compiled with a sanitizer. A
+The tests of tests/cpu run again in a process of their own, with libraries that are compiled with a sanitizer. A
 planted fault of each kind shows that it would be seen.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.machine.build import compiler, missing
+from headwater.cpu.build import find_compiler, unavailable_reason
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -31,14 +31,19 @@ THREAD = {
     "TSAN_OPTIONS": f"halt_on_error=1:exitcode={FOUND}:ignore_noninstrumented_modules=1:report_signal_unsafe=0",
 }
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=f"nothing is compiled here: {missing()}")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(unavailable_reason()), reason=f"nothing is compiled here: {unavailable_reason()}"),
+]
 
 
 def preloaded(kind: str) -> str:
     """The sanitizer's own library, which must be loaded before all others, and that of C++, whose throw it replaces."""
     names = (RUNTIME[kind], "libstdc++.so.6")
     found = [
-        subprocess.run([str(compiler()), f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
+        subprocess.run(
+            [str(find_compiler()), f"-print-file-name={name}"], capture_output=True, text=True
+        ).stdout.strip()
         for name in names
     ]
     for name, path in zip(names, found, strict=True):
@@ -62,24 +67,23 @@ def run_tests(kind: str, root: Path, *words: str) -> subprocess.CompletedProcess
     return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("folder", ["fast", "machine"])
-def test_threads_never_race(folder: str):
-    run = run_tests("thread", ROOT, f"tests/{folder}/test_threads.py")
+@pytest.mark.parametrize("file", ["test_decode_threads.py", "test_training_threads.py"])
+def test_threads_never_race(file: str):
+    run = run_tests("thread", ROOT, f"tests/cpu/{file}")
     assert run.returncode == 0, (run.stdout + run.stderr)[-4000:]
 
 
-@pytest.mark.parametrize("folder", ["fast", "machine"])
-def test_nothing_is_out_of_bounds_or_undefined(folder: str):
-    """Without test_memory.py: it asks glibc's own malloc."""
-    left_out = ["--ignore=tests/machine/test_memory.py", "--ignore=tests/machine/test_build.py"]
-    run = run_tests("address", ROOT, f"tests/{folder}", *left_out)
+def test_nothing_is_out_of_bounds_or_undefined():
+    """Without test_memory.py, which needs glibc's own malloc, and without those that compile libraries of their own."""
+    left_out = [f"--ignore=tests/cpu/{name}.py" for name in ("test_memory", "test_build", "test_layout")]
+    run = run_tests("address", ROOT, "tests/cpu", *left_out)
     assert run.returncode == 0, (run.stdout + run.stderr)[-4000:]
 
 
 PLANTED = {
     "thread": (
-        "    READY(t)                                             /* the rounded y is overwritten below",
-        "                                                         /* the rounded y is overwritten below",
+        "    SYNC_IF_MANY(t)                                      /* the quantized y is overwritten below",
+        "                                                         /* the quantized y is overwritten below",
         "data race",
     ),
     "address": (
@@ -98,7 +102,7 @@ def test_a_planted_fault_is_found(kind: str, tmp_path: Path):
     for name in ("src", "tests"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=ours)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    (source,) = (path for path in (tmp_path / "src/headwater/fast").glob("*.[ch]") if right in path.read_text())
+    (source,) = (path for path in (tmp_path / "src/headwater/cpu/csrc").glob("*.[ch]") if right in path.read_text())
     source.write_text(source.read_text().replace(right, wrong))
-    run = run_tests(kind, tmp_path, "tests/fast/test_threads.py", "-k", "prompt and Q8_0")
+    run = run_tests(kind, tmp_path, "tests/cpu/test_decode_threads.py", "-k", "prompt and Q8_0")
     assert run.returncode == FOUND and words in run.stdout + run.stderr, (run.stdout + run.stderr)[-2000:]

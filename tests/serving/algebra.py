@@ -19,9 +19,9 @@ def _erf(x: np.ndarray) -> np.ndarray:
     return np.vectorize(math.erf)(x)
 
 
-def rot(x: np.ndarray, turned: int) -> np.ndarray:
-    half = turned // 2
-    return np.concatenate((-x[:, half:turned], x[:, :half], np.zeros_like(x[:, turned:])), -1)
+def rot(x: np.ndarray, rotary_dims: int) -> np.ndarray:
+    half = rotary_dims // 2
+    return np.concatenate((-x[:, half:rotary_dims], x[:, :half], np.zeros_like(x[:, rotary_dims:])), -1)
 
 
 FUNCTIONS = {
@@ -41,14 +41,14 @@ FUNCTIONS = {
 class Formula:
     """name = expression, read from left to right; products bind tighter than sums, and from the left."""
 
-    def __init__(self, text: str, turned: int = 0) -> None:
-        self.turned, self.at = turned, 0
+    def __init__(self, text: str, rotary_dims: int = 0) -> None:
+        self.rotary_dims, self.at = rotary_dims, 0
         self.tokens, end = [], 0
         while end < len(text.rstrip()):
-            found = TOKEN.match(text, end)
-            assert found, f"not in the grammar: {text[end:]!r}"
-            self.tokens.append(found[1])
-            end = found.end()
+            result = TOKEN.match(text, end)
+            assert result, f"not in the grammar: {text[end:]!r}"
+            self.tokens.append(result[1])
+            end = result.end()
         self.result = self.take()
         assert self.take() == "="
 
@@ -99,7 +99,7 @@ class Formula:
             self.take()
             made = self.sum()
             assert self.take() == ")"
-            made = rot(made, self.turned) if token == "rot" else FUNCTIONS[token](made)
+            made = rot(made, self.rotary_dims) if token == "rot" else FUNCTIONS[token](made)
         elif token[0].isdigit():
             made = np.array(float(token))
         else:

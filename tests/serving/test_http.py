@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 
 import pytest
-from scenes import run
-from test_patience import alive, call, running
+from asyncio_runner import run
+from test_server import alive, call, running
 
 HEALTH = "GET /healthz HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n{more}\r\n"
-POST = "POST /api/shelf HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n{more}\r\n"
+POST = "POST /api/models HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n{more}\r\n"
 
 
 LENGTHS = ["content-length: 4", "transfer-encoding: chunked"]
@@ -69,7 +69,7 @@ def test_lines_that_can_be_read_in_two_ways_are_refused(port, raw):
 def test_a_body_may_have_any_lines(port):
     body = '{\n "model":\n "tiny decoder"\n}'
     more = f"content-length: {len(body)}\r\nconnection: close\r\n"
-    raw = POST.replace("shelf", "about").format(port=port, more=more) + body
+    raw = POST.replace("models", "model_info").format(port=port, more=more) + body
     assert answers(port, raw.encode()) == [b"200"]
 
 
@@ -78,9 +78,9 @@ def test_a_body_may_have_any_lines(port):
 SERVE = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-from headwater.serving.shelf import Shelf
-from headwater.serving.starting import serve
-serve(Shelf([]), "127.0.0.1", 0, False, lambda link: print(link, flush=True))
+from headwater.serving.model_store import ModelStore
+from headwater.serving.server import serve
+serve(ModelStore([]), "127.0.0.1", 0, False, lambda link: print(link, flush=True))
 """
 
 

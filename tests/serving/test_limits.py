@@ -9,28 +9,28 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from test_patience import call, posting, running
+from test_server import call, posting, running
 
 from headwater.core.stack import TransformerStack
-from headwater.generation import ask as generation
-from headwater.serving.app import House
-from headwater.serving.tiny import made
+from headwater.generation import api as generation
+from headwater.serving.app import AppState
+from headwater.serving.model_store import build_tiny_model
 
 BOTH, LONG = "tiny encoder-decoder", "the cat " * 7000
 ASKED = {
     "attention": {},
-    "tokens": {},
-    "walk": {},
-    "why": {},
-    "next": {},
-    "lens": {},
-    "without": {"kind": "decoder.cross_attn", "layer": 0, "head": 0},
-    "each_off": {"kind": "decoder.cross_attn", "layer": 0},
-    "talk": {},
+    "tokenize": {},
+    "walkthrough": {},
+    "attribution": {},
+    "next_token": {},
+    "logit_lens": {},
+    "ablate_head": {"kind": "decoder.cross_attn", "layer": 0, "head": 0},
+    "ablate_layer": {"kind": "decoder.cross_attn", "layer": 0},
+    "chat": {},
 }
 
 
-SIDES = [(name, side) for name in ASKED for side in ("source", "text") if (name, side) != ("talk", "text")]
+SIDES = [(name, side) for name in ASKED for side in ("source", "text") if (name, side) != ("chat", "text")]
 
 
 @pytest.mark.parametrize(("name", "side"), SIDES)
@@ -52,12 +52,15 @@ def test_a_text_that_fits_is_read(client, monkeypatch):
     worked = []
     passed = TransformerStack.forward
     monkeypatch.setattr(TransformerStack, "forward", lambda *a, **k: (worked.append(1), passed(*a, **k))[1])
-    assert client.post("/api/why", json={"model": "dates", "source": "the dog", "text": "a cat"}).status_code == 200
+    assert (
+        client.post("/api/attribution", json={"model": "dates", "source": "the dog", "text": "a cat"}).status_code
+        == 200
+    )
     assert worked, "the planted work is seen where it is done"
 
 
-@pytest.mark.parametrize(("name", "body"), [("shelf", {}), ("run", {"run": "dates"})])
-def test_runs_are_told_while_a_model_is_busy(shelf, monkeypatch, name, body):
+@pytest.mark.parametrize(("name", "body"), [("models", {}), ("run", {"run": "dates"})])
+def test_runs_are_served_while_a_model_is_busy(model_store, monkeypatch, name, body):
     """A model call that does not end holds up neither the list of runs nor a run's metrics."""
     begun, done = threading.Event(), threading.Event()
 
@@ -66,9 +69,9 @@ def test_runs_are_told_while_a_model_is_busy(shelf, monkeypatch, name, body):
         done.wait(20)
         return {}
 
-    monkeypatch.setattr(House, "about", busy)
-    with running(shelf=shelf) as port, ThreadPoolExecutor(1) as pool:
-        slow = pool.submit(post, port, "about", {"model": "dates"})
+    monkeypatch.setattr(AppState, "model_info", busy)
+    with running(model_store=model_store) as port, ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(post, port, "model_info", {"model": "dates"})
         try:
             assert begun.wait(10)
             began = time.monotonic()
@@ -89,19 +92,19 @@ def post(port, name, body):
 
 def test_temperature_keeps_every_token(ask):
     """At a low temperature many probabilities are too small for a float, and all tokens may still be chosen."""
-    vocab = len(made("tiny decoder").tokenizer)
-    sent = ask("next", model="tiny decoder", text="the cat", temperature=0.01, top_k=7)
-    assert [stage["by"] for stage in sent["stages"]] == ["the model", "Temperature", "TopK"]
-    assert [stage["value"] for stage in sent["stages"]] == [None, 0.01, 7]
-    assert sent["left"] == [vocab, vocab, 7]
+    vocab = len(build_tiny_model("tiny decoder").tokenizer)
+    sent = ask("next_token", model="tiny decoder", text="the cat", temperature=0.01, top_k=7)
+    assert [processor["name"] for processor in sent["processors"]] == ["model", "Temperature", "TopK"]
+    assert [processor["value"] for processor in sent["processors"]] == [None, 0.01, 7]
+    assert sent["num_allowed"] == [vocab, vocab, 7]
 
 
 def test_tokens_read_and_generated_are_counted_apart(client):
     for model, key in ((BOTH, "source"), ("tiny decoder", "text")):
-        answer = client.post("/api/talk", json={"model": model, key: "the cat sat", "tokens": 5})
+        answer = client.post("/api/chat", json={"model": model, key: "the cat sat", "max_tokens": 5})
         *said, last = [json.loads(line) for line in answer.text.splitlines()]
-        assert last["generated"] == len(said) <= 5
-        assert last["read"] == len(made(model).tokenizer.encode("the cat sat"))
+        assert last["completion_tokens"] == len(said) <= 5
+        assert last["prompt_tokens"] == len(build_tiny_model(model).tokenizer.encode("the cat sat"))
 
 
 # ---------------------------------------------------------------------------------------- which word is explained first
@@ -109,21 +112,21 @@ def test_tokens_read_and_generated_are_counted_apart(client):
 
 def test_the_least_certain_word_is_explained_first(ask):
     """Of a written answer: no mark such as <eos>, and of the words the one the model was least sure of."""
-    sent = ask("why", model=BOTH, source="the dog sat", text="the cat sat on the mat .")
-    loaded = made(BOTH)
+    sent = ask("attribution", model=BOTH, source="the dog sat", text="the cat sat on the mat .")
+    loaded = build_tiny_model(BOTH)
     ids = torch.tensor([[token["id"] for token in sent["tokens"]]])
     source = torch.tensor([[token["id"] for token in sent["source"]]])
     with torch.no_grad():
         shares = loaded.model(ids, source=source)[0].softmax(-1)
-    follows = [token["id"] for token in sent["follows"]]
-    assert follows[-1] == loaded.ends[0], "the last one is <eos>"
-    words = [n for n, token in enumerate(sent["follows"][:-1]) if any(map(str.isalnum, token["text"]))]
+    follows = [token["id"] for token in sent["next_tokens"]]
+    assert follows[-1] == loaded.eos_ids[0], "the last one is <eos>"
+    words = [n for n, token in enumerate(sent["next_tokens"][:-1]) if any(map(str.isalnum, token["text"]))]
     assert len(words) < len(follows) - 1, "there is punctuation to pass over"
-    assert sent["place"] == min(words, key=lambda n: float(shares[n, follows[n]]))
+    assert sent["position"] == min(words, key=lambda n: float(shares[n, follows[n]]))
 
 
 def test_a_gap_is_a_word_and_the_next_token_is_next(ask):
-    sent = ask("why", model="tiny encoder", text=", the cat")
-    assert sent["tokens"][sent["place"]]["text"] == "▢" and sent["output"].strip() == "the"
-    sent = ask("why", model="tiny decoder", text="the cat")
-    assert sent["place"] == len(sent["tokens"]) - 1
+    sent = ask("attribution", model="tiny encoder", text=", the cat")
+    assert sent["tokens"][sent["position"]]["text"] == "▢" and sent["output"].strip() == "the"
+    sent = ask("attribution", model="tiny decoder", text="the cat")
+    assert sent["position"] == len(sent["tokens"]) - 1

@@ -12,8 +12,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from scenes import run
-from test_patience import alive, running
+from asyncio_runner import run
+from test_server import alive, running
 
 CLIENTS, EACH, LORISES = 100, 10, 80
 WAITS = (0.15, 0.4, 1.0, 2.0)  # as the page waits where the server is busy
@@ -35,9 +35,9 @@ async def answer(reader) -> tuple[int, dict]:
 
 async def client(port: int, number: int, seen: Counter) -> None:
     """Ask, and ask again where the server is busy, as the page does; a line that was closed is opened anew."""
-    body = json.dumps({"model": "tiny decoder", "text": f"the cat {number}", "shown": 4}).encode()
-    name = "next" if number % 4 == 0 else "about"
-    body = body if name == "next" else b'{"model":"tiny decoder"}'
+    body = json.dumps({"model": "tiny decoder", "text": f"the cat {number}", "num_candidates": 4}).encode()
+    name = "next_token" if number % 4 == 0 else "model_info"
+    body = body if name == "next_token" else b'{"model":"tiny decoder"}'
     head = f"POST /api/{name} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
     head += f"content-length: {len(body)}\r\n\r\n"
     done, turned_away = 0, 0
@@ -52,7 +52,7 @@ async def client(port: int, number: int, seen: Counter) -> None:
                     await asyncio.sleep(WAITS[min(turned_away, 3)] * (0.5 + number / CLIENTS))
                     turned_away += 1
                     continue
-                assert status == 200 and ("rows" in told or told["name"] == "tiny decoder"), told
+                assert status == 200 and ("candidates" in told or told["name"] == "tiny decoder"), told
                 done, turned_away = done + 1, 0
         except (asyncio.IncompleteReadError, ConnectionError):
             seen["closed"] += 1
@@ -85,7 +85,7 @@ def test_those_who_only_hold_the_line_are_let_go():
     with running() as port:
         held = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(LORISES)]
         for line in held:
-            line.sendall(b"POST /api/about HTTP/1.1\r\nhost: 127.")
+            line.sendall(b"POST /api/model_info HTTP/1.1\r\nhost: 127.")
         assert alive(port), "there is room beside them"
         began = time.monotonic()
         for line in held:

@@ -11,9 +11,9 @@ import pytest
 
 from headwater.errors import BadFile, BadInput
 from headwater.text import chat
-from headwater.text.chat import encode_chat, render
-from headwater.text.components import added
-from headwater.text.load import load
+from headwater.text.chat import encode_chat, render_chat
+from headwater.text.load import load_tokenizer
+from headwater.text.spec import added_token
 from headwater.text.tokenizer import Tokenizer
 
 TALK = [
@@ -46,7 +46,7 @@ TOOLS = (
 def test_templates_render_as_the_public_library_renders_them(template, answer):
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    ours = render(template, TALK, answer=answer, bos_token="<s>", eos_token="</s>")
+    ours = render_chat(template, TALK, add_generation_prompt=answer, bos_token="<s>", eos_token="</s>")
     theirs, _ = render_jinja_template(
         [TALK], chat_template=template, add_generation_prompt=answer, bos_token="<s>", eos_token="</s>"
     )
@@ -55,7 +55,7 @@ def test_templates_render_as_the_public_library_renders_them(template, answer):
 
 def test_a_template_may_object_to_the_messages():
     with pytest.raises(BadInput, match="refuses these messages: 'Roles must alternate!'"):
-        render(LLAMA2, TALK[:2] + TALK[1:2], bos_token="", eos_token="")
+        render_chat(LLAMA2, TALK[:2] + TALK[1:2], bos_token="", eos_token="")
 
 
 HOSTILE = {
@@ -99,27 +99,27 @@ HOSTILE = {
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_hostile_template_is_refused_in_one_line_and_bounded_time(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    render("ready", TALK)
+    render_chat("ready", TALK)
     begin = time.perf_counter()
     with pytest.raises(BadFile) as caught:
-        render(HOSTILE[kind], TALK)
+        render_chat(HOSTILE[kind], TALK)
     assert time.perf_counter() - begin < 2.0
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
     assert os.listdir(tmp_path) == []
-    assert render("{{ messages[0].content }}", TALK) == "Be brief.", "the next conversation must work"
+    assert render_chat("{{ messages[0].content }}", TALK) == "Be brief.", "the next conversation must work"
 
 
-def test_the_process_is_kept_and_survives_its_own_death():
-    render("a", TALK)
-    first = chat.WORKER._child.pid
+def test_the_sandbox_process_is_reused_and_restarted():
+    render_chat("a", TALK)
+    first = chat.SANDBOX._process.pid
     begin = time.perf_counter()
-    assert all(render("{{ messages | length }}", TALK) == "4" for _ in range(100))
+    assert all(render_chat("{{ messages | length }}", TALK) == "4" for _ in range(100))
     assert time.perf_counter() - begin < 1.0
-    assert chat.WORKER._child.pid == first
-    chat.WORKER._child.kill()
-    chat.WORKER._child.wait()
-    assert render("a", TALK) == "a"
+    assert chat.SANDBOX._process.pid == first
+    chat.SANDBOX._process.kill()
+    chat.SANDBOX._process.wait()
+    assert render_chat("a", TALK) == "a"
 
 
 def test_conversations_from_several_threads_do_not_mix():
@@ -127,7 +127,7 @@ def test_conversations_from_several_threads_do_not_mix():
 
     def talk(name):
         for n in range(30):
-            said = render("{{ messages[0].content }}", [{"content": f"{name}-{n}"}])
+            said = render_chat("{{ messages[0].content }}", [{"content": f"{name}-{n}"}])
             wrong.extend([said] if said != f"{name}-{n}" else [])
 
     threads = [threading.Thread(target=talk, args=(name,)) for name in "abcd"]
@@ -141,9 +141,9 @@ def talker(byte_bpe, tmp_path):
     vocab, merges = byte_bpe
     (tmp_path / "vocab.json").write_text(json.dumps(vocab))
     (tmp_path / "merges.txt").write_text(merges)
-    base = load(tmp_path)
+    base = load_tokenizer(tmp_path)
     spec = base.spec
-    spec["added_tokens"] += [added("<|im_start|>", 500), added("<|im_end|>", 501)]
+    spec["added_tokens"] += [added_token("<|im_start|>", 500), added_token("<|im_end|>", 501)]
     return Tokenizer(spec, {"bos": "<s>", "eos": "<|im_end|>"}, CHATML)
 
 
@@ -152,9 +152,9 @@ def test_a_conversation_encodes_as_the_public_library_encodes_it(talker, tmp_pat
     (tmp_path / "out").mkdir()
     talker.save(tmp_path / "out")
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "out")
-    want = theirs.apply_chat_template(TALK, add_generation_prompt=True, return_dict=False)
-    assert encode_chat(talker, TALK) == want
-    assert want.count(500) == 5
+    expected = theirs.apply_chat_template(TALK, add_generation_prompt=True, return_dict=False)
+    assert encode_chat(talker, TALK) == expected
+    assert expected.count(500) == 5
 
 
 def test_control_tokens_typed_in_a_message_stay_words(talker):

@@ -10,22 +10,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headwater.errors import BadInput
-from headwater.generation.stopping import Stream
-from headwater.text import sentencepiece as spm
-from headwater.text.batch import pad
-from headwater.text.control import unused
-from headwater.text.from_sentencepiece import llama, plain, t5
-from headwater.text.load import load
-from headwater.text.tokenizer import Tokenizer
+from headwater.generation.streaming import TextStream
+from headwater.text.load import load_tokenizer
+from headwater.text.loaders import sentencepiece_model as spm
+from headwater.text.loaders.sentencepiece import llama_spec, plain_spec, t5_spec
+from headwater.text.special_tokens import unused_character
+from headwater.text.tokenizer import Tokenizer, pad_sequences
 
 
 def spoken(tokenizer, ids):
     """What is said with each token, and what is left at the end."""
-    said, stream = [], Stream(tokenizer.decode)
+    said, stream = [], TextStream(tokenizer.decode)
     for token in ids:
-        text, stream = stream.feed(token)
+        text, stream = stream.push(token)
         said.append(text)
-    return [*said, stream.rest()]
+    return [*said, stream.flush()]
 
 
 @pytest.fixture(scope="module")
@@ -40,15 +39,15 @@ def tokenizers(byte_bpe, wordpieces, train_spm, tmp_path_factory):
         (path / name).mkdir()
         for file, content in files.items():
             (path / name / file).write_text(content)
-        made[name] = load(path / name)
+        made[name] = load_tokenizer(path / name)
     raw, _ = train_spm("unigram", vocab_size=200, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
-    made["t5"] = Tokenizer(*t5(spm.parse(raw), {}))
+    made["t5"] = Tokenizer(*t5_spec(spm.parse_sentencepiece(raw), {}))
     raw, _ = train_spm(
         "bpe", vocab_size=600, byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False
     )
-    made["llama"] = Tokenizer(*llama(spm.parse(raw), {}))
+    made["llama"] = Tokenizer(*llama_spec(spm.parse_sentencepiece(raw), {}))
     raw, _ = train_spm("unigram", vocab_size=400, byte_fallback=True, pad_id=3)
-    made["unigram"] = Tokenizer(*plain(spm.parse(raw), {}))
+    made["unigram"] = Tokenizer(*plain_spec(spm.parse_sentencepiece(raw), {}))
     return made
 
 
@@ -58,40 +57,48 @@ NAMES = ["gpt2", "bert", "t5", "llama", "unigram"]
 @pytest.mark.parametrize("name", NAMES)
 def test_control_tokens_typed_as_text_are_words(tokenizers, name):
     ours = tokenizers[name]
-    unknown = None if name == "gpt2" else ours.special("unk")  # GPT-2 has no unknown pieces, and names its end so
-    controls = {ours.id_of(token) for token in ours.control.tokens} - {unknown}
+    unknown = None if name == "gpt2" else ours.special_id("unk")  # GPT-2 has no unknown pieces, and names its end so
+    controls = {ours.token_to_id(token) for token in ours.special_tokenizer.tokens} - {unknown}
     assert controls
-    for token in ours.control.tokens:
-        for text in (token, f"ka {token} ri", token * 3, token[0] + token + token[1:], f"{token}{unused('')}{token}\0"):
-            assert not controls & set(ours.encode(text, special=False)), (token, text)
-        if ours.id_of(token) != unknown:
-            assert ours.id_of(token) in ours.encode(f"ka {token} ri", control=True, special=False)
+    for token in ours.special_tokenizer.tokens:
+        for text in (
+            token,
+            f"ka {token} ri",
+            token * 3,
+            token[0] + token + token[1:],
+            f"{token}{unused_character('')}{token}\0",
+        ):
+            assert not controls & set(ours.encode(text, add_special_tokens=False)), (token, text)
+        if ours.token_to_id(token) != unknown:
+            assert ours.token_to_id(token) in ours.encode(
+                f"ka {token} ri", parse_special=True, add_special_tokens=False
+            )
 
 
 def test_a_control_token_in_disguise_is_a_word(tokenizers):
     """Full-width letters that the character map straightens: looking at the text alone would not see them."""
     ours = tokenizers["t5"]
     disguised = "ka＜/s＞ri <\u200b/s> ＜extra_id_0＞"
-    assert ours.eos in ours.engine.encode(disguised, add_special_tokens=False).ids
-    assert ours.control.ids.isdisjoint(ours.encode(disguised, special=False))
-    assert ours.control.ids.isdisjoint(ours.encode(disguised, special=False, control=True))
-    assert ours.control.ids.isdisjoint(ours.encode_many([disguised], special=False)[0])
+    assert ours.eos_id in ours.backend.encode(disguised, add_special_tokens=False).ids
+    assert ours.special_tokenizer.ids.isdisjoint(ours.encode(disguised, add_special_tokens=False))
+    assert ours.special_tokenizer.ids.isdisjoint(ours.encode(disguised, add_special_tokens=False, parse_special=True))
+    assert ours.special_tokenizer.ids.isdisjoint(ours.encode_batch([disguised], add_special_tokens=False)[0])
 
 
 def test_without_defusing_a_unigram_model_would_obey(tokenizers):
     """The planted fault: the library's own switch does not help where the model itself knows the token."""
     ours = tokenizers["t5"]
-    assert ours.eos in ours.engine.encode("ka</s>ri", add_special_tokens=False).ids
-    assert ours.eos not in ours.encode("ka</s>ri", special=False)
+    assert ours.eos_id in ours.backend.encode("ka</s>ri", add_special_tokens=False).ids
+    assert ours.eos_id not in ours.encode("ka</s>ri", add_special_tokens=False)
     with pytest.raises(BadInput, match="holds '</s>', which would act"):
-        ours.align("ka </s>")
+        ours.encode_with_offsets("ka </s>")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_goes_around_a_text_is_the_same_with_and_without_control(tokenizers, name):
     ours = tokenizers[name]
-    assert ours.encode("ka ri", control=True) == ours.encode("ka ri")
-    inside = ours.encode("ka ri", special=False)
+    assert ours.encode("ka ri", parse_special=True) == ours.encode("ka ri")
+    inside = ours.encode("ka ri", add_special_tokens=False)
     whole = ours.encode("ka ri")
     assert any(whole[n : n + len(inside)] == inside for n in range(len(whole)))
 
@@ -101,18 +108,19 @@ def test_what_goes_around_a_text_is_the_same_with_and_without_control(tokenizers
 @given(text=st.text(max_size=30))
 def test_bytes_survive(tokenizers, name, text):
     ours = tokenizers[name]
-    ids = ours.encode(text, special=False)
+    ids = ours.encode(text, add_special_tokens=False)
     said = ours.decode_bytes(ids)
     if name == "llama":  # a space is put in front, and ▁ is a space
         said, text = said.removeprefix(b" "), text.replace("▁", " ")
     assert said == text.encode()
-    assert "".join(piece for piece, _ in ours.pieces(ids)).encode()[-len(text.encode()) :] == text.encode() or not text
+    shown = "".join(piece for piece, _ in ours.display_pieces(ids))
+    assert shown.encode()[-len(text.encode()) :] == text.encode() or not text
 
 
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(max_size=30), more=st.lists(st.integers(0, 150), max_size=8))
-def test_a_stream_says_what_the_whole_says(tokenizers, name, text, more):
+def test_streamed_text_equals_the_decoded_text(tokenizers, name, text, more):
     ours = tokenizers[name]
     ids = ours.encode(text) + (more if name in ("gpt2", "t5") else [])  # bytes that are no text are mended in hindsight
     said = spoken(ours, ids)
@@ -122,9 +130,9 @@ def test_a_stream_says_what_the_whole_says(tokenizers, name, text, more):
         assert "".join(said) == ours.decode(ids)
 
 
-def test_a_stream_never_says_half_a_character(tokenizers):
+def test_a_stream_never_splits_a_character(tokenizers):
     ours = tokenizers["llama"]
-    said = spoken(ours, ours.encode("😀 ok", special=False))
+    said = spoken(ours, ours.encode("😀 ok", add_special_tokens=False))
     assert all("�" not in part for part in said)
     assert "".join(said) == "😀 ok"
     assert said[1] == ""
@@ -133,20 +141,22 @@ def test_a_stream_never_says_half_a_character(tokenizers):
 @pytest.mark.parametrize("name", NAMES)
 def test_many_at_once_are_as_one_by_one(tokenizers, texts, name):
     ours = tokenizers[name]
-    hard = [*texts, *ours.control.tokens, *(f"ka{token}ri" for token in ours.control.tokens)]
+    hard = [*texts, *ours.special_tokenizer.tokens, *(f"ka{token}ri" for token in ours.special_tokenizer.tokens)]
     for special in (True, False):
-        assert ours.encode_many(hard, special=special) == [ours.encode(t, special=special) for t in hard]
+        assert ours.encode_batch(hard, add_special_tokens=special) == [
+            ours.encode(t, add_special_tokens=special) for t in hard
+        ]
 
 
 def test_pieces_are_readable(tokenizers):
     gpt2 = tokenizers["gpt2"]
     ids = gpt2.encode("the 😀")
-    assert ("😀", 4) in gpt2.pieces(ids)
+    assert ("😀", 4) in gpt2.display_pieces(ids)
     assert gpt2.piece(ids[-1]) == "\\x80"
-    assert gpt2.piece_bytes(gpt2.eos) == b"<|endoftext|>"
+    assert gpt2.piece_bytes(gpt2.eos_id) == b"<|endoftext|>"
     bert = tokenizers["bert"]
-    assert next(text for text, _ in bert.pieces(bert.encode("kari", special=False))).startswith(" ")
-    assert tokenizers["llama"].piece(tokenizers["llama"].id_of("<0x0A>")) == "\n"
+    assert next(text for text, _ in bert.display_pieces(bert.encode("kari", add_special_tokens=False))).startswith(" ")
+    assert tokenizers["llama"].piece(tokenizers["llama"].token_to_id("<0x0A>")) == "\n"
 
 
 def test_batches_are_padded_on_either_side(tokenizers):
@@ -154,37 +164,37 @@ def test_batches_are_padded_on_either_side(tokenizers):
     texts = ["ka", "the river flows", "ri to"]
     rows = [ours.encode(t) for t in texts]
     for side in ("left", "right"):
-        ids, keep = ours.batch(texts, side=side)
+        ids, keep = ours.encode_padded(texts, padding_side=side)
         assert [row[mask].tolist() for row, mask in zip(ids, keep, strict=True)] == rows
-        assert (ids[~keep] == ours.pad).all()
+        assert (ids[~keep] == ours.pad_id).all()
         assert keep[1].all()
-    assert pad([], 0).ids.shape == (0, 0)
-    assert pad([[], [1]], 7, "left").ids.tolist() == [[7], [1]]
-    assert pad([[1]], 0).ids.dtype == torch.long
+    assert pad_sequences([], 0).ids.shape == (0, 0)
+    assert pad_sequences([[], [1]], 7, "left").ids.tolist() == [[7], [1]]
+    assert pad_sequences([[1]], 0).ids.dtype == torch.long
     with pytest.raises(BadInput, match="left or the right"):
-        pad([[1]], 0, "middle")
+        pad_sequences([[1]], 0, "middle")
 
 
 def test_alignment_points_back_at_the_text(tokenizers):
     ours = tokenizers["bert"]
     text = "The river ka"
-    aligned = ours.align(text)
-    assert [text[a:b].lower() for a, b in aligned.spans if b > a] == [
-        ours.engine.id_to_token(n).removeprefix("##")
-        for n, (a, b) in zip(aligned.ids, aligned.spans, strict=True)
+    aligned = ours.encode_with_offsets(text)
+    assert [text[a:b].lower() for a, b in aligned.offsets if b > a] == [
+        ours.backend.id_to_token(n).removeprefix("##")
+        for n, (a, b) in zip(aligned.ids, aligned.offsets, strict=True)
         if b > a
     ]
-    words = ours.align(["kari", "the", "prader"])
-    assert [w for w in dict.fromkeys(words.words) if w is not None] == [0, 1, 2]
+    words = ours.encode_with_offsets(["kari", "the", "prader"])
+    assert [w for w in dict.fromkeys(words.word_ids) if w is not None] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("bad", [[-1], [10**9], [True], ["a"], [1.0]])
-def test_ids_out_of_range_are_told(tokenizers, bad):
+def test_ids_out_of_range_are_reported(tokenizers, bad):
     with pytest.raises(BadInput, match="token ids must be whole numbers from 0"):
         tokenizers["gpt2"].decode(bad)
 
 
-def test_lone_surrogates_in_a_text_are_told(tokenizers):
+def test_lone_surrogates_in_a_text_are_reported(tokenizers):
     for name in NAMES:
         with pytest.raises(BadInput):
             tokenizers[name].encode("\ud800")
@@ -193,10 +203,10 @@ def test_lone_surrogates_in_a_text_are_told(tokenizers):
 def test_hash_knows_what_matters(tokenizers):
     ours = tokenizers["bert"]
     spec = ours.spec
-    same = Tokenizer(spec, ours.specials)
+    same = Tokenizer(spec, ours.special_tokens_map)
     assert same.hash == ours.hash
     spec["normalizer"]["lowercase"] = False
-    assert Tokenizer(spec, ours.specials).hash != ours.hash
+    assert Tokenizer(spec, ours.special_tokens_map).hash != ours.hash
     assert Tokenizer(ours.spec, {}).hash != ours.hash
-    assert len(ours) == max(ours.engine.get_vocab().values()) + 1
+    assert len(ours) == max(ours.backend.get_vocab().values()) + 1
     assert "pieces" in repr(ours)

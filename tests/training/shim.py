@@ -37,9 +37,9 @@ class FaultyDisk(Disk):
                 raise OSError(self.code, os.strerror(self.code))
             raise PowerCut(name)
 
-    def make_folder(self, path):
+    def mkdir(self, path):
         self._step("mkdir", path)
-        super().make_folder(path)
+        super().mkdir(path)
         self.undo.append((path.parent, lambda: shutil.rmtree(path, ignore_errors=True)))
 
     def create(self, path):
@@ -49,14 +49,14 @@ class FaultyDisk(Disk):
         self.undo.append((path.parent, lambda: path.unlink(missing_ok=True)))
         return file
 
-    def put(self, file, piece):
+    def write_chunk(self, file, piece):
         self._step("put", file.name)
-        super().put(file, piece)
+        super().write_chunk(file, piece)
 
-    def flush(self, file):
+    def fsync(self, file):
         path = self._newest_unflushed()
         self._step("fsync", path)
-        super().flush(file)
+        super().fsync(file)
         del self.unflushed[path]
 
     def _newest_unflushed(self):
@@ -73,20 +73,20 @@ class FaultyDisk(Disk):
 
         self.undo.append((new.parent, back))
 
-    def sync(self, folder):
+    def fsync_dir(self, folder):
         self._step("sync", folder)
-        super().sync(folder)
+        super().fsync_dir(folder)
         self.undo = [(where, back) for where, back in self.undo if where != folder]
 
-    def remove(self, path):
+    def unlink(self, path):
         self._step("remove", path)
         grave = self.graves / uuid.uuid4().hex
         os.rename(path, grave)
         self.undo.append((path.parent, lambda: path.parent.is_dir() and os.rename(grave, path)))
 
-    def remove_folder(self, path):
+    def rmdir(self, path):
         self._step("rmdir", path)
-        super().remove_folder(path)
+        super().rmdir(path)
         self.undo.append((path.parent, lambda: path.mkdir(exist_ok=True)))
 
     def lose(self, keep_names: bool, torn: float) -> None:

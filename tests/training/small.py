@@ -8,14 +8,15 @@ import json
 import numpy as np
 
 from headwater.core import transformer
-from headwater.data.batches import Batches, micro
-from headwater.data.objectives.lesson import Marks
-from headwater.data.objectives.texts import seq2seq
+from headwater.data.batching import BatchSampler, micro_batches
+from headwater.data.collate import SpecialTokens, seq2seq_batch
 from headwater.data.ragged import Ragged
-from headwater.training import objectives
-from headwater.training.loop import Scored, Trainer
-from headwater.training.schedules import Cosine
-from headwater.training.settings import read
+from headwater.tasks.batch import num_targets, to_tensors
+from headwater.tasks.language_model import lm_loss
+from headwater.training.config import parse_config
+from headwater.training.schedules import CosineSchedule
+from headwater.training.setup import prepare_model
+from headwater.training.trainer import EvalResult, Trainer
 
 VOCAB = 12
 
@@ -28,39 +29,52 @@ class Copies:
         self.rows = [draw.integers(3, VOCAB, draw.integers(2, 9)) for _ in range(size)]
         lengths = np.array([[len(r) + 2, len(r) + 1] for r in self.rows])
         self.batches, self.lengths, self.size, self.tokens = (
-            Batches(lengths, tokens, seed, window=24),
+            BatchSampler(lengths, tokens, seed, window=24),
             lengths,
             size,
             tokens,
         )
 
-    def after(self, position):
-        return self.batches.after(position)
+    def batches_from(self, position):
+        return self.batches.iter_from(position)
 
-    def pieces(self, examples, tokens):
-        return micro(examples, self.lengths, tokens)
+    def micro_batches(self, examples, max_tokens):
+        return micro_batches(examples, self.lengths, max_tokens)
 
-    def lesson(self, examples, epoch):
-        rows = Ragged.of([self.rows[i] for i in examples])
-        made = seq2seq(rows, rows, Marks(pad=0, bos=1, eos=2))
-        return dataclasses.replace(made, keep=np.ones_like(made.keep))
+    def collate(self, examples, epoch):
+        rows = Ragged.from_rows([self.rows[i] for i in examples])
+        made = seq2seq_batch(rows, rows, SpecialTokens(pad_id=0, bos_id=1, eos_id=2))
+        return dataclasses.replace(made, attention_mask=np.ones_like(made.attention_mask))
 
 
 def model(dropout=0.1, seed=0):
     return transformer(VOCAB, d_model=8, heads=2, layers=1, d_ff=16, dropout=dropout).build(seed=seed)
 
 
-def trainer(steps=20, listeners=(), dropout=0.1, source=None, net=None, evaluate=None, team=None, **settings):
-    given = {"max_steps": steps, "batch_tokens": 120, "seed": 3, "save_steps": 5, "smoothing": 0.1, **settings}
+def trainer(
+    steps=20, listeners=(), dropout=0.1, source=None, net=None, evaluate=None, output=None, dist=None, **settings
+):
+    given = {
+        "max_steps": steps,
+        "batch_tokens": 120,
+        "seed": 3,
+        "checkpoint_steps": 5,
+        "label_smoothing": 0.1,
+        **settings,
+    }
+    config = parse_config(given)
+    net = net or model(dropout)
+    prepare_model(net, config, dist.world_size if dist else 1)
     return Trainer(
-        net or model(dropout),
-        objectives.words,
+        net,
+        lm_loss,
         source or Copies(),
-        Cosine(1e-2, 5, steps),
-        read(given),
-        listeners=listeners,
-        evaluate=evaluate,
-        team=team,
+        CosineSchedule(1e-2, 5, steps),
+        config,
+        evaluate_fn=evaluate,
+        output=output,
+        callbacks=listeners,
+        dist=dist,
     )
 
 
@@ -69,11 +83,11 @@ def mean_loss(net):
     import torch
 
     copies = Copies(16)
-    batch = objectives.to_tensors(copies.lesson(np.arange(16), 0))
+    batch = to_tensors(copies.collate(np.arange(16), 0))
     torch.rand(7)
     np.random.rand()
-    loss = float(objectives.words(net, batch)) / objectives.how_many(batch, objectives.words)
-    return Scored((-loss,), {"loss": loss})
+    loss = float(lm_loss(net, batch)) / num_targets(batch)
+    return EvalResult((-loss,), {"loss": loss})
 
 
 class Diary:
@@ -83,5 +97,5 @@ class Diary:
         self.lines = []
 
     def __call__(self, event):
-        if type(event).__name__ == "Stepped":
-            self.lines.append(json.dumps([event.step, event.loss, event.norm, event.examples.tolist()]))
+        if type(event).__name__ == "StepEvent":
+            self.lines.append(json.dumps([event.step, event.loss, event.grad_norm, event.examples.tolist()]))

@@ -9,17 +9,24 @@ from tests.training.toy import learn, small
 from torch import nn
 from torch.optim import AdamW
 
+from headwater.cpu import adamw8bit
+from headwater.cpu.adamw8bit import (
+    BLOCK_SIZE,
+    AdamWParams,
+    adamw8bit_step,
+    dequantize_moments,
+    init_moments,
+    quantize_moments,
+)
+from headwater.cpu.build import training_library
 from headwater.errors import BadFile, BadSetting
-from headwater.machine import moments
-from headwater.machine.library import compiled
-from headwater.machine.moments import BLOCK, Step, adamw8, codes, no_moments, numbers
-from headwater.training.optimiser import load_state, optimiser_for, state_of
-from headwater.training.settings import read
+from headwater.training.config import parse_config
+from headwater.training.optim import build_optimizer, load_optimizer_state, optimizer_state
 
 
 def a_step(number, lr=1e-3):
     by = [1 / (1 - beta**number) for beta in (0.9, 0.98)]
-    return Step(lr, 0.01, 0.9, 0.98, 1e-9, *by, number * 7919 % 2**32, number * 104_729 % 2**32)
+    return AdamWParams(lr, 0.01, 0.9, 0.98, 1e-9, *by, number * 7919 % 2**32, number * 104_729 % 2**32)
 
 
 def spread(n, seed=0):
@@ -35,8 +42,13 @@ def spread(n, seed=0):
 def test_a_code_is_within_an_eighth_and_its_sign_stays(n, seed):
     m = spread(n, seed)
     v = m * m
-    back_m, back_v = numbers(*codes(m, v, a_step(seed + 1)))
-    largest = torch.nn.functional.pad(m.abs(), (0, -n % BLOCK)).view(-1, BLOCK).amax(1).repeat_interleave(BLOCK)[:n]
+    back_m, back_v = dequantize_moments(*quantize_moments(m, v, a_step(seed + 1)))
+    largest = (
+        torch.nn.functional.pad(m.abs(), (0, -n % BLOCK_SIZE))
+        .view(-1, BLOCK_SIZE)
+        .amax(1)
+        .repeat_interleave(BLOCK_SIZE)[:n]
+    )
     seen = m.abs() > largest * 2.0**-15
     assert ((back_m - m).abs() <= m.abs() / 8 + 1e-30)[seen].all()
     assert ((back_v - v).abs() <= v / 8 + 1e-38)[seen].all()
@@ -49,7 +61,9 @@ def test_on_average_a_code_is_exact():
     total, times = torch.zeros(2, 2000), 3000
     for i in range(times):
         total += torch.stack(
-            numbers(*codes(m, m * m, Step(first=i * 2_654_435_761 % 2**32, second=i * 40_503 % 2**32)))
+            dequantize_moments(
+                *quantize_moments(m, m * m, AdamWParams(first=i * 2_654_435_761 % 2**32, second=i * 40_503 % 2**32))
+            )
         )
     large = m.abs() > 1e-3
     for mean, exact in zip(total / times, (m, m * m), strict=True):
@@ -58,24 +72,24 @@ def test_on_average_a_code_is_exact():
 
 def test_rounding_down_always_would_be_seen(monkeypatch):
     """The planted fault: without chance a code is too small on average, and slow changes are lost."""
-    monkeypatch.setattr(moments, "hashed", lambda count, *words: torch.zeros(count, dtype=torch.long))
+    monkeypatch.setattr(adamw8bit, "counter_hash", lambda count, *words: torch.zeros(count, dtype=torch.long))
     m = spread(2000)
     large = m.abs() > 1e-3
-    assert (numbers(*codes(m, m * m, a_step(1)))[0] / m - 1)[large].mean() < -0.02
+    assert (dequantize_moments(*quantize_moments(m, m * m, a_step(1)))[0] / m - 1)[large].mean() < -0.02
 
 
-@pytest.mark.skipif(compiled() is None, reason="nothing is compiled here")
+@pytest.mark.skipif(training_library() is None, reason="nothing is compiled here")
 @pytest.mark.parametrize("n", [1, 255, 256, 1000])
 def test_the_c_is_the_formula(n, monkeypatch):
     def run(steps):
         w = spread(n, 1)
-        state = no_moments(w)
+        state = init_moments(w)
         for i in range(1, steps + 1):
-            adamw8(w, spread(n, i), *state.values(), a_step(i))
-        return w, numbers(*state.values())
+            adamw8bit_step(w, spread(n, i), *state.values(), a_step(i))
+        return w, dequantize_moments(*state.values())
 
     ours = run(5)
-    monkeypatch.setattr(moments, "serves", lambda *tensors: False)
+    monkeypatch.setattr(adamw8bit, "supported", lambda *tensors: False)
     theirs = run(5)
     torch.testing.assert_close(ours[0], theirs[0], atol=1e-5, rtol=1e-5)
     for one, other in zip(ours[1], theirs[1], strict=True):  # a sum on the edge of a code may fall to either side
@@ -83,12 +97,12 @@ def test_the_c_is_the_formula(n, monkeypatch):
 
 
 def settings(**more):
-    return read({"method": "adamw8", "weight_decay": 0.1, **more})
+    return parse_config({"optimizer": "adamw8", "weight_decay": 0.1, **more})
 
 
 def test_a_first_step_is_that_of_adamw_and_later_ones_stay_near():
     one, two = small(), small()
-    ours, theirs = optimiser_for(one, 0.01, settings()), optimiser_for(two, 0.01, settings(method="adamw"))
+    ours, theirs = build_optimizer(one, 0.01, settings()), build_optimizer(two, 0.01, settings(optimizer="adamw"))
     assert isinstance(theirs, AdamW) and ours.state[one.inner.weight]["exp_avg"].dtype == torch.uint8
     learn(one, ours, 1), learn(two, theirs, 1)
     for a, b in zip(one.parameters(), two.parameters(), strict=True):
@@ -100,17 +114,17 @@ def test_a_first_step_is_that_of_adamw_and_later_ones_stay_near():
 
 def test_it_learns():
     model = small()
-    assert learn(model, optimiser_for(model, 0.02, settings()), 200) < 0.1
+    assert learn(model, build_optimizer(model, 0.02, settings()), 200) < 0.1
 
 
 def test_its_state_goes_on_as_if_never_stopped():
     one, two = small(), small()
-    first = optimiser_for(one, 0.01, settings())
+    first = build_optimizer(one, 0.01, settings())
     learn(one, first, 3)
-    kept = {name: t.clone() for name, t in state_of(first, one).items()}
+    kept = {name: t.clone() for name, t in optimizer_state(first, one).items()}
     two.load_state_dict(one.state_dict())
-    second = optimiser_for(two, 0.01, settings())
-    load_state(second, two, kept)
+    second = build_optimizer(two, 0.01, settings())
+    load_optimizer_state(second, two, kept)
     learn(one, first, 3, seed=3), learn(two, second, 3, seed=3)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
 
@@ -118,17 +132,19 @@ def test_its_state_goes_on_as_if_never_stopped():
 def test_its_state_is_a_quarter():
     model = nn.Linear(512, 512)
     sizes = {
-        method: sum(t.nbytes for t in state_of(optimiser_for(model, 0.01, settings(method=method)), model).values())
+        method: sum(
+            t.nbytes for t in optimizer_state(build_optimizer(model, 0.01, settings(optimizer=method)), model).values()
+        )
         for method in ("adamw", "adamw8")
     }
     assert sizes["adamw8"] < 0.26 * sizes["adamw"]
 
 
 def test_what_cannot_be_is_said():
-    with pytest.raises(BadSetting, match="adamw8 works on whole tensors, and shard cuts them"):
-        optimiser_for(small(), 0.01, settings(shard=True))
+    with pytest.raises(BadSetting, match="adamw8 works on whole tensors, and fsdp cuts them"):
+        build_optimizer(small(), 0.01, settings(fsdp=True))
     model = small()
-    codes_of = state_of(optimiser_for(model, 0.01, settings()), model)
+    codes_of = optimizer_state(build_optimizer(model, 0.01, settings()), model)
     for method in ("adamw", "muon"):
-        with pytest.raises(BadFile, match="must be of this method; resume with the one the run began with"):
-            load_state(optimiser_for(model, 0.01, settings(method=method)), model, codes_of)
+        with pytest.raises(BadFile, match="must be of this optimizer; resume with the one the run began with"):
+            load_optimizer_state(build_optimizer(model, 0.01, settings(optimizer=method)), model, codes_of)

@@ -13,9 +13,8 @@ import pytest
 from tests.training.shim import BROKEN, FULL, FaultyDisk, PowerCut
 
 from headwater.errors import BadFile, Unavailable
-from headwater.training.checkpoints import Checkpoints
-from headwater.training.lock import Lock
-from headwater.training.storage import Disk
+from headwater.training.run_dir import RunLock
+from headwater.training.storage import CheckpointManager, Disk
 
 
 def contents(step):
@@ -28,7 +27,7 @@ def contents(step):
 
 def filled(folder, steps=(1, 2, 3), keep=2, disk=None):
     folder.mkdir(exist_ok=True)
-    made = Checkpoints(folder, "run-a", disk, keep)
+    made = CheckpointManager(folder, "run-a", disk, keep)
     for step in steps:
         made.save(step, contents(step))
     return made
@@ -36,8 +35,8 @@ def filled(folder, steps=(1, 2, 3), keep=2, disk=None):
 
 def survivors(folder):
     """The valid checkpoints a fresh process finds, each with what was saved in it."""
-    fresh = Checkpoints(folder, "run-a")
-    valid = [p for p in fresh.paths() if not fresh.fault(p)]
+    fresh = CheckpointManager(folder, "run-a")
+    valid = [p for p in fresh.paths() if not fresh.validation_error(p)]
     for path in valid:
         step = int(path.name[5:])
         assert (path / "model.safetensors").read_bytes() == b"".join(contents(step)["model.safetensors"]())
@@ -88,8 +87,8 @@ def test_after_a_crash_at_any_operation_two_checkpoints_are_valid(tmp_path, oper
         disk.lose(**WAYS[way])
         left = survivors(here / "c")
         assert left in ([2, 3], [2, 3, 4], [3, 4]), (disk.log[-1], left)
-        again = Checkpoints(here / "c", "run-a", keep=2)
-        assert again.newest().step == left[-1]
+        again = CheckpointManager(here / "c", "run-a", max_to_keep=2)
+        assert again.latest_valid().step == left[-1]
         again.save(5, contents(5))
         assert survivors(here / "c") == [left[-1], 5]
         assert sorted(p.name for p in (here / "c").iterdir()) == sorted(f"step-{s:08d}" for s in (left[-1], 5))
@@ -119,7 +118,7 @@ def test_a_failing_disk_at_any_operation_loses_nothing(tmp_path, operations, cod
 
 def test_the_shim_would_catch_a_save_without_fsync(tmp_path):
     class Hasty(FaultyDisk):
-        def flush(self, file):
+        def fsync(self, file):
             pass
 
     (tmp_path / "graves").mkdir()
@@ -133,18 +132,20 @@ def test_the_shim_would_catch_a_save_without_fsync(tmp_path):
 def test_the_shim_would_catch_deleting_before_renaming(tmp_path, monkeypatch):
     from headwater.training.storage import remove_tree
 
-    monkeypatch.setattr(Checkpoints, "_discard", lambda self, path: remove_tree(self.disk, path))
+    monkeypatch.setattr(CheckpointManager, "_retire", lambda self, path: remove_tree(self.disk, path))
     (tmp_path / "graves").mkdir()
     made = filled(tmp_path / "c", (1, 2))
-    made.disk, made.keep = FaultyDisk(tmp_path / "graves", at=3), 1
+    made.disk, made.max_to_keep = FaultyDisk(tmp_path / "graves", at=3), 1
     with pytest.raises(PowerCut):
         made.prune()
-    assert [p for p in made.paths() if made.fault(p)], "a half-deleted folder still carries a checkpoint's name"
+    assert [p for p in made.paths() if made.validation_error(p)], (
+        "a half-deleted folder still carries a checkpoint's name"
+    )
 
 
 def damaged(folder, draw):
     """Flip one bit, or cut a file short, somewhere in the newest checkpoint."""
-    newest = Checkpoints(folder, "run-a").paths()[-1]
+    newest = CheckpointManager(folder, "run-a").paths()[-1]
     file = draw.choice(sorted(newest.iterdir()))
     raw = bytearray(file.read_bytes())
     if draw.random() < 0.7:
@@ -162,7 +163,7 @@ def test_500_flipped_bits_and_cut_files_are_all_noticed(tmp_path):
         copy = tmp_path / "copy"
         shutil.copytree(tmp_path / "c", copy)
         hit.add(damaged(copy, draw))
-        found = Checkpoints(copy, "run-a").newest()
+        found = CheckpointManager(copy, "run-a").latest_valid()
         assert found.step == 2 and "step-00000003" in found.skipped[0]
         shutil.rmtree(copy)
     assert hit == {"manifest.json", "state.json", "model.safetensors", "optimizer.safetensors"}
@@ -198,14 +199,14 @@ def _link(folder):
 def test_what_does_not_belong_is_named_and_the_previous_one_used(tmp_path, spoil, said):
     filled(tmp_path / "c")
     spoil(tmp_path / "c")
-    found = Checkpoints(tmp_path / "c", "run-a").newest()
+    found = CheckpointManager(tmp_path / "c", "run-a").latest_valid()
     assert found.step == 2 and said in found.skipped[0]
 
 
 def test_another_runs_checkpoint_is_not_ours(tmp_path):
     filled(tmp_path / "c")
     with pytest.raises(BadFile, match="all 2 are spoiled .*another run"):
-        Checkpoints(tmp_path / "c", "run-b").newest()
+        CheckpointManager(tmp_path / "c", "run-b").latest_valid()
 
 
 def test_if_all_are_spoiled_it_is_said_and_never_begun_anew(tmp_path):
@@ -213,9 +214,9 @@ def test_if_all_are_spoiled_it_is_said_and_never_begun_anew(tmp_path):
     for path in (tmp_path / "c").iterdir():
         (path / "state.json").write_text("{}")
     with pytest.raises(BadFile, match="must hold a valid checkpoint, all 2 are spoiled"):
-        Checkpoints(tmp_path / "c", "run-a").newest()
+        CheckpointManager(tmp_path / "c", "run-a").latest_valid()
     (tmp_path / "d").mkdir()
-    assert Checkpoints(tmp_path / "d", "run-a").newest() is None
+    assert CheckpointManager(tmp_path / "d", "run-a").latest_valid() is None
 
 
 def test_the_number_decides_and_not_the_clock(tmp_path):
@@ -223,7 +224,7 @@ def test_the_number_decides_and_not_the_clock(tmp_path):
 
     filled(tmp_path / "c")
     os.utime(tmp_path / "c" / "step-00000003", (0, 0))
-    assert Checkpoints(tmp_path / "c", "run-a").newest().step == 3
+    assert CheckpointManager(tmp_path / "c", "run-a").latest_valid().step == 3
 
 
 def test_a_hundred_checkpoints_of_which_one_is_good_are_searched_quickly(tmp_path):
@@ -231,7 +232,7 @@ def test_a_hundred_checkpoints_of_which_one_is_good_are_searched_quickly(tmp_pat
     for path in made.paths()[1:]:
         (path / "model.safetensors").write_bytes(b"")
     began = time.monotonic()
-    assert Checkpoints(tmp_path / "c", "run-a").newest().step == 1
+    assert CheckpointManager(tmp_path / "c", "run-a").latest_valid().step == 1
     assert time.monotonic() - began < 10
 
 
@@ -239,8 +240,8 @@ def test_a_link_in_place_of_a_checkpoint_is_not_followed(tmp_path):
     filled(tmp_path / "c")
     shutil.copytree(tmp_path / "c/step-00000003", tmp_path / "away")
     (tmp_path / "c/step-00000009").symlink_to(tmp_path / "away")
-    made = Checkpoints(tmp_path / "c", "run-a")
-    assert made.newest().step == 3
+    made = CheckpointManager(tmp_path / "c", "run-a")
+    assert made.latest_valid().step == 3
     made.save(10, contents(10))
     made.save(11, contents(11))
     assert (tmp_path / "away/manifest.json").exists()
@@ -251,8 +252,8 @@ def test_a_link_in_place_of_a_checkpoint_is_not_followed(tmp_path):
 HOLD = """
 import sys, time
 from pathlib import Path
-from headwater.training.lock import Lock
-Lock(Path(sys.argv[1])).take()
+from headwater.training.run_dir import RunLock
+RunLock(Path(sys.argv[1])).acquire()
 print("held", flush=True)
 time.sleep(60)
 """
@@ -263,10 +264,10 @@ def test_a_second_trainer_is_refused_and_a_killed_one_leaves_no_lock(tmp_path):
     other = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True)
     assert other.stdout.readline() == "held\n"
     with pytest.raises(Unavailable, match=f"process {other.pid} on .* is training there"):
-        Lock(path).take()
+        RunLock(path).acquire()
     other.kill()
     other.wait()
-    with Lock(path):
+    with RunLock(path):
         assert json.loads(path.read_text())["pid"] != other.pid
     assert path.read_text() == ""
 
@@ -275,7 +276,7 @@ def test_a_lock_of_another_machine_is_believed(tmp_path):
     path = tmp_path / "lock"
     path.write_text(json.dumps({"pid": 1, "host": "elsewhere", "boot": "x"}))
     with pytest.raises(Unavailable, match="process 1 on elsewhere .*remove"):
-        Lock(path).take()
+        RunLock(path).acquire()
 
 
 def test_a_lock_of_an_earlier_boot_or_a_torn_one_is_cleared(tmp_path):
@@ -284,5 +285,5 @@ def test_a_lock_of_an_earlier_boot_or_a_torn_one_is_cleared(tmp_path):
     path = tmp_path / "lock"
     for left in (json.dumps({"pid": 1, "host": socket.gethostname(), "boot": "earlier"}), '{"pid": 1, "ho', "[]"):
         path.write_text(left)
-        with Lock(path):
+        with RunLock(path):
             pass

@@ -5,21 +5,22 @@ from __future__ import annotations
 import pytest
 from tests.training.small import mean_loss, trainer
 
-from headwater.data.dates import dates
-from headwater.i18n import translate
-from headwater.training.divergence import WINDOW, diverged, lr_warning, record
-from headwater.training.events import Noted, Stepped
-from headwater.training.records import Progress
-from headwater.training.schedules import Constant, Cosine
-from headwater.training.teaching import train
+from headwater.data.dates import dates_dataset
+from headwater.i18n import translated
+from headwater.training.api import train
+from headwater.training.diagnostics import MEDIAN_WINDOW, divergence_warning, lr_warning, record_loss
+from headwater.training.schedules import ConstantSchedule, CosineSchedule
+from headwater.training.state import NoteEvent, StepEvent, TrainState
 
 
 def notes(lr=3.0, schedule=None, steps=40, **settings):
     heard = []
     made = trainer(steps, [heard.append], lr=lr, **settings)
-    made.schedule = schedule or Constant(lr)
-    made.run()
-    return [event for event in heard if isinstance(event, Noted)], [e.loss for e in heard if isinstance(e, Stepped)]
+    made.schedule = schedule or ConstantSchedule(lr)
+    made.train()
+    return [event for event in heard if isinstance(event, NoteEvent)], [
+        e.loss for e in heard if isinstance(e, StepEvent)
+    ]
 
 
 def test_a_loss_far_above_its_start_is_said_once():
@@ -27,38 +28,38 @@ def test_a_loss_far_above_its_start_is_said_once():
     assert max(losses) > 10 * losses[0], "the run must diverge"
     (note,) = said
     assert note.text.startswith(f"loss rose from {losses[0]:.3g} to ") and note.text.endswith("lower --lr (now 3)")
-    assert f" at step {note.step}: " in note.text and note.step <= 2 * WINDOW
-    assert translate(note.text, "zh").startswith(f"第 {note.step} 步时损失从 {losses[0]:.3g} 升到 ")
+    assert f" at step {note.step}: " in note.text and note.step <= 2 * MEDIAN_WINDOW
+    assert translated(note.text, "zh").startswith(f"第 {note.step} 步时损失从 {losses[0]:.3g} 升到 ")
 
 
 NORMAL = {
     "plain": {},
-    "smoothing": {"smoothing": 0.3},
-    "no smoothing": {"smoothing": 0.0},
-    "muon": {"method": "muon"},
+    "smoothing": {"label_smoothing": 0.3},
+    "no smoothing": {"label_smoothing": 0.0},
+    "muon": {"optimizer": "muon"},
     "dropout": {"dropout": 0.5},
-    "warmup": {"schedule": Cosine(1e-2, 30, 40)},
-    "no warmup": {"schedule": Constant(1e-2)},
+    "warmup": {"schedule": CosineSchedule(1e-2, 30, 40)},
+    "no warmup": {"schedule": ConstantSchedule(1e-2)},
     "small batches": {"batch_tokens": 24},
-    "evaluated": {"evaluate": mean_loss, "eval_every": 3, "average": 0.9},
+    "evaluated": {"evaluate": mean_loss, "eval_every": 3, "ema": 0.9},
 }
 
 
 @pytest.mark.parametrize("name", NORMAL)
 def test_no_false_alarm(name):
     for seed in range(3):
-        settings = {"schedule": Cosine(1e-2, 5, 40), **NORMAL[name]}
+        settings = {"schedule": CosineSchedule(1e-2, 5, 40), **NORMAL[name]}
         assert notes(1e-2, seed=seed, **settings)[0] == []
 
 
 def passed(losses, norms):
     """What is said after each step of a run with these losses and norms."""
-    p, said = Progress(), []
+    p, said = TrainState(), []
     for loss, norm in zip(losses, norms, strict=True):
         p.step += 1
-        p.norms = [*p.norms[-63:], norm]
-        record(p, loss, norm)
-        said.append(diverged(p, 0.5))
+        p.recent_grad_norms = [*p.recent_grad_norms[-63:], norm]
+        record_loss(p, loss, norm)
+        said.append(divergence_warning(p, 0.5))
     return [(step + 1, warned) for step, warned in enumerate(said) if warned]
 
 
@@ -83,13 +84,15 @@ def test_a_loss_that_stays_high_or_falls_is_none():
 def test_what_was_said_is_kept_in_the_checkpoint():
     said, _ = notes(steps=30)
     made = trainer(40, lr=3.0)
-    made.load_state({"progress": {"first_loss": 2.0, "warned": ["loss", "norm"]}, "scale": {}})
-    made.progress.losses, made.progress.norms = [900.0] * WINDOW, [900.0] * WINDOW
-    assert said and made.progress.first_loss == 2.0 and diverged(made.progress, 3.0) == ""
-    made.progress.first_norm = 1.0
-    assert diverged(made.progress, 3.0) == ""
-    made.progress.warned = []
-    assert diverged(made.progress, 3.0)
+    made.load_state_dict(
+        {"train_state": {"first_loss": 2.0, "divergence_warnings": ["loss", "norm"]}, "grad_scaler": {}}
+    )
+    made.state.recent_losses, made.state.recent_grad_norms = [900.0] * MEDIAN_WINDOW, [900.0] * MEDIAN_WINDOW
+    assert said and made.state.first_loss == 2.0 and divergence_warning(made.state, 3.0) == ""
+    made.state.first_grad_norm = 1.0
+    assert divergence_warning(made.state, 3.0) == ""
+    made.state.divergence_warnings = []
+    assert divergence_warning(made.state, 3.0)
 
 
 @pytest.mark.parametrize(("lr", "said"), [(3.0, True), (0.5, True), (1e-2, False), (0.1, False)])
@@ -99,14 +102,14 @@ def test_an_absurd_learning_rate_is_said_before_training(lr, said):
 
 def test_before_the_first_step(tmp_path):
     path, heard = tmp_path / "pairs.tsv", []
-    path.write_text("".join(f"{a}\t{b}\n" for a, b in dates("train", 100)))
-    given = {"size": "xs", "max_steps": 2, "batch_tokens": 300, "eval_rows": 4, "eval_every": 2, "quiet": True}
-    train(path, out=tmp_path / "a", lr=3.0, method="adamw", listeners=[heard.append], **given)
+    path.write_text("".join(f"{a}\t{b}\n" for a, b in dates_dataset("train", 100)))
+    given = {"size": "xs", "max_steps": 2, "batch_tokens": 300, "eval_examples": 4, "eval_every": 2, "quiet": True}
+    train(path, out=tmp_path / "a", lr=3.0, optimizer="adamw", callbacks=[heard.append], **given)
     note, step = (event for event in heard[:2])
-    assert isinstance(note, Noted) and isinstance(step, Stepped)
+    assert isinstance(note, NoteEvent) and isinstance(step, StepEvent)
     assert note.text.startswith("the learning rate reaches 3, adamw usually takes")
-    assert "学习率将达到 3" in translate(note.text, "zh")
+    assert "学习率将达到 3" in translated(note.text, "zh")
     heard.clear()
-    train(path, out=tmp_path / "b", listeners=[heard.append], **given)
-    train(path, out=tmp_path / "c", listeners=[heard.append], schedule="noam", warmup=4000, **given)
-    assert not [event for event in heard if isinstance(event, Noted)]
+    train(path, out=tmp_path / "b", callbacks=[heard.append], **given)
+    train(path, out=tmp_path / "c", callbacks=[heard.append], schedule="noam", warmup=4000, **given)
+    assert not [event for event in heard if isinstance(event, NoteEvent)]

@@ -8,23 +8,24 @@ import math
 import pytest
 import torch
 from tests.training.small import trainer
-from tests.training.test_loop import FACTS, broken, unbroken, weights
+from tests.training.test_trainer import FACTS, broken, unbroken, weights
 
 from headwater.errors import CheckFailed
-from headwater.training.checkpoints import Checkpoints
-from headwater.training.events import Noted, Stepped
-from headwater.training.gradients import Gradients, Scale, layer_of, times_the_usual
-from headwater.training.journals import Metrics, read_lines
-from headwater.training.snapshot import keeper, restore
+from headwater.training.callbacks import MetricsLogger, read_jsonl
+from headwater.training.checkpoint import CheckpointWriter, restore_checkpoint
+from headwater.training.gradients import GradScaler, ModelGradients, layer_name, spike_ratio
+from headwater.training.state import NoteEvent, StepEvent
+from headwater.training.storage import CheckpointManager
+from headwater.training.trainer import Trainer
 
 
 def one_gradient():
     made = trainer(1)
-    made.optimiser.zero_grad = lambda **_: None
+    made.optimizer.zero_grad = lambda **_: None
     heard = []
-    made.listeners = [heard.append]
-    made.settings = made.settings.but(clip=0.0)
-    made.step(next(made.source.after(0)))
+    made.callbacks = [heard.append]
+    made.config = made.config.replace(max_grad_norm=0.0)
+    made.step(next(made.dataset.batches_from(0)))
     return made, heard[0]
 
 
@@ -32,20 +33,24 @@ def test_a_layers_norm_is_that_of_its_gradients_and_their_squares_add_up():
     made, event = one_gradient()
     by_hand = {}
     for path, p in made.model.named_parameters():
-        by_hand[layer_of(path)] = by_hand.get(layer_of(path), 0.0) + float(p.grad.double().square().sum())
-    assert list(event.norms) == ["encoder.embed", "encoder.layers.0", "decoder.layers.0"]  # tables and head are tied
+        by_hand[layer_name(path)] = by_hand.get(layer_name(path), 0.0) + float(p.grad.double().square().sum())
+    assert list(event.layer_grad_norms) == [
+        "encoder.embed",
+        "encoder.layers.0",
+        "decoder.layers.0",
+    ]  # tables and head are tied
     for layer, square in by_hand.items():
-        assert event.norms[layer] == pytest.approx(math.sqrt(square), rel=1e-5)
-    assert event.norm == pytest.approx(math.sqrt(sum(x * x for x in event.norms.values())), rel=1e-9)
-    assert event.norm == pytest.approx(
+        assert event.layer_grad_norms[layer] == pytest.approx(math.sqrt(square), rel=1e-5)
+    assert event.grad_norm == pytest.approx(math.sqrt(sum(x * x for x in event.layer_grad_norms.values())), rel=1e-9)
+    assert event.grad_norm == pytest.approx(
         float(torch.nn.utils.get_total_norm([p.grad for p in made.model.parameters()])), rel=1e-5
     )
 
 
 def test_the_journal_has_the_norms_of_each_layer(tmp_path):
-    made = trainer(4, [Metrics(tmp_path / "m.jsonl", 2)])
-    made.run()
-    lines = [line for line in read_lines(tmp_path / "m.jsonl") if line.get("split") == "train"]
+    made = trainer(4, [MetricsLogger(tmp_path / "m.jsonl", 2)])
+    made.train()
+    lines = [line for line in read_jsonl(tmp_path / "m.jsonl") if line.get("split") == "train"]
     for line in lines:
         assert list(line["grad_norms"]) == ["encoder.embed", "encoder.layers.0", "decoder.layers.0"]
         assert math.hypot(*line["grad_norms"].values()) == pytest.approx(line["grad_norm"], rel=1e-4)
@@ -58,11 +63,11 @@ def test_cutting_divides_the_scale_out_and_shortens_to_the_limit(most, scale):
     for name, p in model.named_parameters():
         wanted[name] = torch.randn(p.shape, generator=torch.Generator().manual_seed(1))
         p.grad = wanted[name] * scale
-    gradients = Gradients(model)
+    gradients = ModelGradients(model)
     norms = gradients.norms(list, scale)
     length = float(torch.cat([g.flatten() for g in wanted.values()]).norm())
     assert norms.total == pytest.approx(length, rel=1e-5)
-    gradients.cut(norms.total, most, scale)
+    gradients.clip_(norms.total, most, scale)
     factor = min(1.0, most / length) if most else 1.0
     for name, p in model.named_parameters():
         torch.testing.assert_close(p.grad, wanted[name] * factor, rtol=1e-4, atol=1e-6)
@@ -73,16 +78,16 @@ def test_cutting_divides_the_scale_out_and_shortens_to_the_limit(most, scale):
 
 def spiking(spike, times=1e6, at=30):
     heard = []
-    made = trainer(40, [heard.append], spike=spike)
-    real = made._loss
-    made._loss = lambda n, p: real(n, p) * (times if made.progress.step == at else 1.0)
-    made.run()
-    return made, {e.step: e for e in heard if isinstance(e, Stepped)}, [e for e in heard if isinstance(e, Noted)]
+    made = trainer(40, [heard.append], skip_grad_spikes=spike)
+    real = made.loss
+    made.loss = lambda n, p: real(n, p) * (times if made.state.step == at else 1.0)
+    made.train()
+    return made, {e.step: e for e in heard if isinstance(e, StepEvent)}, [e for e in heard if isinstance(e, NoteEvent)]
 
 
 def test_an_exploding_gradient_is_clipped_and_said_with_its_batch():
     made, steps, notes = spiking(0.0)
-    assert steps[31].applied and steps[31].norm > 1e4 * steps[30].norm
+    assert steps[31].applied and steps[31].grad_norm > 1e4 * steps[30].grad_norm
     (note,) = notes
     assert note.step == 31 and "times as long as usual and was clipped; examples" in note.text
     assert str(steps[31].examples[0]) in note.text and torch.isfinite(weights(made.model)).all()
@@ -99,21 +104,21 @@ def test_lasting_change_is_not_left_out_for_ever():
     before = [1.0] * 20
     for _ in range(64):
         before = [*before[-63:], 100.0]
-    assert times_the_usual(100.0, before) == 1.0
-    assert times_the_usual(100.0, [1.0] * 3) == 0.0, "too few to know"
+    assert spike_ratio(100.0, before) == 1.0
+    assert spike_ratio(100.0, [1.0] * 3) == 0.0, "too few to know"
 
 
 def test_spikes_are_the_same_in_a_resumed_run(tmp_path):
     """The lengths that are remembered are part of the state."""
-    lines, final = unbroken(40, spike=0.95)
-    again, resumed = broken(tmp_path / "c", (23, 31), 40, spike=0.95)
+    lines, final = unbroken(40, skip_grad_spikes=0.95)
+    again, resumed = broken(tmp_path / "c", (23, 31), 40, skip_grad_spikes=0.95)
     assert again == lines and torch.equal(final, resumed)
 
-    def forgetful(made, saved, facts):
-        restore(made, saved, facts)
-        made.progress.norms = []
+    def forgetful(made: Trainer, saved, facts):
+        restore_checkpoint(made, saved, facts)
+        made.state.recent_grad_norms = []
 
-    other, _ = broken(tmp_path / "d", (23, 31), 40, restored=forgetful, spike=0.95)
+    other, _ = broken(tmp_path / "d", (23, 31), 40, restored=forgetful, skip_grad_spikes=0.95)
     assert other != lines
 
 
@@ -121,15 +126,15 @@ def test_spikes_are_the_same_in_a_resumed_run(tmp_path):
 
 
 def test_the_scale_doubles_after_good_steps_and_halves_at_an_overflow():
-    scale = Scale(8.0)
+    scale = GradScaler(8.0)
     scale.update(False)
-    assert scale == Scale(4.0, 0)
-    for _ in range(Scale.EVERY):
+    assert scale == GradScaler(4.0, 0)
+    for _ in range(GradScaler.GROWTH_INTERVAL):
         scale.update(True)
-    assert scale == Scale(8.0, 0)
+    assert scale == GradScaler(8.0, 0)
     for _ in range(9):
         scale.update(False)
-    assert scale.value == 1.0, "never below one"
+    assert scale.scale == 1.0, "never below one"
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
@@ -137,8 +142,8 @@ def test_short_numbers_follow_the_curve_of_long_ones(dtype):
     curves = {}
     for kind in ("fp32", dtype):
         heard = []
-        trainer(60, [heard.append], dropout=0.0, dtype=kind).run()
-        curves[kind] = [e.loss for e in heard if isinstance(e, Stepped)]
+        trainer(60, [heard.append], dropout=0.0, dtype=kind).train()
+        curves[kind] = [e.loss for e in heard if isinstance(e, StepEvent)]
     assert curves[dtype] != curves["fp32"]
     assert curves[dtype] == pytest.approx(curves["fp32"], rel=0.05)
 
@@ -146,21 +151,21 @@ def test_short_numbers_follow_the_curve_of_long_ones(dtype):
 def test_an_overflow_of_fp16_halves_the_scale_names_nobody_and_ends_nothing():
     heard = []
     made = trainer(30, [heard.append], dtype="fp16", dropout=0.0)
-    made.scale = Scale(2.0**30)
-    made.run()
-    steps = [e for e in heard if isinstance(e, Stepped)]
-    assert not steps[0].applied and steps[-1].applied and made.scale.value < 2.0**30
-    assert not [e for e in heard if isinstance(e, Noted)] and made.progress.bad == 0
+    made.grad_scaler = GradScaler(2.0**30)
+    made.train()
+    steps = [e for e in heard if isinstance(e, StepEvent)]
+    assert not steps[0].applied and steps[-1].applied and made.grad_scaler.scale < 2.0**30
+    assert not [e for e in heard if isinstance(e, NoteEvent)] and made.state.nonfinite_steps == 0
 
 
 def test_an_overflow_that_no_scale_mends_ends_the_run():
-    made = trainer(40, dtype="fp16", bad_steps=3)
-    made.scale = Scale(4.0)
+    made = trainer(40, dtype="fp16", max_nan_steps=3)
+    made.grad_scaler = GradScaler(4.0)
     q = made.model.encoder.layers[0].self_attn.q.weight
     q.register_hook(lambda grad: grad * float("inf"))
     with pytest.raises(CheckFailed, match="3 steps in a row gave NaN or inf"):
-        made.run()
-    assert made.progress.step == 5, "two steps sought a scale, three were bad"
+        made.train()
+    assert made.state.step == 5, "two steps sought a scale, three were bad"
 
 
 def test_fp16_resumed_is_never_stopped_and_the_scale_is_part_of_the_state(tmp_path):
@@ -168,12 +173,12 @@ def test_fp16_resumed_is_never_stopped_and_the_scale_is_part_of_the_state(tmp_pa
     again, resumed = broken(tmp_path / "c", (3, 7, 14), dtype="fp16")
     assert again == lines and torch.equal(final, resumed)
     made = trainer(5, dtype="fp16")
-    made.scale = Scale(512.0, 77)
+    made.grad_scaler = GradScaler(512.0, 77)
     (tmp_path / "d").mkdir()
-    made.keep = keeper(Checkpoints(tmp_path / "d", "r"), FACTS)
-    made.run()
+    made.output = CheckpointWriter(CheckpointManager(tmp_path / "d", "r"), FACTS)
+    made.train()
     other = trainer(5, dtype="fp16")
-    restore(other, Checkpoints(tmp_path / "d", "r").newest(), FACTS)
-    assert other.scale == Scale(512.0, 82)
+    restore_checkpoint(other, CheckpointManager(tmp_path / "d", "r").latest_valid(), FACTS)
+    assert other.grad_scaler == GradScaler(512.0, 82)
     state = json.loads((tmp_path / "d/step-00000005/state.json").read_text())
-    assert state["scale"] == {"value": 512.0, "good": 82}
+    assert state["grad_scaler"] == {"scale": 512.0, "good_steps": 82}

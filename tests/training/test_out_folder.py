@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from headwater.errors import BadFile
-from headwater.training import teaching
-from headwater.training.teaching import train
+from headwater.training import setup
+from headwater.training.api import train
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def data(tmp_path, monkeypatch):
     def read(*_):
         raise AssertionError("the data was read")
 
-    monkeypatch.setattr(teaching, "seen", read)
+    monkeypatch.setattr(setup, "summarize_data", read)
     (tmp_path / "pairs.tsv").write_text("a\tb\n" * 9)
     return tmp_path
 

@@ -10,24 +10,33 @@ from torch import nn
 
 from headwater.core import decoder
 from headwater.errors import BadFile, BadSetting
-from headwater.training.averaging import Average
-from headwater.training.optimiser import decays, load_state, optimiser_for, state_of
-from headwater.training.schedules import SCHEDULES, Constant, Cosine, InverseRoot, Linear, Noam, schedule
-from headwater.training.settings import read
+from headwater.training.config import TrainConfig, parse_config
+from headwater.training.optim import EMA, build_optimizer, decay_parameters, load_optimizer_state, optimizer_state
+from headwater.training.schedules import (
+    SCHEDULES,
+    ConstantSchedule,
+    CosineSchedule,
+    InverseSqrtSchedule,
+    LinearSchedule,
+    NoamSchedule,
+    build_schedule,
+)
 
 
 def test_noam_is_the_papers_formula():
     for step in (1, 10, 3999, 4000, 4001, 100_000):
-        assert Noam(512).at(step) == pytest.approx(512**-0.5 * min(step**-0.5, step * 4000**-1.5))
+        assert NoamSchedule(512).at(step) == pytest.approx(512**-0.5 * min(step**-0.5, step * 4000**-1.5))
 
 
 def test_noam_and_cosine_are_two_things():
-    assert Noam(512, 10).at(1000) != pytest.approx(Cosine(Noam(512, 10).at(10), 10, 1000).at(1000))
+    assert NoamSchedule(512, 10).at(1000) != pytest.approx(
+        CosineSchedule(NoamSchedule(512, 10).at(10), 10, 1000).at(1000)
+    )
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_rises_straight_to_its_peak(name):
-    made = schedule(name, peak=2.0, warmup=10, steps=100, d_model=64)
+    made = build_schedule(TrainConfig(schedule=name, lr=2.0, warmup=10, max_steps=100, d_model=64))
     rates = [made.at(s) for s in range(1, 101)]
     assert max(rates) == pytest.approx(rates[9])
     for step in range(1, 11):
@@ -37,31 +46,35 @@ def test_every_schedule_rises_straight_to_its_peak(name):
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_no_warm_up_is_allowed(name):
-    assert schedule(name, peak=2.0, warmup=0, steps=100, d_model=64).at(1) > 0
+    assert build_schedule(TrainConfig(schedule=name, lr=2.0, warmup=0, max_steps=100, d_model=64)).at(1) > 0
 
 
 def test_the_ends():
-    assert Cosine(1.0, 0, 100).at(50) == pytest.approx(0.5)
-    assert Cosine(1.0, 0, 100, floor=0.1).at(100) == Linear(1.0, 0, 100, floor=0.1).at(100) == pytest.approx(0.1)
-    assert Linear(1.0, 10, 110).at(60) == pytest.approx(0.5)
-    assert InverseRoot(1.0, 4).at(16) == pytest.approx(0.5)
-    assert Constant(0.3).at(10**9) == 0.3
-    assert Cosine(1.0, 0, 100).at(500) == 0 and math.isfinite(Linear(1.0, 200, 100).at(150))
+    assert CosineSchedule(1.0, 0, 100).at(50) == pytest.approx(0.5)
+    assert (
+        CosineSchedule(1.0, 0, 100, min_lr_ratio=0.1).at(100)
+        == LinearSchedule(1.0, 0, 100, min_lr_ratio=0.1).at(100)
+        == pytest.approx(0.1)
+    )
+    assert LinearSchedule(1.0, 10, 110).at(60) == pytest.approx(0.5)
+    assert InverseSqrtSchedule(1.0, 4).at(16) == pytest.approx(0.5)
+    assert ConstantSchedule(0.3).at(10**9) == 0.3
+    assert CosineSchedule(1.0, 0, 100).at(500) == 0 and math.isfinite(LinearSchedule(1.0, 200, 100).at(150))
 
 
 def test_an_unknown_schedule_is_refused_with_the_nearest():
     with pytest.raises(BadSetting, match="did you mean 'cosine'"):
-        schedule("cosin", peak=1, warmup=0, steps=1, d_model=1)
+        build_schedule(TrainConfig(schedule="cosin"))
     with pytest.raises(BadSetting, match="peak must be above 0"):
-        Constant(0.0)
+        ConstantSchedule(0.0)
 
 
 def small():
-    return decoder(17, d_model=8, heads=2, layers=1, d_ff=16, placement="pre", dropout=0.0).build(seed=0)
+    return decoder(17, d_model=8, heads=2, layers=1, d_ff=16, norm_position="pre", dropout=0.0).build(seed=0)
 
 
 def test_matrices_decay_and_biases_norms_and_tables_do_not():
-    chosen = decays(small())
+    chosen = decay_parameters(small())
     assert "decoder.layers.0.self_attn.q.weight" in chosen and "decoder.layers.0.ffn.up.weight" in chosen
     assert not [n for n in chosen if "bias" in n or "norm" in n or "embed" in n or n.startswith("head.out")]
 
@@ -74,18 +87,18 @@ def train(model, optimiser, steps, seed=0):
         optimiser.zero_grad()
 
 
-USUAL = read({"weight_decay": 0.1})
+USUAL = parse_config({"weight_decay": 0.1})
 
 
 def test_the_state_by_path_goes_on_as_if_never_stopped():
     one = small()
-    first = optimiser_for(one, 1e-2, USUAL)
+    first = build_optimizer(one, 1e-2, USUAL)
     train(one, first, 3)
-    kept = {n: t.clone() for n, t in state_of(first, one).items()}
+    kept = {n: t.clone() for n, t in optimizer_state(first, one).items()}
     two = small()
     two.load_state_dict(one.state_dict())
-    second = optimiser_for(two, 1e-2, USUAL)
-    load_state(second, two, kept)
+    second = build_optimizer(two, 1e-2, USUAL)
+    load_optimizer_state(second, two, kept)
     for model, optimiser in ((one, first), (two, second)):
         train(model, optimiser, 3, seed=3)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
@@ -93,10 +106,10 @@ def test_the_state_by_path_goes_on_as_if_never_stopped():
 
 def test_a_lost_state_would_be_seen():
     one, two = small(), small()
-    first = optimiser_for(one, 1e-2, USUAL)
+    first = build_optimizer(one, 1e-2, USUAL)
     train(one, first, 3)
     two.load_state_dict(one.state_dict())
-    second = optimiser_for(two, 1e-2, USUAL)
+    second = build_optimizer(two, 1e-2, USUAL)
     for model, optimiser in ((one, first), (two, second)):
         train(model, optimiser, 3, seed=3)
     assert not all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
@@ -104,18 +117,18 @@ def test_a_lost_state_would_be_seen():
 
 def test_a_strangers_state_is_refused():
     one = small()
-    first = optimiser_for(one, 1e-2, USUAL)
+    first = build_optimizer(one, 1e-2, USUAL)
     train(one, first, 1)
-    other = decoder(17, d_model=8, heads=2, layers=2, d_ff=32, placement="pre").build(seed=0)
+    other = decoder(17, d_model=8, heads=2, layers=2, d_ff=32, norm_position="pre").build(seed=0)
     with pytest.raises(BadFile, match="optimizer state"):
-        load_state(optimiser_for(other, 1e-2, USUAL), other, state_of(first, one))
+        load_optimizer_state(build_optimizer(other, 1e-2, USUAL), other, optimizer_state(first, one))
     with pytest.raises(BadFile, match="must belong to this model"):
-        load_state(first, one, {**state_of(first, one), "step:stranger": torch.zeros(1)})
+        load_optimizer_state(first, one, {**optimizer_state(first, one), "step:stranger": torch.zeros(1)})
 
 
 def test_the_average_follows_its_law_and_gives_the_weights_back():
     model = nn.Linear(2, 1)
-    average = Average(model, 0.9)
+    average = EMA(model, 0.9)
     seen = model.weight.detach().clone()
     for step in range(200):
         with torch.no_grad():
@@ -124,9 +137,9 @@ def test_the_average_follows_its_law_and_gives_the_weights_back():
         seen = seen.lerp(model.weight.detach(), share)
         average.update(model, step)
     own = model.weight.detach().clone()
-    with average.used_by(model):
+    with average.swapped_in(model):
         torch.testing.assert_close(model.weight.detach(), seen)
     assert torch.equal(model.weight, own)
-    nothing = Average(model, 0.0)
-    with nothing.used_by(model):
+    nothing = EMA(model, 0.0)
+    with nothing.swapped_in(model):
         assert torch.equal(model.weight, own)

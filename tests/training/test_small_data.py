@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.data.examples import Pair
+from headwater.data.examples import TextPair
 from headwater.errors import BadInput, BadSetting
-from headwater.training.events import Noted
-from headwater.training.material import FEWEST_TOKENS
-from headwater.training.teaching import train
+from headwater.tasks.language_model import MIN_TRAIN_TOKENS
+from headwater.training.api import train
+from headwater.training.state import NoteEvent, StopReason
 
-TINY = {"size": "xs", "max_steps": 2, "batch_tokens": 600, "eval_rows": 20}
+TINY = {"size": "xs", "max_steps": 2, "batch_tokens": 600, "eval_examples": 20}
 QUESTION = '{"question": "Who?", "context": "See Ann run.", "answers": [{"text": "Ann", "answer_start": 4}]}\n'
 
 
@@ -34,20 +34,20 @@ def test_with_two_rows_or_a_file_to_measure_on_it_is_trained(tmp_path):
     (tmp_path / "one.tsv").write_text("one two\teins zwei\n")
     (tmp_path / "other.tsv").write_text("three four\tdrei vier\n")
     heard = []
-    train(tmp_path / "one.tsv", valid=[tmp_path / "other.tsv"], out=tmp_path / "a", listeners=[heard.append], **TINY)
-    notes = [event.text for event in heard if isinstance(event, Noted)]
+    train(tmp_path / "one.tsv", valid=[tmp_path / "other.tsv"], out=tmp_path / "a", callbacks=[heard.append], **TINY)
+    notes = [event.text for event in heard if isinstance(event, NoteEvent)]
     assert any(note.startswith("only ") and "tokens to learn from" in note for note in notes)
     (tmp_path / "two.tsv").write_text("one two\teins zwei\nthree four\tdrei vier\n")
-    assert train(tmp_path / "two.tsv", out=tmp_path / "b", **TINY).outcome.why == "finished"
+    assert train(tmp_path / "two.tsv", out=tmp_path / "b", **TINY).result.stop_reason is StopReason.FINISHED
 
 
 def test_examples_without_a_validation_set_are_refused_too(tmp_path):
     with pytest.raises(BadInput, match="the validation set is empty"):
-        train(examples={"train": [Pair("a b", "c d")], "valid": []}, out=tmp_path / "run", **TINY)
+        train(examples={"train": [TextPair("a b", "c d")], "valid": []}, out=tmp_path / "run", **TINY)
 
 
 @pytest.mark.parametrize("text", ["hello\n", "hello world this is a text\n"])
 def test_a_text_of_a_few_tokens_is_refused(tmp_path, text):
     (tmp_path / "one.txt").write_text(text)
-    with pytest.raises((BadInput, BadSetting), match=rf"at least {FEWEST_TOKENS} tokens|cannot be split"):
+    with pytest.raises((BadInput, BadSetting), match=rf"at least {MIN_TRAIN_TOKENS} tokens|cannot be split"):
         train(tmp_path / "one.txt", out=tmp_path / "run", **TINY)

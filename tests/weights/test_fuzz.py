@@ -16,18 +16,17 @@ import pytest
 import torch
 
 from headwater.errors import Fault
-from headwater.text import sentencepiece
-from headwater.text.components import added, bpe, byte_level, replace, template, whole
-from headwater.text.from_sentencepiece import plain
-from headwater.text.gguf_text import KEY, from_gguf
+from headwater.io.strict_json import parse_json_object
+from headwater.text.loaders import sentencepiece_model
+from headwater.text.loaders.gguf import KEY_PREFIX, tokenizer_from_gguf
+from headwater.text.loaders.sentencepiece import plain_spec
+from headwater.text.spec import added_token, bpe_model, byte_level, replace_string, template_processing, tokenizer_spec
 from headwater.text.tokenizer import Tokenizer
-from headwater.weights.gguf import GgufFile
-from headwater.weights.gguf_write import write_gguf
-from headwater.weights.rope import read_rope
-from headwater.weights.settings import Settings
-from headwater.weights.shards import INDEX, ShardedTensors
-from headwater.weights.strict_json import parse_object
-from headwater.weights.tensors import TensorFile, nonfinite, write
+from headwater.weights.checks import is_finite
+from headwater.weights.gguf import GgufFile, write_gguf
+from headwater.weights.hf_config import HFConfig, read_rope_config
+from headwater.weights.safetensors import SafetensorsFile, write_safetensors
+from headwater.weights.shards import WEIGHTS_INDEX_NAME, ShardedSafetensors
 
 NUMBERS = [
     b"0",
@@ -118,7 +117,7 @@ def mutated(raw: bytes, draw: random.Random) -> bytes:
 
 
 def safetensors_seed(folder):
-    write(
+    write_safetensors(
         folder / "seed",
         {"a.weight": torch.randn(3, 4), "b": torch.arange(5), "c": torch.tensor([True, False]), "d": torch.empty(0)},
     )
@@ -126,14 +125,14 @@ def safetensors_seed(folder):
 
 
 def read_safetensors(path):
-    file = TensorFile(path)
-    nonfinite(file)
+    file = SafetensorsFile(path)
+    assert all(isinstance(is_finite(file[name]), bool) for name in file)
     return [file[name].sum() for name in file if file[name].numel()]
 
 
 def index_seed(folder):
     for name in ("one", "two"):
-        write(folder / f"{name}.safetensors", {name: torch.ones(2)})
+        write_safetensors(folder / f"{name}.safetensors", {name: torch.ones(2)})
     return json.dumps(
         {"metadata": {"total_size": 16}, "weight_map": {"one": "one.safetensors", "two": "two.safetensors"}}
     ).encode()
@@ -158,38 +157,42 @@ def config_seed(folder):
 
 
 def read_config(path):
-    c = Settings.read(path)
-    c.size("hidden_size"), c.size("num_attention_heads"), c.layers("num_hidden_layers"), c.number("rms_norm_eps")
+    c = HFConfig.from_json_file(path)
     (
-        c.word("hidden_act", known=("silu", "gelu")),
-        c.flag("tie_word_embeddings"),
-        c.ids("eos_token_id"),
-        read_rope(c),
-        c.done(),
+        c.get_int("hidden_size"),
+        c.get_int("num_attention_heads"),
+        c.get_num_layers("num_hidden_layers"),
+        c.get_float("rms_norm_eps"),
+    )
+    (
+        c.get_str("hidden_act", choices=("silu", "gelu")),
+        c.get_bool("tie_word_embeddings"),
+        read_rope_config(c),
+        c.refuse_unread(),
     )
 
 
 def tokenizer_seed(folder):
     vocab = {"a": 0, "b": 1, "ab": 2, "<s>": 3, "Ġ": 4, "Ġa": 5}
-    spec = whole(
-        bpe(vocab, [["a", "b"], ["Ġ", "a"]], unk_token="a"),
-        normalizer=[{"type": "NFC"}, replace("x", "b")],
-        pre_tokenizer=[byte_level(regex=True)],
+    spec = tokenizer_spec(
+        bpe_model(vocab, [["a", "b"], ["Ġ", "a"]], unk_token="a"),
+        normalizer=[{"type": "NFC"}, replace_string("x", "b")],
+        pre_tokenizer=[byte_level(use_regex=True)],
         decoder=[byte_level()],
-        added=[added("<s>", 3)],
-        post_processor=template("<s> $A:0", "<s> $A $B:1", vocab),
+        added_tokens=[added_token("<s>", 3)],
+        post_processor=template_processing("<s> $A:0", "<s> $A $B:1", vocab),
     )
     return json.dumps(spec, ensure_ascii=False).encode()
 
 
 def unigram_seed(folder):
     pieces = [["<unk>", 0.0], ["▁", -1.0], ["a", -2.0], ["b", -2.5], ["▁ab", -1.5], ["</s>", 0.0]]
-    spec = whole(
+    spec = tokenizer_spec(
         {"type": "Unigram", "unk_id": 0, "vocab": pieces, "byte_fallback": False},
         normalizer=[{"type": "Prepend", "prepend": "▁"}],
         pre_tokenizer=[],
         decoder=[{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True}],
-        added=[added("</s>", 5)],
+        added_tokens=[added_token("</s>", 5)],
     )
     return json.dumps(spec, ensure_ascii=False).encode()
 
@@ -197,23 +200,23 @@ def unigram_seed(folder):
 def use(tokenizer):
     for text in ("ab <s> a</s>b", "", "ab ab\n"):
         tokenizer.decode(tokenizer.encode(text))
-        tokenizer.encode(text, control=True)
-    tokenizer.pieces(range(min(len(tokenizer), 6)))
+        tokenizer.encode(text, parse_special=True)
+    tokenizer.display_pieces(range(min(len(tokenizer), 6)))
 
 
 def read_tokenizer(path):
-    use(Tokenizer(parse_object(path.read_bytes(), path), {"bos": "<s>"}, "", path))
+    use(Tokenizer(parse_json_object(path.read_bytes(), path), {"bos": "<s>"}, "", path))
 
 
 def gguf_seed(folder):
     metadata = {
         "general.architecture": "llama",
-        KEY + "model": "gpt2",
-        KEY + "pre": "gpt-2",
-        KEY + "tokens": ["a", "b", "ab", "<s>"],
-        KEY + "merges": ["a b"],
-        KEY + "token_type": [1, 1, 1, 3],
-        KEY + "bos_token_id": 3,
+        KEY_PREFIX + "model": "gpt2",
+        KEY_PREFIX + "pre": "gpt-2",
+        KEY_PREFIX + "tokens": ["a", "b", "ab", "<s>"],
+        KEY_PREFIX + "merges": ["a b"],
+        KEY_PREFIX + "token_type": [1, 1, 1, 3],
+        KEY_PREFIX + "bos_token_id": 3,
         "x.eps": 0.5,
     }
     write_gguf(folder / "seed", metadata, {"q.weight": torch.randn(2, 32), "n": torch.ones(5)}, "Q8_0")
@@ -223,8 +226,8 @@ def gguf_seed(folder):
 def read_gguf(path):
     file = GgufFile(path)
     for name in file:
-        file.blocks(name), file[name]
-    use(from_gguf(file.metadata, path))
+        file.quantized_blocks(name), file[name]
+    use(tokenizer_from_gguf(file.metadata, path))
 
 
 def spm_seed(folder):
@@ -248,12 +251,12 @@ def spm_seed(folder):
 
 
 def read_spm(path):
-    use(Tokenizer(*plain(sentencepiece.read(path), {})))
+    use(Tokenizer(*plain_spec(sentencepiece_model.read_sentencepiece(path), {})))
 
 
 KINDS = {
     "safetensors": (safetensors_seed, read_safetensors, 7000),
-    "index": (index_seed, lambda path: ShardedTensors(path.parent, path.name), 2500),
+    "index": (index_seed, lambda path: ShardedSafetensors(path.parent, path.name), 2500),
     "config": (config_seed, read_config, 4000),
     "tokenizer": (tokenizer_seed, read_tokenizer, 2500),
     "unigram": (unigram_seed, read_tokenizer, 1500),
@@ -266,7 +269,7 @@ assert sum(count for *_, count in KINDS.values()) >= 20_000
 def fuzz(folder, kind, count, seed):
     make, read, _ = KINDS[kind]
     good, draw = make(folder), random.Random(seed)
-    path = folder / (INDEX if kind == "index" else "file")
+    path = folder / (WEIGHTS_INDEX_NAME if kind == "index" else "file")
     path.write_bytes(good)
     read(path)  # the seed itself is good
     outcome = {"read": 0, "refused": 0}

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from headwater.errors import BadFile
-from headwater.text.load import load
-from headwater.weights import llama2c
+from headwater.families import llama2c
+from headwater.text.load import load_tokenizer
 
 D_MODEL, D_FF, LAYERS, HEADS, KV_HEADS, LENGTH = 32, 48, 2, 4, 2, 16
 PIECES = [b"<unk>", b"\n<s>\n", b"\n</s>\n", *(f"<0x{n:02X}>".encode() for n in range(256)), b"a", b"b", b" ", b"ab"]
@@ -56,11 +56,11 @@ def written(folder: Path) -> tuple[Path, Path]:
 
 def test_a_file_becomes_a_public_folder(tmp_path: Path):
     transformers = pytest.importorskip("transformers")
-    llama2c.convert(*written(tmp_path), tmp_path / "public")
-    model, want = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "public"), tensors()
-    found = dict(model.state_dict())
-    assert found.keys() == want.keys() and all(torch.equal(found[name], want[name]) for name in want)
-    tokenizer = load(tmp_path / "public")
+    llama2c.convert_llama2c(*written(tmp_path), tmp_path / "public")
+    model, expected = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "public"), tensors()
+    result = dict(model.state_dict())
+    assert result.keys() == expected.keys() and all(torch.equal(result[name], expected[name]) for name in expected)
+    tokenizer = load_tokenizer(tmp_path / "public")
     assert tokenizer.decode(tokenizer.encode("ab a")).strip() == "ab a"
 
 
@@ -76,4 +76,4 @@ def test_a_file_becomes_a_public_folder(tmp_path: Path):
 def test_a_wrong_file_is_refused(change, words: str, tmp_path: Path):
     weights, _ = written(tmp_path)
     with pytest.raises(BadFile, match=words):
-        llama2c.read(change(bytearray(weights.read_bytes())), "x.bin")
+        llama2c.read_llama2c(change(bytearray(weights.read_bytes())), "x.bin")

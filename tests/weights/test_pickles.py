@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from headwater.errors import BadFile, Fault, NotFound
-from headwater.weights.pickles import convert
-from headwater.weights.shards import open_folder
+from headwater.weights.pickles import convert_pickles
+from headwater.weights.shards import open_weights
 
 
 def test_weights_come_out_as_they_were(tmp_path):
@@ -27,10 +27,10 @@ def test_weights_come_out_as_they_were(tmp_path):
         "view": torch.arange(10)[2:5],
     }
     torch.save({**given, "step": 3, "args": argparse.Namespace(lr=1.0)}, tmp_path / "pytorch_model.bin")
-    paths = convert(tmp_path / "pytorch_model.bin", tmp_path / "out")
+    paths = convert_pickles(tmp_path / "pytorch_model.bin", tmp_path / "out")
     assert [p.name for p in paths] == ["model.safetensors"]
     assert os.listdir(tmp_path / "out") == ["model.safetensors"]
-    read = open_folder(tmp_path / "out")
+    read = open_weights(tmp_path / "out")
     assert set(read) == set(given)
     assert all(torch.equal(read[name], tensor) and read[name].dtype == tensor.dtype for name, tensor in given.items())
 
@@ -38,8 +38,8 @@ def test_weights_come_out_as_they_were(tmp_path):
 def test_training_states_legacy_files_and_parameters(tmp_path):
     weights = {"w": torch.nn.Parameter(torch.randn(4))}
     torch.save({"model": weights, "optimizer": {"lr": 1}}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
-    convert(tmp_path / "a.pt", tmp_path / "out")
-    assert torch.equal(open_folder(tmp_path / "out")["w"], weights["w"].data)
+    convert_pickles(tmp_path / "a.pt", tmp_path / "out")
+    assert torch.equal(open_weights(tmp_path / "out")["w"], weights["w"].data)
 
 
 def test_sharded_pickles_become_one_model(tmp_path):
@@ -47,11 +47,11 @@ def test_sharded_pickles_become_one_model(tmp_path):
         torch.save({f"w{n}": torch.full((3,), float(n))}, tmp_path / f"pytorch_model-0000{n}-of-00002.bin")
     names = {f"w{n}": f"pytorch_model-0000{n}-of-00002.bin" for n in (1, 2)}
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": names}))
-    convert(tmp_path, tmp_path / "out")
-    assert {name: t[0].item() for name, t in open_folder(tmp_path / "out").items()} == {"w1": 1, "w2": 2}
+    convert_pickles(tmp_path, tmp_path / "out")
+    assert {name: t[0].item() for name, t in open_weights(tmp_path / "out").items()} == {"w1": 1, "w2": 2}
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"a": "../x.bin"}}))
     with pytest.raises(BadFile, match="must name files in this folder"):
-        convert(tmp_path, tmp_path / "out")
+        convert_pickles(tmp_path, tmp_path / "out")
 
 
 class Runs:
@@ -68,14 +68,14 @@ def test_a_pickle_that_runs_code_does_not(tmp_path):
     (tmp_path / "b.bin").write_bytes(pickle.dumps(Runs(mark)))
     for name in ("a.bin", "b.bin"):
         with pytest.raises(BadFile) as caught:
-            convert(tmp_path / name, tmp_path / "out")
+            convert_pickles(tmp_path / name, tmp_path / "out")
         assert "not converted" in str(caught.value)
         assert "\n" not in str(caught.value)
         assert not mark.exists()
         assert os.listdir(tmp_path / "out") == []
 
 
-def test_a_refusal_is_said_in_our_words(tmp_path):
+def test_errors_of_torch_are_reworded(tmp_path):
     """torch's own advise to load the file anyway, and colour it."""
     torch.save({"w": torch.ones(2), "x": Runs(tmp_path / "mark")}, tmp_path / "a.bin")
     (tmp_path / "b.bin").write_bytes(b"nothing of the kind")
@@ -87,7 +87,7 @@ def test_a_refusal_is_said_in_our_words(tmp_path):
     }
     for name, words in said.items():
         with pytest.raises(BadFile) as caught:
-            convert(tmp_path / f"{name}.bin", tmp_path / "out")
+            convert_pickles(tmp_path / f"{name}.bin", tmp_path / "out")
         assert str(caught.value) == f"{tmp_path / name}.bin: not converted: {words}"
 
 
@@ -102,11 +102,11 @@ def test_what_is_not_a_dense_tensor_is_refused(tmp_path):
     for name, (value, words) in strange.items():
         torch.save(value, tmp_path / f"{name}.bin")
         with pytest.raises(BadFile) as caught:
-            convert(tmp_path / f"{name}.bin", tmp_path / "out")
+            convert_pickles(tmp_path / f"{name}.bin", tmp_path / "out")
         assert words in str(caught.value), name
 
 
-def test_damaged_and_missing_files_are_told(tmp_path):
+def test_damaged_and_missing_files_are_reported(tmp_path):
     torch.save({"w": torch.ones(100)}, tmp_path / "a.bin")
     good = (tmp_path / "a.bin").read_bytes()
     (tmp_path / "cut.bin").write_bytes(good[: len(good) // 2])
@@ -115,11 +115,11 @@ def test_damaged_and_missing_files_are_told(tmp_path):
         archive.writestr("../escape", "x")
     for name in ("cut.bin", "text.bin", "zip.bin"):
         with pytest.raises(BadFile, match="not converted"):
-            convert(tmp_path / name, tmp_path / "out")
+            convert_pickles(tmp_path / name, tmp_path / "out")
     (tmp_path / "empty").mkdir()
     for source in (tmp_path / "absent.bin", tmp_path / "empty"):
         with pytest.raises(NotFound):
-            convert(source, tmp_path / "out")
+            convert_pickles(source, tmp_path / "out")
     (tmp_path / "link.bin").symlink_to(tmp_path / "a.bin")
     with pytest.raises(Fault, match="link"):
-        convert(tmp_path / "link.bin", tmp_path / "out")
+        convert_pickles(tmp_path / "link.bin", tmp_path / "out")

@@ -1,9 +1,9 @@
-"""The command `headwater`: finds the verb, and turns whatever goes wrong into one line and an exit code.
+"""Command line interface: dispatches the verb, and turns an error into one line on stderr and an exit code.
 
-A verb is a file here with `arguments(parser)` and `run(args)`, and a line in VERBS. Only the verb that is asked for
-is imported, and torch only inside its `run`, so help is answered at once.
+An entry of VERBS names the module of a verb, its function that adds arguments to a parser and its function that runs.
+Only the module of the verb in use is imported, and torch only when it runs, so that --help is quick.
 
-Exit codes: 0 done, 1-8 a Fault (see headwater.errors), 130 stopped by Ctrl-C, 141 nobody reads our output.
+Exit codes: 0 success, 1-8 a Fault (see headwater.errors), 130 interrupted by Ctrl-C, 141 broken pipe.
 """
 
 from __future__ import annotations
@@ -13,67 +13,81 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from headwater import __version__
 from headwater.cli import kernels
-from headwater.cli.language import error_line, say
-from headwater.cli.parser import COMMON, Parser, spelled_alike, take_common
-from headwater.cli.terminal import harmless
-from headwater.errors import BadFile, BadSetting, Fault, Unavailable, nearest, out_of_memory
+from headwater.cli.parser import COMMON_FLAGS, CommandParser, escape_control, extract_common_flags, normalize_flags
+from headwater.errors import BadFile, BadSetting, Fault, Unavailable, is_out_of_memory, nearest
+from headwater.i18n import _, language_of, set_language
 
-# group -> verb -> what it does; each text in English and in Chinese
-VERBS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
-    ("Looking at models", "查看模型"): {
-        "show": (
-            "draw a model with shapes, parameters and costs, before anything is allocated",
-            "画出模型：形状、参数量、开销，此时还不分配内存",
+
+class Verb(NamedTuple):
+    """A command of headwater: its line of help, and the module and functions that implement it."""
+
+    help: str
+    module: str
+    add_arguments: str = "add_arguments"
+    run: str = "run"
+
+
+# Group -> verb -> where it is implemented.
+VERBS: dict[str, dict[str, Verb]] = {
+    _("Looking at models"): {
+        "show": Verb(
+            _("draw a model with shapes, parameters and costs, before anything is allocated"), "headwater.cli.show"
         ),
-        "check": (
-            "prove that a model sees neither the future nor the padding, and find where it does",
-            "查证模型看不到未来和填充；看到了就指出在哪里",
+        "check": Verb(
+            _("prove that a model sees neither the future nor the padding, and find where it does"),
+            "headwater.cli.check",
         ),
-        "inspect": (
-            "see a model read a text: attention, heads, surprise, logit lens, gradients; with pictures",
-            "看模型怎样读一段文本：注意力、各个头、意外程度、各层预测、梯度，并画成图",
+        "inspect": Verb(
+            _("see a model read a text: attention, heads, surprise, logit lens, gradients; with pictures"),
+            "headwater.cli.inspect",
         ),
-        "ui": (
-            "a page in the browser: attention, next token, training, anatomy; nothing leaves this machine",
-            "在浏览器里看：注意力、下一个词元、训练、解剖；数据不出本机",
+        "ui": Verb(
+            _("a page in the browser: attention, next token, training, anatomy; nothing leaves this machine"),
+            "headwater.cli.ui",
         ),
     },
-    ("Training", "训练"): {
-        "demo": (
-            "a model that reads dates in eleven languages, in a minute or two",
-            "一两分钟训练一个模型，能读十一种语言的日期",
+    _("Training"): {
+        "demo": Verb(_("a model that reads dates in eleven languages, in a minute or two"), "headwater.cli.demo"),
+        "train": Verb(_("learn from your files; --resume goes on where a run stopped"), "headwater.cli.train"),
+        "eval": Verb(_("how good a trained model is on other data"), "headwater.cli.eval"),
+        "runs": Verb(_("what has been trained here, and how good it is"), "headwater.cli.runs"),
+        "translate": Verb(_("text to text with a model you trained"), "headwater.cli.translate"),
+        "summarize": Verb(
+            _("the same, for a model that shortens"),
+            "headwater.cli.predict",
+            "add_summarize_arguments",
+            "run_summarize",
         ),
-        "train": (
-            "learn from your files; --resume goes on where a run stopped",
-            "用你的文件训练；--resume 从停下处接着训练",
+        "classify": Verb(_("the label of a text"), "headwater.cli.predict", "add_classify_arguments", "run_classify"),
+        "tag": Verb(_("a tag for every word"), "headwater.cli.predict", "add_tag_arguments", "run_tag"),
+        "backtranslate": Verb(
+            _("pairs to learn from, made out of text in one language"), "headwater.cli.backtranslate"
         ),
-        "eval": ("how good a trained model is on other data", "在其他数据上评估训练好的模型"),
-        "runs": ("what has been trained here, and how good it is", "列出这里训练过的模型及其成绩"),
-        "translate": ("text to text with a model you trained", "用训练好的模型翻译"),
-        "summarize": ("the same, for a model that shortens", "用训练好的模型写摘要"),
-        "classify": ("the label of a text", "给文本分类"),
-        "tag": ("a tag for every word", "给每个词打标签"),
-        "backtranslate": ("pairs to learn from, made out of text in one language", "用单语文本反向翻译出训练句对"),
-        "answer": ("the stretch of a text that answers a question", "在文本中找出问题的答案"),
+        "answer": Verb(
+            _("the stretch of a text that answers a question"),
+            "headwater.cli.predict",
+            "add_answer_arguments",
+            "run_answer",
+        ),
     },
-    ("Using models", "使用模型"): {
-        "generate": ("go on where a prompt ends, or answer to a source", "接着开头往下写，或根据原文作答"),
-        "chat": ("talk with a model in the terminal", "在终端里与模型对话"),
-        "embed": ("texts as vectors, and how near they are to one another", "把文本变成向量，并比较它们有多接近"),
-        "convert": ("an old checkpoint (a pickle) as a folder that loads", "把旧检查点（pickle）转成可载入的目录"),
-        "models": ("what can be had on this machine without a hub", "不连外网，这台机器上能得到哪些模型"),
+    _("Using models"): {
+        "generate": Verb(_("go on where a prompt ends, or answer to a source"), "headwater.cli.generate"),
+        "chat": Verb(_("talk with a model in the terminal"), "headwater.cli.chat"),
+        "embed": Verb(_("texts as vectors, and how near they are to one another"), "headwater.cli.embed"),
+        "convert": Verb(_("an old checkpoint (a pickle) as a folder that loads"), "headwater.cli.convert"),
+        "models": Verb(_("what can be had on this machine without a hub"), "headwater.cli.models"),
     },
-    ("Your machine", "本机"): {
-        "doctor": (
-            "what this machine has, how fast it is, and what to do about each problem",
-            "看看这台机器：装了什么、跑得多快、有问题该怎么办",
+    _("Your machine"): {
+        "doctor": Verb(
+            _("what this machine has, how fast it is, and what to do about each problem"), "headwater.cli.doctor"
         ),
-        "bench": (
-            "how fast it learns and writes, beside torch.nn.Transformer, and whether it was quiet enough to say",
-            "测训练和解码有多快，与 torch.nn.Transformer 对比，并说明机器是否够空闲",
+        "bench": Verb(
+            _("how fast it learns and writes, beside torch.nn.Transformer, and whether it was quiet enough to say"),
+            "headwater.cli.bench",
         ),
     },
 }
@@ -81,57 +95,76 @@ VERBS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    before = set_language(language_of(os.environ))
+    try:
+        return run_command(argv)
+    finally:
+        set_language(before)
+
+
+def run_command(argv: Sequence[str] | None) -> int:
+    """Run one command in the language it selects, and turn an error into one line and an exit code."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that cannot show 注意力 must not end a training run
+            stream.reconfigure(errors="replace")  # a terminal without Chinese must not end a training run
     try:
-        settings, words = take_common(spelled_alike(sys.argv[1:] if argv is None else argv))
-        os.environ.update(settings)  # child processes follow
-        code = respond(words)
+        argv = sys.argv[1:] if argv is None else argv
+        settings, remaining = extract_common_flags(normalize_flags(argv))
+        os.environ.update(settings)  # for child processes too
+        set_language(language_of(os.environ))
+        code = dispatch(remaining)
         sys.stdout.flush()
-        kernels.note_failed()
+        kernels.warn_compile_failed()
         return code
     except SystemExit as stop:  # argparse, after --help
         return stop.code if isinstance(stop.code, int) else 0
     except KeyboardInterrupt:
-        return report(130, say("stopped by Ctrl-C", "已被 Ctrl-C 停止"))
+        return print_message(130, _("stopped by Ctrl-C"))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail again
         return 141
     except Fault as fault:
-        return failed(fault.exit_code, *fault.args[:1])
+        return report_error(fault.exit_code, *fault.args[:1])
     except (MemoryError, RuntimeError, ImportError) as error:
-        if out_of_memory(error):
-            return failed(
+        if is_out_of_memory(error):
+            return report_error(
                 Unavailable.exit_code,
-                "the machine has no more memory, or no more threads; end other programs, or give it less to do (a "
-                "smaller model, --micro-tokens)",
+                _(
+                    "the machine has no more memory, or no more threads; end other programs, or give it less "
+                    "to do (a smaller model, --micro-batch-tokens)"
+                ),
             )
         if not isinstance(error, ModuleNotFoundError):
-            raise  # a mistake of ours
+            raise  # a bug of headwater
         if (error.name or "headwater").partition(".")[0] == "headwater":
-            raise  # a mistake of ours
-        return failed(
+            raise  # a bug of headwater
+        return report_error(
             Unavailable.exit_code,
-            f"the package {error.name!r} is not installed; pip install {error.name}, or see headwater doctor",
+            _("the package {name!r} is not installed; pip install {name}, or see headwater doctor", name=error.name),
         )
     except OSError as error:
-        return failed(BadFile.exit_code, f"{error.filename or 'the system'}: {error.strerror or error}")
+        return report_error(
+            BadFile.exit_code,
+            _("{file}: {reason}", file=error.filename or _("the system"), reason=error.strerror or error),
+        )
 
 
-def failed(code: int, message: str = "") -> int:
-    return report(code, error_line(message))
+def report_error(code: int, message: str = "") -> int:
+    """Print an error as one line on stderr; returns the exit code."""
+    return print_message(code, str(_("error: {text}", text=message)))
 
 
-def report(code: int, line: str) -> int:
+def print_message(code: int, message: str) -> int:
+    """Print one line on stderr, after the traceback if it was requested; returns the exit code."""
     if os.environ.get("HEADWATER_TRACEBACK") == "1":
         traceback.print_exc()
-    print(harmless(" ".join(line.split())), file=sys.stderr)
+    print(escape_control(" ".join(str(message).split())), file=sys.stderr)
     return code
 
 
-def respond(words: list[str]) -> int:
-    match words:
+def dispatch(argv: list[str]) -> int:
+    """Run a verb, or print the help or the version."""
+    match argv:
         case [] | ["-h" | "--help", *_]:
             print(overview())
             return 0
@@ -140,35 +173,55 @@ def respond(words: list[str]) -> int:
             return 0
         case [verb, *rest]:
             return run_verb(verb, rest)
-    raise AssertionError("words is a list")
+    raise AssertionError("argv is a list")
 
 
-def run_verb(verb: str, words: list[str]) -> int:
-    helps = {name: text for group in VERBS.values() for name, text in group.items()}
-    if verb not in helps:
-        kind, known = ("flag", ["--version", *COMMON]) if verb.startswith("-") else ("verb", list(helps))
-        raise BadSetting(f"headwater has no {kind} {verb!r}; {nearest(verb, known)} (all of them: headwater --help)")
-    module = importlib.import_module(f"headwater.cli.{verb}")
-    parser = Parser(f"headwater {verb}", say(*helps[verb]))
-    module.arguments(parser)
-    parser.add_common()
-    return module.run(parser.parse(words)) or 0
+def run_verb(verb: str, argv: list[str]) -> int:
+    """Parse the arguments of a verb and run it; returns its exit code."""
+    args = build_parser(verb).parse(argv)
+    entry = find_verb(verb)
+    run = getattr(importlib.import_module(entry.module), entry.run)
+    return run(args) or 0
+
+
+def build_parser(verb: str) -> CommandParser:
+    """The argument parser of a verb."""
+    entry = find_verb(verb)
+    parser = CommandParser(f"headwater {verb}", str(entry.help))
+    add_arguments = getattr(importlib.import_module(entry.module), entry.add_arguments)
+    add_arguments(parser)
+    parser.add_common_flags()
+    return parser
+
+
+def find_verb(verb: str) -> Verb:
+    """The entry of a verb in VERBS; a misspelt one is rejected with the nearest known."""
+    verbs = {name: entry for group in VERBS.values() for name, entry in group.items()}
+    if verb in verbs:
+        return verbs[verb]
+    is_flag = verb.startswith("-")
+    known = ["--version", *COMMON_FLAGS] if is_flag else list(verbs)
+    raise BadSetting(
+        _(
+            "headwater has no {kind} {verb!r}; {nearest} (all of them: headwater --help)",
+            kind=_("flag") if is_flag else _("verb"),
+            verb=verb,
+            nearest=nearest(verb, known),
+        )
+    )
 
 
 def overview() -> str:
-    """What `headwater` alone prints: every verb with its line, group by group."""
+    """The help of `headwater` itself: every verb with its line, by group."""
     lines = [
-        say(
-            "headwater: one Transformer core, and the family that flows from it",
-            "headwater：一个 Transformer 核心，全家由此而出",
-        ),
+        _("headwater: one Transformer core, and the family that flows from it"),
         "",
-        say("usage: headwater VERB …", "用法：headwater 动词 …"),
+        _("usage: headwater VERB …"),
         "",
     ]
     for heading, verbs in VERBS.items():
-        lines += [say(*heading), *(f"  {verb:<12} {say(*text)}" for verb, text in verbs.items()), ""]
-    flags = {"--version": ("the version", "显示版本号"), **COMMON}
-    lines += [say("flags", "选项"), *(f"  {flag:<12} {say(*text)}" for flag, text in flags.items())]
-    lines += ["", say("More about one verb: headwater VERB --help", "某个动词的用法：headwater 动词 --help")]
-    return "\n".join(lines)
+        lines += [str(heading), *(f"  {name:<12} {verb.help}" for name, verb in verbs.items()), ""]
+    flags = {"--version": _("the version"), **COMMON_FLAGS}
+    lines += [_("flags"), *(f"  {flag:<12} {text}" for flag, text in flags.items())]
+    lines += ["", _("More about one verb: headwater VERB --help")]
+    return "\n".join(map(str, lines))

@@ -1,4 +1,4 @@
-"""headwater bench: how fast this machine learns and writes, beside torch.nn.Transformer, and whether it was quiet."""
+"""The command headwater bench: training and decoding speed, beside torch.nn.Transformer, and whether it was quiet."""
 
 from __future__ import annotations
 
@@ -7,79 +7,80 @@ import json
 from pathlib import Path
 from typing import Any
 
-from headwater.cli.language import say
 from headwater.errors import BadSetting, nearest
+from headwater.i18n import _
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    works = say(
-        "a: encoder-decoder 256/3+3, c: GPT 384/6, small (a c)",
-        "a：编码器-解码器 256/3+3，c：GPT 384/6，small：小模型（a c）",
-    )
-    add("--work", nargs="+", default=["a", "c"], metavar="W", help=works)
-    add("--rounds", type=int, default=5, metavar="N", help=say("repeats, in turn (5)", "交替重复次数（5）"))
-    add("--model", metavar="MODEL", help=say("also the decoding speed of this model", "同时测这个模型的解码速度"))
-    add("--tokens", type=int, default=64, metavar="N", help=say("tokens to write (64)", "写多少词元（64）"))
-    add("--json", action="store_true", help=say("the report as JSON", "以 JSON 输出"))
-    add("--out", metavar="FOLDER", help=say("write bench.json and bench.md there", "写入 bench.json 和 bench.md"))
+    workloads_help = _("a: encoder-decoder 256/3+3, c: GPT 384/6, small (a c)")
+    add("--work", nargs="+", default=["a", "c"], metavar="W", help=workloads_help)
+    add("--rounds", type=int, default=5, metavar="N", help=_("repeats, in turn (5)"))
+    add("--model", metavar="MODEL", help=_("also the decoding speed of this model"))
+    add("--tokens", type=int, default=64, metavar="N", help=_("tokens to write (64)"))
+    add("--json", action="store_true", help=_("the report as JSON"))
+    add("--out", metavar="FOLDER", help=_("write bench.json and bench.md there"))
 
 
 def run(args: argparse.Namespace) -> None:
     if args.rounds < 1 or args.tokens < 2:
-        raise BadSetting(f"bench needs --rounds of 1 and --tokens of 2 at least, got {args.rounds} and {args.tokens}")
-    from headwater.inspection.bench import measured
-    from headwater.inspection.steps import WORKS
+        raise BadSetting(
+            _(
+                "bench needs --rounds of 1 and --tokens of 2 at least, got {rounds} and {tokens}",
+                rounds=args.rounds,
+                tokens=args.tokens,
+            )
+        )
+    from headwater.bench import WORKLOADS, run_benchmarks
 
     for name in args.work:
-        if name not in WORKS:
-            raise BadSetting(f"--work: no work is called {name!r}; {nearest(name, WORKS)}")
-    found = measured(args.work, args.rounds, args.model, args.tokens)
+        if name not in WORKLOADS:
+            raise BadSetting(
+                _("--work: no work is called {name!r}; {nearest}", name=name, nearest=nearest(name, WORKLOADS))
+            )
+    report = run_benchmarks(args.work, args.rounds, args.model, args.tokens)
     if args.out:
         folder = Path(args.out)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "bench.json").write_text(json.dumps(found, indent=2), encoding="utf-8")
-        (folder / "bench.md").write_text(table(found) + "\n", encoding="utf-8")
-    print(json.dumps(found, indent=2) if args.json else table(found))
+        (folder / "bench.json").write_text(json.dumps(report, indent=2), encoding="utf-8")
+        (folder / "bench.md").write_text(markdown_table(report) + "\n", encoding="utf-8")
+    print(json.dumps(report, indent=2) if args.json else markdown_table(report))
 
 
-def table(found: dict[str, Any]) -> str:
-    """Markdown, which a terminal shows well too."""
-    lines = [f"| {say('limit', '极限')} | |", "|---|---|", *(f"| {n} | {v:g} |" for n, v in found["limits"].items())]
-    heads = (
-        say("training step", "训练一步"),
-        "headwater ms",
-        "torch.nn.Transformer ms",
-        say("× as fast", "快几倍"),
-        say("of matmul peak", "占矩阵乘峰值"),
+def markdown_table(report: dict[str, Any]) -> str:
+    """The benchmark report as Markdown tables, which a terminal shows well too."""
+    lines = [f"| {_('limit')} | |", "|---|---|", *(f"| {n} | {v:g} |" for n, v in report["limits"].items())]
+    heads = (_("training step"), "headwater ms", "torch.nn.Transformer ms", _("× as fast"), _("of matmul peak"))
+    lines += ["", "| " + " | ".join(map(str, heads)) + " |", "|---" * len(heads) + "|"]
+    for name, work in report["training"].items():
+        cells = [format_median(figures) for figures in work["step_ms"].values()]
+        lines.append(f"| {name} | {' | '.join(cells)} | {work['speedup']:.2f} | {work['matmul_peak_fraction']:.0%} |")
+    for model, figures in report.get("decoding", {}).items():
+        lines += [
+            "",
+            f"| {model} | |",
+            "|---|---|",
+            *(f"| {name} | {format_median(f)} |" for name, f in figures.items()),
+        ]
+    return "\n".join(map(str, [*lines, "", verdict(report)]))
+
+
+def format_median(stats: dict[str, float]) -> str:
+    """The median with its quartiles."""
+    quartiles = f" [{stats['low']:.1f}..{stats['high']:.1f}]" if stats["low"] < stats["high"] else ""
+    return f"{stats['median']:.1f}{quartiles}"
+
+
+def verdict(report: dict[str, Any]) -> str:
+    """How the figures were measured, and whether other programs disturbed them."""
+    method = _(
+        "rounds in turn: {rounds}, threads: {threads}; medians [quartiles]",
+        rounds=report["rounds"],
+        threads=report["threads"],
     )
-    lines += ["", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    for name, work in found["training"].items():
-        cells = [middle(figures) for figures in work["ms a step"].values()]
-        lines.append(
-            f"| {name} | {' | '.join(cells)} | {work['times as fast']:.2f} | {work['share of matmul peak']:.0%} |"
-        )
-    for model, figures in found.get("decoding", {}).items():
-        lines += ["", f"| {model} | |", "|---|---|", *(f"| {name} | {middle(f)} |" for name, f in figures.items())]
-    return "\n".join([*lines, "", verdict(found)])
-
-
-def middle(figures: dict[str, float]) -> str:
-    spread = f" [{figures['low']:.1f}..{figures['high']:.1f}]" if figures["low"] < figures["high"] else ""
-    return f"{figures['median']:.1f}{spread}"
-
-
-def verdict(found: dict[str, Any]) -> str:
-    how = say(
-        f"rounds in turn: {found['rounds']}, threads: {found['threads']}; medians [quartiles]",
-        f"交替 {found['rounds']} 轮，{found['threads']} 线程：中位数 [四分位]",
-    )
-    if found["quiet"] is None:
-        return how + say("; this system does not tell what else was running", "；此系统无法得知是否有其他负载")
-    share = f"{found['others']:.0%}"
-    if found["quiet"]:
-        return how + say(f"; the machine was quiet (others took {share})", f"；机器空闲（其他进程占 {share}）")
-    return how + say(
-        f"; the machine was BUSY: others took {share} of it, do not trust these figures",
-        f"；机器繁忙：其他进程占 {share}，这些数字不可信",
-    )
+    if report["quiet"] is None:
+        return method + _("; this system does not tell what else was running")
+    other_load = f"{report['other_load']:.0%}"
+    if report["quiet"]:
+        return method + _("; the machine was quiet (others took {share})", share=other_load)
+    return method + _("; the machine was BUSY: others took {share} of it, do not trust these figures", share=other_load)

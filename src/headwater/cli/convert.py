@@ -1,68 +1,83 @@
-"""headwater convert OLD NEW: a run for transformers or as GGUF; an old checkpoint (a pickle) as safetensors."""
+"""The command headwater convert OLD NEW: a run for transformers or as GGUF; an old checkpoint as safetensors."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
 
-from headwater.cli.language import say
-from headwater.cli.parser import Parser
+from headwater.cli.parser import CommandParser
+from headwater.i18n import _, join
 
 if TYPE_CHECKING:
-    from headwater.families.convert import Converted
+    from headwater.families.convert import ConversionResult
 
 
-def arguments(parser: Parser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     add = parser.add_argument
-    old = say("a run, a model folder, a .gguf file, an old checkpoint (pytorch_model.bin, fairseq), or a known name",
-              "训练目录、模型目录、.gguf 文件、旧检查点（pytorch_model.bin、fairseq），或已知名称")  # fmt: skip
-    layout = say("transformers, headwater, or a model_type such as llama; auto: transformers where a family fits",
-                 "transformers、headwater，或 llama 之类的 model_type；auto：有合适家族时用 transformers")  # fmt: skip
-    vocabulary = say("where the tokenizer's files lie, if not in OLD", "分词器文件所在目录（不在 OLD 里时）")
-    drop = say("leave out tensors of this name; may be given again", "去掉名字匹配的张量；可以多次使用")
+    old = _("a run, a model folder, a .gguf file, an old checkpoint (pytorch_model.bin, fairseq), or a known name")
+    layout = _("transformers, headwater, or a model_type such as llama; auto: transformers where a family fits")
+    vocabulary = _("where the tokenizer's files lie, if not in OLD")
+    drop = _("leave out tensors of this name; may be given again")
     add("old", metavar="OLD", help=old)
-    add("new", metavar="NEW", help=say("the folder or .gguf file to write", "要写入的目录或 .gguf 文件"))
+    add("new", metavar="NEW", help=_("the folder or .gguf file to write"))
     add("--layout", default="auto", metavar="LAYOUT", help=layout)
     add("--vocabulary", metavar="FOLDER", help=vocabulary)
     add("--drop", action="append", default=[], metavar="PATTERN", help=drop)
-    add("--force", action="store_true", help=say("write into a folder that is there", "允许写入已有目录"))
+    add("--force", action="store_true", help=_("write into a folder that is there"))
 
 
 def run(args: argparse.Namespace) -> None:
     from headwater.families.convert import convert
-    from headwater.families.folder import ModelWeights
+    from headwater.families.hf_folder import ModelWeights
 
-    done = convert(args.old, args.new, vocabulary=args.vocabulary, drop=args.drop, force=args.force,
-                   layout=args.layout)  # fmt: skip
-    held = ModelWeights(done.loaded.model)
-    weights = sum(held.outline(name).numel() for name in held)
-    kind, head = done.loaded.config["model_type"], done.loaded.head
-    en, zh = (f" with the head {head!r}", f"，输出头 {head!r}") if head else ("", "")
-    print(say(f"{done.folder}: {kind}{en}, {done.tensors} tensors, {weights:,} weights",
-              f"{done.folder}：{kind}{zh}，{done.tensors} 个张量，{weights:,} 个权重"))  # fmt: skip
-    _tell_form(done)
-    if done.dropped:
-        print(say(f"left out: {', '.join(done.dropped)}", f"去掉的张量：{', '.join(done.dropped)}"))
-    if done.remark:
-        print(say("note: ", "注意：") + say(done.remark))
-    print(say("loaded again and compared: equal", "已重新载入并逐一比对：一致"))
+    result = convert(
+        args.old, args.new, vocabulary=args.vocabulary, drop=args.drop, force=args.force, layout=args.layout
+    )
+    weights = ModelWeights(result.loaded.model)
+    num_weights = sum(weights.meta_tensor(name).numel() for name in weights)
+    model_type = result.loaded.config["model_type"]
+    head = result.loaded.head
+    with_head = _(" with the head {head!r}", head=head) if head else ""
+    print(
+        _(
+            "{folder}: {model_type}{with_head}, {num_tensors} tensors, {num_weights:,} weights",
+            folder=result.folder,
+            model_type=model_type,
+            with_head=with_head,
+            num_tensors=result.num_tensors,
+            num_weights=num_weights,
+        )
+    )
+    _print_layout(result)
+    if result.dropped:
+        print(_("left out: {dropped}", dropped=", ".join(result.dropped)))
+    if result.tokenizer_note:
+        print(_("note: ") + str(result.tokenizer_note))
+    print(_("loaded again and compared: equal"))
 
 
 REWRITES = {
-    "bias": ("a bias of zeros on the output", "输出层加上全零偏置"),
-    "sines": ("sines before cosines, features reordered to match", "正弦在前、余弦在后，特征按此重排"),
-    "scale": ("the embedding scale moved into the token table", "嵌入的缩放并入词表"),
+    "output_bias": _("a bias of zeros on the output"),
+    "sinusoidal_halves": _("sines before cosines, features reordered to match"),
+    "embedding_scale": _("the embedding scale moved into the token table"),
 }
 
 
-def _tell_form(done: Converted) -> None:
-    """What was changed so that a family fits, or why none does."""
-    if done.rewrites:
-        en, zh = zip(*(REWRITES[name] for name in done.rewrites), strict=True)
-        print(say(f"rewritten, with the same answers: {'; '.join(en)}", f"等价改写，结果不变：{'；'.join(zh)}"))
-    if done.misfit is not None:
-        name, other = done.misfit.name, done.misfit.difference
-        print(say(f"note: headwater's own layout, transformers does not open it: its nearest family, {name}, has "
-                  f"{other.theirs} as {other.where}, this model has {other.ours}",
-                  f"注意：采用 headwater 自己的格式，transformers 打不开：最接近的模型家族 {name} 的 {other.where} "
-                  f"是 {other.theirs}，这个模型是 {other.ours}"))  # fmt: skip
+def _print_layout(converted: ConversionResult) -> None:
+    """Print what was rewritten so that a family matches, or why none does."""
+    if converted.rewrites:
+        changes = join("; ", (REWRITES[name] for name in converted.rewrites))
+        print(_("rewritten, with the same answers: {changes}", changes=changes))
+    if converted.mismatch is not None:
+        name = converted.mismatch.family
+        difference = converted.mismatch.difference
+        print(
+            _(
+                "note: headwater's own layout, transformers does not open it: its nearest family, "
+                "{name}, has {theirs} as {where}, this model has {ours}",
+                name=name,
+                theirs=difference.family_value,
+                where=difference.path,
+                ours=difference.model_value,
+            )
+        )

@@ -1,4 +1,4 @@
-"""headwater doctor: what this machine has, how fast it is, and what to do about each problem."""
+"""The command headwater doctor: the environment, its measured speed, and a remedy for each problem."""
 
 from __future__ import annotations
 
@@ -9,87 +9,123 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from headwater.cli import kernels
-from headwater.cli.language import say
 from headwater.errors import Unavailable
-from headwater.i18n import filled, width
+from headwater.i18n import _, display_width, padded
 
 if TYPE_CHECKING:
-    from headwater.inspection.advice import Finding
+    from headwater.doctor.checks import Finding
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help=say("the report as JSON", "以 JSON 输出"))
-    parser.add_argument("--no-speed", action="store_true", help=say("measure no speed", "不测速"))
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help=_("the report as JSON"))
+    parser.add_argument("--no-speed", action="store_true", help=_("measure no speed"))
 
 
 def run(args: argparse.Namespace) -> int:
-    from headwater.inspection import advice, machine
+    from headwater.doctor import checks, environment
 
-    facts = machine.facts()
+    facts = environment.collect_facts()
     if not args.no_speed:
-        facts["speed"] = machine.speed()
-    lacking = kernels.missing()
-    facts["backends"]["C kernels"] = lacking.why if lacking else True
-    findings = advice.findings(facts)
-    if lacking:
-        differs = say("; the greedy text of a packed model may differ", "；量化模型的贪心文本可能不同")
-        findings.append(advice.Finding("note", f"{lacking}{differs}", lacking.remedy))
+        facts["speed"] = environment.measure_speed()
+    missing = kernels.missing_kernels()
+    facts["backends"]["C kernels"] = missing.reason if missing else True
+    findings = checks.run_checks(facts)
+    if missing:
+        differs = _("; the greedy text of a packed model may differ")
+        findings.append(checks.Finding("note", f"{missing}{differs}", missing.remedy))
     if args.json:
         facts["findings"] = [dataclasses.asdict(finding) for finding in findings]
         print(json.dumps(facts, indent=2, ensure_ascii=False))
     else:
-        show(facts, findings)
+        print_report(facts, findings)
     return Unavailable.exit_code if any(f.level == "problem" for f in findings) else 0
 
 
 SECTIONS = {
-    "versions": ("versions", "版本"),
-    "machine": ("machine", "机器"),
-    "threads": ("threads", "线程"),
-    "backends": ("back ends", "后端"),
-    "speed": ("measured speed", "实测速度"),
-    "terminal": ("terminal", "终端"),
+    "versions": _("versions"),
+    "machine": _("machine"),
+    "threads": _("threads"),
+    "backends": _("back ends"),
+    "speed": _("measured speed"),
+    "terminal": _("terminal"),
 }
-MARKS = {"problem": ("[red]✗[/red]", "problem", "问题"), "note": ("[yellow]![/yellow]", "note", "提示")}
+LABELS = {
+    "system": _("system"),
+    "processor": _("processor"),
+    "cores": _("cores"),
+    "cores we may use": _("cores we may use"),
+    "features": _("features"),
+    "load": _("load"),
+    "memory GB": _("memory GB"),
+    "memory free GB": _("memory free GB"),
+    "disk free GB": _("disk free GB"),
+    "shared memory GB": _("shared memory GB"),
+    "torch": _("torch"),
+    "torch between operations": _("torch between operations"),
+    "encoding": _("encoding"),
+    "file names": _("file names"),
+    "locale": _("locale"),
+    "terminal": _("terminal"),
+    "columns": _("columns"),
+    "xFormers": _("xFormers"),
+    "C++ compiler": _("C++ compiler"),
+    "Python headers": _("Python headers"),
+    "fused attention": _("fused attention"),
+    "vector width": _("vector width"),
+    "oneDNN": _("oneDNN"),
+    "CUDA": _("CUDA"),
+    "Apple GPU": _("Apple GPU"),
+    "matmul fp32 GFLOP/s": _("matmul fp32 GFLOP/s"),
+    "matmul bf16 GFLOP/s": _("matmul bf16 GFLOP/s"),
+    "memory GB/s": _("memory GB/s"),
+}
+MARKS = {"problem": ("[red]✗[/red]", _("problem")), "note": ("[yellow]![/yellow]", _("note"))}
 
 
-def show(facts: dict[str, Any], findings: list[Finding]) -> None:
+def print_report(facts: dict[str, Any], findings: list[Finding]) -> None:
+    """Print the facts by section, then the findings with their remedies."""
     for section, title in SECTIONS.items():
         if not (rows := facts.get(section)):
             continue
-        names = {name: say(name) for name in rows}
-        wide = max(map(width, names.values()))
-        lines = [f"  {filled(names[name], wide)}  {plain(in_words(value))}" for name, value in rows.items()]
-        tell(f"[bold]{say(*title)}[/bold]", *lines)
+        names = {name: str(LABELS.get(name, name)) for name in rows}
+        width = max(map(display_width, names.values()))
+        lines = [
+            f"  {padded(names[name], width)}  {escape_markup(format_value(value))}" for name, value in rows.items()
+        ]
+        print_lines(f"[bold]{title}[/bold]", *lines)
     for finding in findings:
-        mark, *words = MARKS[finding.level]
-        tell("", f"{mark} [bold]{say(*words)}[/bold] {plain(say(finding.says))}", f"    → {plain(say(finding.remedy))}")
+        mark, level_name = MARKS[finding.level]
+        print_lines(
+            "",
+            f"{mark} [bold]{level_name}[/bold] {escape_markup(str(finding.message))}",
+            f"    → {escape_markup(str(finding.remedy))}",
+        )
     if not findings:
-        tell("", f"[green]✓[/green] {say('nothing to mend', '一切正常')}")
+        print_lines("", f"[green]✓[/green] {_('nothing to mend')}")
 
 
-def tell(*lines: str) -> None:
-    """In colour where rich is installed and a terminal looks on; a broken installation still gets its report."""
+def print_lines(*lines: str) -> None:
+    """Print with rich's colours; without rich (a broken installation) as plain text."""
     try:
         from rich.console import Console
     except ModuleNotFoundError:
-        bare = (re.sub(r"(?<!\\)\[/?[a-z]+\]", "", line) for line in lines)
-        print(*(line.replace("\\[", "[") for line in bare), sep="\n")
+        plain_lines = (re.sub(r"(?<!\\)\[/?[a-z]+\]", "", line) for line in lines)
+        print(*(line.replace("\\[", "[") for line in plain_lines), sep="\n")
     else:
         Console(highlight=False, soft_wrap=True).print(*lines, sep="\n")
 
 
-def plain(text: str) -> str:
-    """Text whose brackets are no markup: package[extra]."""
+def escape_markup(text: str) -> str:
+    """Escape brackets that are not rich markup: package[extra]."""
     return text.replace("[", "\\[")
 
 
-def in_words(value: Any) -> str:
-    """A fact as a reader wants it: yes and no for switches, a dash for what is not known."""
+def format_value(value: Any) -> str:
+    """A fact as text: yes or no for a bool, a dash for None."""
     if value is None:
         return "-"
     if isinstance(value, bool):
-        return say("yes", "有") if value else say("no", "无")
+        return _("yes") if value else _("no")
     if isinstance(value, list):
         return " ".join(map(str, value)) or "-"
-    return say(str(value))
+    return str(value)

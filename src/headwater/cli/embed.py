@@ -1,4 +1,4 @@
-"""headwater embed MODEL "text" …: texts as vectors, and how near they are to one another."""
+"""The command headwater embed MODEL "text" …: sentence embeddings, and their cosine similarities."""
 
 from __future__ import annotations
 
@@ -6,33 +6,28 @@ import argparse
 import json
 
 from headwater.cli import inputs, kernels
-from headwater.cli.language import say
-from headwater.cli.parser import Parser
-from headwater.cli.terminal import for_terminal
+from headwater.cli.parser import CommandParser, escape_for_terminal
 from headwater.errors import BadInput
+from headwater.i18n import _
 
 
-def arguments(parser: Parser) -> None:
-    parser.add_argument("model", help=say("a sentence encoder, such as minilm", "句子编码模型，例如 minilm"))
-    told = say(
-        "texts, files with one text a line, tables (CSV, TSV, JSONL), or - for the standard input",
-        "文本、每行一条的文件、表格（CSV、TSV、JSONL），或 - 表示标准输入",
-    )
-    parser.add_argument("texts", nargs="*", help=told)
-    inputs.arguments(parser)
-    parser.add_argument("--json", action="store_true", help=say("the vectors, a JSON line each", "每行一个 JSON 向量"))
+def add_arguments(parser: CommandParser) -> None:
+    parser.add_argument("model", help=_("a sentence encoder, such as minilm"))
+    help_text = _("texts, files with one text a line, tables (CSV, TSV, JSONL), or - for the standard input")
+    parser.add_argument("texts", nargs="*", help=help_text)
+    inputs.add_input_arguments(parser)
+    parser.add_argument("--json", action="store_true", help=_("the vectors, a JSON line each"))
 
 
 def run(args: argparse.Namespace) -> None:
-    from headwater.families.embedding import embed
-    from headwater.families.loading import load
+    from headwater.families.load import embed, load
 
-    entries = list(inputs.inputs_of(args.texts, inputs.Options.of(args)).entries())
+    entries = list(inputs.open_inputs(args.texts, inputs.InputOptions.from_args(args)).entries())
     texts = [entry.text for entry in entries]
     if not texts:
-        raise BadInput('embed: it needs at least one text, got none; headwater embed minilm "a text" "another"')
+        raise BadInput(_('embed: it needs at least one text, got none; headwater embed minilm "a text" "another"'))
     model = load(args.model)
-    kernels.note_missing()
+    kernels.warn_missing()
     vectors = embed(model, texts)
     if args.json:
         for entry, vector in zip(entries, vectors.tolist(), strict=True):
@@ -41,4 +36,4 @@ def run(args: argparse.Namespace) -> None:
         return
     cosines = vectors @ vectors.T
     for row, text in zip(cosines.tolist(), texts, strict=True):
-        print(" ".join(f"{cosine:7.4f}" for cosine in row) + f"   {for_terminal(' '.join(text.split())[:60])}")
+        print(" ".join(f"{cosine:7.4f}" for cosine in row) + f"   {escape_for_terminal(' '.join(text.split())[:60])}")

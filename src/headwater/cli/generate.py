@@ -1,4 +1,4 @@
-"""headwater generate MODEL "prompt": a model goes on where the prompt ends, or answers to a source."""
+"""The command headwater generate MODEL "prompt": text generation, of a decoder or an encoder-decoder."""
 
 from __future__ import annotations
 
@@ -8,94 +8,94 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from headwater.cli import inputs, kernels, sampling
-from headwater.cli.language import say
-from headwater.cli.starting import undisturbed
-from headwater.cli.terminal import harmless
+from headwater.cli import inputs, kernels
+from headwater.cli.common import gc_paused
+from headwater.cli.parser import add_sampling_arguments, escape_control, sampling_settings
 from headwater.errors import BadInput, BadSetting
+from headwater.i18n import _
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    told = say(
-        "a folder, a run, a .gguf file or a known name (headwater models)",
-        "模型文件夹、训练目录、.gguf 文件或已知名称（见 headwater models）",
-    )
-    parser.add_argument("model", metavar="MODEL", help=told)
-    told = say(
-        "the beginning of the text, or a file that holds it; where it is not given, a pipe is read",
-        "文本开头，或存有开头的文件；不给则从管道读取",
-    )
-    parser.add_argument("prompt", nargs="?", help=told)
-    told = say("the prompt is a text, even if it looks like a file name", "开头当作文本，即使看起来像文件名")
-    parser.add_argument("--as-text", action="store_true", help=told)
-    sampling.add(parser)
-    told = say("beam search with so many beams", "束搜索的宽度")
-    parser.add_argument("--beam", type=int, metavar="N", help=told)
-    parser.add_argument("--n", type=int, default=1, metavar="N", help=say("so many answers", "给出几个回答"))
-    told = say("guess by looking up the text so far: sooner, the same text", "从已有文本中猜后文：更快，结果不变")
-    parser.add_argument("--look-up", action="store_true", help=told)
-    told = say("say each word as it comes (usual on a terminal)", "逐词输出（终端默认）")
-    parser.add_argument("--stream", action=argparse.BooleanOptionalAction, default=None, help=told)
-    told = say(
-        "why: the distribution at each step, before and after each chooser",
-        "原因：每一步的概率分布，经过各选词规则之前和之后",
-    )
-    parser.add_argument("--trace", action="store_true", help=told)
-    told = say("the answer with ids and log-probabilities as JSON", "以 JSON 输出回答、词元和对数概率")
-    parser.add_argument("--json", action="store_true", help=told)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    help_text = _("a folder, a run, a .gguf file or a known name (headwater models)")
+    parser.add_argument("model", metavar="MODEL", help=help_text)
+    help_text = _("the beginning of the text, or a file that holds it; where it is not given, a pipe is read")
+    parser.add_argument("prompt", nargs="?", help=help_text)
+    help_text = _("the prompt is a text, even if it looks like a file name")
+    parser.add_argument("--as-text", action="store_true", help=help_text)
+    add_sampling_arguments(parser)
+    help_text = _("beam search with so many beams")
+    parser.add_argument("--beam", type=int, metavar="N", help=help_text)
+    parser.add_argument("--n", type=int, default=1, metavar="N", help=_("number of completions"))
+    help_text = _("speculative decoding by prompt lookup: faster, the same text")
+    parser.add_argument("--prompt-lookup", action="store_true", help=help_text)
+    help_text = _("print each token as it comes (the default on a terminal)")
+    parser.add_argument("--stream", action=argparse.BooleanOptionalAction, default=None, help=help_text)
+    help_text = _("the distribution at each step, before and after each logits processor")
+    parser.add_argument("--trace", action="store_true", help=help_text)
+    help_text = _("the completion with ids and log-probabilities as JSON")
+    parser.add_argument("--json", action="store_true", help=help_text)
 
 
 def run(args: argparse.Namespace) -> None:
-    prompt = given(args.prompt, args.as_text)
+    prompt = prompt_or_stdin(args.prompt, args.as_text)
     if not prompt:
-        raise BadInput('generate: the prompt must not be empty, got ""; give a beginning, such as "Once upon a time"')
-    settings = {**sampling.settings(args), "trace": args.trace}
-    way = by(args)
-    shown: Callable[[str], str] = str if args.raw else harmless
+        raise BadInput(
+            _('generate: the prompt must not be empty, got ""; give a beginning, such as "Once upon a time"')
+        )
+    settings = {**sampling_settings(args), "trace": args.trace}
+    strategy = decoding_strategy(args)
+    escape: Callable[[str], str] = str if args.raw else escape_control
 
-    with undisturbed():
-        from headwater.families.loading import load
-        from headwater.generation.ask import generate, stream
+    with gc_paused():
+        from headwater.families.load import load
+        from headwater.generation.api import generate, stream
 
         loaded = load(args.model)
-    kernels.note_missing()
-    plain = not (args.json or args.trace or args.beam or args.n > 1)
-    if plain and (sys.stdout.isatty() if args.stream is None else args.stream):
-        for event in stream(loaded, prompt, by=way, **settings):
-            print(shown(event.text), end="", flush=True)
+    kernels.warn_missing()
+
+    # Token by token, where nothing but one text is printed.
+    can_stream = not (args.json or args.trace or args.beam or args.n > 1)
+    wants_stream = sys.stdout.isatty() if args.stream is None else args.stream
+    if can_stream and wants_stream:
+        for event in stream(loaded, prompt, strategy=strategy, **settings):
+            print(escape(event.text), end="", flush=True)
         print()
         return
-    answers = generate(loaded, prompt, by=way, n=args.n, **settings)
-    for answer in answers if isinstance(answers, list) else [answers]:
+
+    completions = generate(loaded, prompt, strategy=strategy, n=args.n, **settings)
+    for completion in completions if isinstance(completions, list) else [completions]:
         if args.json:
-            print(json.dumps(answer.plain(), ensure_ascii=False, allow_nan=False))
-        else:
-            print(shown(answer.why(loaded.tokenizer)) + "\n" if args.trace else "", shown(answer.text), sep="")
+            print(json.dumps(completion.to_dict(), ensure_ascii=False, allow_nan=False))
+            continue
+        if args.trace:
+            print(escape(completion.explain(loaded.tokenizer)))
+        print(escape(completion.text))
 
 
-def given(prompt: str | None, as_text: bool) -> str:
-    """The prompt, or all that a file or a pipe has to say."""
+def prompt_or_stdin(prompt: str | None, as_text: bool) -> str:
+    """The prompt: the argument, the file it names, or all of the standard input."""
     if prompt is not None:
-        return inputs.prompt_of(prompt, as_text)
+        return inputs.read_prompt(prompt, as_text)
     if sys.stdin.isatty():
-        raise BadInput('generate: it needs a prompt, got none; headwater generate MODEL "Once upon a time"')
+        raise BadInput(_('generate: it needs a prompt, got none; headwater generate MODEL "Once upon a time"'))
     try:
         return sys.stdin.read().replace("\r\n", "\n").rstrip("\n")
-    except UnicodeDecodeError as torn:
+    except UnicodeDecodeError as error:
         raise BadInput(
-            f"generate: a prompt must be UTF-8, got a pipe that is not at byte {torn.start}; convert it"
+            _("generate: a prompt must be UTF-8, got a pipe that is not at byte {start}; convert it", start=error.start)
         ) from None
 
 
-def by(args: argparse.Namespace) -> Any:
-    if args.beam and args.look_up:
-        raise BadSetting("generate: --beam and --look-up exclude each other, got both; choose one")
+def decoding_strategy(args: argparse.Namespace) -> Any:
+    """The strategy of generate(): beam search, prompt lookup, or None."""
+    if args.beam and args.prompt_lookup:
+        raise BadSetting(_("generate: --beam and --prompt-lookup exclude each other, got both; choose one"))
     if args.beam is not None:
         from headwater.generation.beam import Beam
 
-        return Beam(width=args.beam, answers=args.n)
-    if args.look_up:
-        from headwater.generation.speculative import LookUp
+        return Beam(width=args.beam, num_return_sequences=args.n)
+    if args.prompt_lookup:
+        from headwater.generation.speculative import PromptLookup
 
-        return LookUp()
+        return PromptLookup()
     return None

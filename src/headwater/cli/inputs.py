@@ -1,12 +1,8 @@
-"""Where the texts of a command come from: its arguments, files with a text a line, tables, or the standard input.
+"""Inputs of a command: texts from its arguments, files with a text a line, tables, or the standard input.
 
-One rule for every verb that takes texts. An argument is a file
-
-- if a file of that name exists, or
-- if it looks like a file name: it ends in a data extension (.csv, .txt, .jsonl, .gz …), or it has a path separator, a
-  letter and no space (1987/03/15 is a text).
-
-A file that does not exist is an error, never a text. Everything else is a text; --as-text takes every argument for one.
+One rule for every verb that takes texts. An argument is a file if one of that name exists, or if it looks like a file
+name: it ends in a data extension (.csv, .txt, .jsonl, .gz …), or it has a path separator, a letter and no space
+(1987/03/15 is a text). A file that does not exist is an error. Everything else is a text; --as-text makes all texts.
 """
 
 from __future__ import annotations
@@ -23,21 +19,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headwater.cli.language import say
-from headwater.cli.parser import Parser
+from headwater.cli.parser import CommandParser
 from headwater.errors import BadFile, BadInput, BadSetting, NotFound, TooLong
+from headwater.i18n import _
 
 if TYPE_CHECKING:
-    from headwater.data.reading.recipe import Part
+    from headwater.data.examples import ExampleFormat
+    from headwater.data.readers.source import DataSource, FileGroup
 
 TABLES = (".csv", ".tsv", ".tab", ".jsonl", ".ndjson", ".json")
 EXTENSIONS = (*TABLES, ".txt", ".text", ".conll", ".conllu", ".bio", ".iob", ".iob2", ".gz")
-LONGEST_PROMPT = 2**26  # bytes of a file that is one prompt
-SOURCE_ROLE = {"text-to-text": "source", "classification": "text", "tagging": "words"}  # what each task reads
+MAX_PROMPT_BYTES = 2**26  # bytes of a file that is one prompt
 
 
-class Entry(NamedTuple):
-    """One input of a model: a text, two texts or a list of words; cells: the row of the table it comes from."""
+class InputEntry(NamedTuple):
+    """One input of a model: a text, two texts or a list of words; cells: the table row it comes from."""
 
     text: Any
     cells: Mapping[str, Any] = {}
@@ -47,7 +43,7 @@ class Entry(NamedTuple):
         return [self.text] if isinstance(self.text, str) else self.text
 
     @property
-    def blank(self) -> bool:
+    def is_blank(self) -> bool:
         return not any(part.strip() for part in self.parts)
 
     @property
@@ -56,88 +52,103 @@ class Entry(NamedTuple):
         return sum(map(len, self.parts))
 
 
-def arguments(parser: Parser) -> None:
-    """The flags that say how the texts are read."""
-    told = say(
-        "every argument is a text, even one that looks like a file name", "所有参数都当作文本，即使看起来像文件名"
-    )
-    parser.add_argument("--as-text", action="store_true", help=told)
-    told = say(
-        "the column of a table to read; else the one it was trained on", "读取表格的哪一列；默认为训练时的那一列"
-    )
-    parser.add_argument("--column", metavar="NAME", help=told)
-    told = say(
-        "what the standard input holds: lines, csv, tsv or jsonl [lines]",
-        "标准输入的格式：lines（每行一条文本）、csv、tsv 或 jsonl [lines]",
-    )
-    parser.add_argument("--format", choices=("lines", "csv", "tsv", "jsonl"), default="lines", help=told)
+def add_input_arguments(parser: CommandParser) -> None:
+    """Add the flags that decide how the inputs are read."""
+    help_text = _("every argument is a text, even one that looks like a file name")
+    parser.add_argument("--as-text", action="store_true", help=help_text)
+    help_text = _("the column of a table to read; else the one it was trained on")
+    parser.add_argument("--column", metavar="NAME", help=help_text)
+    help_text = _("what the standard input holds: lines, csv, tsv or jsonl [lines]")
+    parser.add_argument("--format", choices=("lines", "csv", "tsv", "jsonl"), default="lines", help=help_text)
 
 
 # ---------------------------------------------------------------------------------------------- a file, or a text?
 
 
-def looks_like_file(word: str) -> bool:
-    """
+def looks_like_file(argument: str) -> bool:
+    """Whether an argument looks like a file name.
+
     >>> [looks_like_file(word) for word in ("nofile.csv", "my data.tsv", "data/nofile", "a text", "1987/03/15")]
     [True, True, True, False, False]
     """
-    if "\n" in word or len(word) > 1000:
+    if "\n" in argument or len(argument) > 1000:
         return False
-    has_separator = "/" in word or os.sep in word
-    return word.lower().endswith(EXTENSIONS) or (has_separator and re.fullmatch(r"\S*[^\W\d_]\S*", word) is not None)
+    has_separator = "/" in argument or os.sep in argument
+    return argument.lower().endswith(EXTENSIONS) or (
+        has_separator and re.fullmatch(r"\S*[^\W\d_]\S*", argument) is not None
+    )
 
 
-def file_of(word: str, files_only: bool = False) -> Path | None:
+def resolve_file(argument: str, files_only: bool = False) -> Path | None:
     """The file that an argument names; None where it is a text."""
-    if not (files_only or looks_like_file(word) or _is_file(word)):
+    if not (files_only or looks_like_file(argument) or _is_file(argument)):
         return None
-    from headwater.data.reading.opening import regular
+    from headwater.data.readers.byte_streams import stat_regular
 
     try:
-        regular(Path(word))
+        stat_regular(Path(argument))
     except (NotFound, ValueError):
         if files_only:
-            raise NotFound(f"no file {word!r}; give an existing file") from None
-        raise NotFound(f"no file {word!r}; give an existing file, or add --as-text if it is a text") from None
-    return Path(word)
+            raise NotFound(_("no file {word!r}; give an existing file", word=argument)) from None
+        raise NotFound(
+            _("no file {word!r}; give an existing file, or add --as-text if it is a text", word=argument)
+        ) from None
+    return Path(argument)
 
 
-def _is_file(word: str) -> bool:
+def _is_file(argument: str) -> bool:
     try:
-        return len(word) <= 1000 and Path(word).is_file()
+        return len(argument) <= 1000 and Path(argument).is_file()
     except (OSError, ValueError):
         return False
 
 
-def prompt_of(word: str, as_text: bool) -> str:
-    """An argument that is one text as a whole: the text itself, or all of a file."""
-    path = None if as_text else file_of(word)
+def read_prompt(argument: str, as_text: bool) -> str:
+    """A prompt from an argument: the text itself, or all of the file it names."""
+    path = None if as_text else resolve_file(argument)
     if path is None:
-        return word
-    if path.stat().st_size > LONGEST_PROMPT:
-        raise TooLong(f"{path} must have at most {LONGEST_PROMPT:,} bytes to be one prompt, it is larger; shorten it")
-    return "\n".join(lines_of(path)).rstrip("\n")
+        return argument
+    if path.stat().st_size > MAX_PROMPT_BYTES:
+        raise TooLong(
+            _(
+                "{path} must have at most {limit:,} bytes to be one prompt, it is larger; shorten it",
+                path=path,
+                limit=MAX_PROMPT_BYTES,
+            )
+        )
+    return "\n".join(read_text_lines(path)).rstrip("\n")
 
 
 # ------------------------------------------------------------------------------------------------------------ lines
 
 
-def lines_of(path: Path) -> Iterator[str]:
+def read_text_lines(path: Path) -> Iterator[str]:
     """The lines of a file in any encoding that train reads."""
-    from headwater.data.reading.lines import USUAL, lines
-    from headwater.data.reading.problems import Problems
+    from headwater.data.readers.lines import DEFAULT_DECODE_OPTIONS, BadRows, iter_lines
 
-    for line in lines(path, USUAL, Problems()):
-        if line.fault:
-            raise BadInput(f"{path}:{line.number} can not be read, it is {line.fault}; cut it")
+    for line in iter_lines(path, DEFAULT_DECODE_OPTIONS, BadRows()):
+        if line.error:
+            raise BadInput(
+                _(
+                    "{path}:{number} can not be read, it is {fault}; cut it",
+                    path=path,
+                    number=line.number,
+                    fault=line.error,
+                )
+            )
         yield line.text
 
 
-def typed_lines() -> Iterator[str]:
+def stdin_lines() -> Iterator[str]:
     """The lines of the standard input, as they come."""
     for number, line in enumerate(sys.stdin, 1):
         if any("\ud800" <= c <= "\udfff" for c in line):
-            raise BadInput(f"the standard input must be UTF-8, line {number} is not; give its file, or write it anew")
+            raise BadInput(
+                _(
+                    "the standard input must be UTF-8, line {number} is not; give its file, or write it anew",
+                    number=number,
+                )
+            )
         yield line.removesuffix("\n").removesuffix("\r")
 
 
@@ -145,104 +156,125 @@ def typed_lines() -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Table:
-    """A file of rows. names: its columns; reads: those that the model is given."""
+class InputTable:
+    """A table file. column_names: all of its columns; input_columns: those that the model reads."""
 
-    part: Part
-    names: tuple[str, ...]
-    reads: tuple[str, ...]
-    task: str = ""
+    file_group: FileGroup
+    column_names: tuple[str, ...]
+    input_columns: tuple[str, ...]
+    example_format: ExampleFormat
 
     @property
     def path(self) -> Path:
-        return self.part.paths[0]
+        return self.file_group.paths[0]
 
     @property
     def has_header(self) -> bool:
-        return self.part.skip > 0
+        return self.file_group.header_rows > 0
 
     @property
     def is_json(self) -> bool:
-        return self.part.layout in ("jsonl", "json")
+        return self.file_group.file_format in ("jsonl", "json")
 
-    def entries(self) -> Iterator[Entry]:
-        """The rows in file order; the first that can not be read ends it: none is left out in silence."""
-        from headwater.data.reading.lines import USUAL
-        from headwater.data.reading.problems import Problems
-        from headwater.data.reading.recipe import table
+    def entries(self) -> Iterator[InputEntry]:
+        """The rows in file order; a row that can not be read is an error: none is skipped in silence."""
+        from headwater.data.readers.lines import DEFAULT_DECODE_OPTIONS, BadRows
+        from headwater.data.readers.source import read_table
 
-        class Strict(Problems):
+        class Strict(BadRows):
             def add(self, path: Path, line: int, reason: str) -> None:
-                raise BadFile(f"{path}:{line} is not a row of the table: {reason}; mend it")
+                raise BadFile(
+                    _("{path}:{line} is not a row of the table: {reason}; mend it", path=path, line=line, reason=reason)
+                )
 
-        for row in table(self.part, USUAL, Strict()):
-            texts = [self._cell(row.cells.get(name), name, row.line) for name in self.reads]
-            pair = self.task == "classification"  # two texts, the second of them perhaps empty
-            yield Entry((texts[0], "".join(texts[1:])) if pair else texts[0], row.cells)
+        for row in read_table(self.file_group, DEFAULT_DECODE_OPTIONS, Strict()):
+            texts = [self._cell(row.cells.get(name), name, row.line) for name in self.input_columns]
+            pair = bool(self.example_format.second_input_role)  # two texts, the second of them perhaps empty
+            yield InputEntry((texts[0], "".join(texts[1:])) if pair else texts[0], row.cells)
 
     def _cell(self, value: Any, name: str, line: int) -> Any:
+        """A cell as text, or as the list of words that tagging takes; other lists and objects are refused."""
         if value is None:
             return ""
-        if self.task == "tagging" and isinstance(value, list) and all(isinstance(word, str) for word in value):
+        if self.example_format.reads_words and isinstance(value, list) and all(isinstance(word, str) for word in value):
             return value
         if isinstance(value, (dict, list)):
             raise BadInput(
-                f"{self.path}:{line}: column {name!r} must hold text, it holds a {type(value).__name__}; give --column"
+                _(
+                    "{path}:{line}: column {name!r} must hold text, it holds a {type}; give --column",
+                    path=self.path,
+                    line=line,
+                    name=name,
+                    type=type(value).__name__,
+                )
             )
         return str(value)
 
 
-def table_of(path: Path, task: str, column: str | None, known: Mapping[str, str]) -> Table:
-    """A table with the column to read: the one named, else that of training, else the one training would choose."""
-    recipe = _recipe(path, column, known.get(SOURCE_ROLE.get(task, "text")))
-    part = recipe.parts[0]
-    names = part.header or _keys(part)
-    if twice := next((name for name in names if names.count(name) > 1), ""):
-        raise BadFile(f"{path} must name each column once, two are called {twice!r}; rename one")
-    reads: tuple[str, ...] = (recipe.roles["text"],)
-    if task == "classification" and "second" in known:
-        reads += (_second(path, names, known["second"]),)
-    return Table(part, names, reads, task)
+def open_table(
+    path: Path, example_format: ExampleFormat, column: str | None, trained_columns: Mapping[str, str]
+) -> InputTable:
+    """A table with the column to read: --column, else that of training, else the one that training would choose."""
+    source = _resolve_layout(path, column, trained_columns.get(example_format.input_role))
+    group = source.file_groups[0]
+    names = group.header or _json_keys(group)
+    if duplicate := next((name for name in names if names.count(name) > 1), ""):
+        raise BadFile(
+            _("{path} must name each column once, two are called {twice!r}; rename one", path=path, twice=duplicate)
+        )
+    input_columns: tuple[str, ...] = (source.roles["text"],)
+    second_role = example_format.second_input_role
+    if second_role in trained_columns:
+        input_columns += (_second_column(path, names, second_role, trained_columns),)
+    return InputTable(group, names, input_columns, example_format)
 
 
-def _recipe(path: Path, column: str | None, known: str | None) -> Any:
-    """A table of texts is a corpus to the reader; its role text is the column we look for."""
-    from headwater.data.reading.settle import Wanted, settle
+def _resolve_layout(path: Path, column: str | None, trained_column: str | None) -> DataSource:
+    """Detect the layout of a table as that of a corpus, whose column for the role "text" is the one to read."""
+    from headwater.data.readers.detect import SourceOptions, detect_source
 
     if column:
-        return settle([path], wanted=Wanted("language-model", {"text": column}))
-    if known:
+        return detect_source([path], options=SourceOptions("language-model", {"text": column}))
+    if trained_column:
         with suppress(BadSetting):  # a table that has no column of that name
-            return settle([path], wanted=Wanted("language-model", {"text": known}))
+            return detect_source([path], options=SourceOptions("language-model", {"text": trained_column}))
     try:
-        return settle([path], wanted=Wanted("language-model"))
+        return detect_source([path], options=SourceOptions("language-model"))
     except BadSetting:
-        raise BadSetting(f"nothing says which column of {path} holds the text; give --column NAME") from None
+        raise BadSetting(
+            _("nothing says which column of {path} holds the text; give --column NAME", path=path)
+        ) from None
 
 
-def _keys(part: Part) -> tuple[str, ...]:
+def _json_keys(group: FileGroup) -> tuple[str, ...]:
     """The keys of a JSON table's first row."""
-    from headwater.data.reading.lines import USUAL
-    from headwater.data.reading.problems import Problems
-    from headwater.data.reading.recipe import table
+    from headwater.data.readers.lines import DEFAULT_DECODE_OPTIONS, BadRows
+    from headwater.data.readers.source import read_table
 
-    return tuple(next(iter(table(part, USUAL, Problems()))).cells)
+    return tuple(next(iter(read_table(group, DEFAULT_DECODE_OPTIONS, BadRows()))).cells)
 
 
-def _second(path: Path, names: Sequence[str], known: str) -> str:
-    from headwater.data.reading.columns import roles_by_name
+def _second_column(path: Path, names: Sequence[str], role: str, trained_columns: Mapping[str, str]) -> str:
+    from headwater.data.readers.columns import roles_by_name
 
-    found = known if known in names else roles_by_name(names).get("second")
-    if found is None:
-        raise BadSetting(f"the model reads two texts, {path} has no column {known!r} for the second; rename the column")
-    return found
+    trained_column = trained_columns[role]
+    column = trained_column if trained_column in names else roles_by_name(names).get(role)
+    if column is None:
+        raise BadSetting(
+            _(
+                "the model reads two texts, {path} has no column {column!r} for the second; rename the column",
+                path=path,
+                column=trained_column,
+            )
+        )
+    return column
 
 
 # ------------------------------------------------------------------------------------------------------- all inputs
 
 
 @dataclass(frozen=True)
-class Options:
+class InputOptions:
     """How arguments are read. format: of the standard input; column: of a table."""
 
     as_text: bool = False
@@ -251,82 +283,109 @@ class Options:
     format: str = "lines"
 
     @classmethod
-    def of(cls, args: argparse.Namespace) -> Options:
+    def from_args(cls, args: argparse.Namespace) -> InputOptions:
         return cls(args.as_text, False, args.column, args.format)
 
-    def file_of(self, word: str) -> Path | None:
+    def resolve_file(self, argument: str) -> Path | None:
         """The file to read for an argument; None for a text, and for lines of the standard input."""
         if self.as_text:
             return None
-        if word == "-":
-            return None if self.format == "lines" else _spooled(self.format)
-        return file_of(word, self.files_only)
+        if argument == "-":
+            return None if self.format == "lines" else _spool_stdin(self.format)
+        return resolve_file(argument, self.files_only)
 
 
 @dataclass
-class Inputs:
-    """What a command was given: the rows of tables, or else texts and lines."""
+class CommandInputs:
+    """The inputs of a command: the rows of tables, or else texts and lines."""
 
     sources: Sequence[tuple[str, Path | None]] = ()  # a text or -, or a name with its file
-    tables: Sequence[Table] = ()
+    tables: Sequence[InputTable] = ()
     as_text: bool = False
     interactive: bool = False  # a person types
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[InputEntry]:
         for table in self.tables:
             yield from table.entries()
         for word, path in () if self.tables else self.sources:
             if path is not None:
-                yield from map(Entry, lines_of(path))
+                yield from map(InputEntry, read_text_lines(path))
             elif word == "-" and not self.as_text:
-                yield from map(Entry, typed_lines())
+                yield from map(InputEntry, stdin_lines())
             else:
-                yield Entry(word)
+                yield InputEntry(word)
 
 
-def inputs_of(words: list[str], options: Options, task: str = "", known: Mapping[str, str] | None = None) -> Inputs:
-    """The inputs that the arguments name; without any, the standard input. Every file is looked for before one is read.
+def open_inputs(
+    arguments: list[str], options: InputOptions, task: str = "", trained_columns: Mapping[str, str] | None = None
+) -> CommandInputs:
+    """The inputs that the arguments name; without any, the standard input. Every file is checked before one is read.
 
-    known: role -> column of the table that the model was trained on.
+    trained_columns: role -> column of the table that the model was trained on.
     """
-    sources = [(word, options.file_of(word)) for word in words or ["-"]]
+    sources = [(word, options.resolve_file(word)) for word in arguments or ["-"]]
     paths = [path for _, path in sources if path is not None and _is_table(path)]
-    if not paths:
+    if not paths:  # texts and lines
         if options.column:
             raise BadSetting(
-                f"--column {options.column} needs a table; give a .csv, .tsv or .jsonl file, or --format csv"
+                _(
+                    "--column {column} needs a table; give a .csv, .tsv or .jsonl file, or --format csv",
+                    column=options.column,
+                )
             )
-        return Inputs(sources, as_text=options.as_text and bool(words), interactive=not words and sys.stdin.isatty())
+        return CommandInputs(
+            sources, as_text=options.as_text and bool(arguments), interactive=not arguments and sys.stdin.isatty()
+        )
+
+    # tables
     if len(paths) < len(sources):
         other = next(word for word, path in sources if path not in paths)
-        raise BadSetting(f"tables and texts must not be mixed, got {paths[0]} and {other!r}; use one command for each")
-    tables = [table_of(path, task, options.column, known or {}) for path in paths]
-    _check_alike(tables)
+        raise BadSetting(
+            _(
+                "tables and texts must not be mixed, got {paths} and {other!r}; use one command for each",
+                paths=paths[0],
+                other=other,
+            )
+        )
+    from headwater.data.examples import EXAMPLE_FORMATS
+
+    example_format = EXAMPLE_FORMATS[task or "language-model"]
+    tables = [open_table(path, example_format, options.column, trained_columns or {}) for path in paths]
+    _check_same_columns(tables)
     for table in tables:
-        read = " + ".join(table.reads)
-        print(say(f"{table.path.name}: reading column {read}", f"{table.path.name}：读取列 {read}"), file=sys.stderr)
-    return Inputs(sources, tables)
+        read = " + ".join(table.input_columns)
+        print(_("{name}: reading column {read}", name=table.path.name, read=read), file=sys.stderr)
+    return CommandInputs(sources, tables)
 
 
 def _is_table(path: Path) -> bool:
     return path.name.lower().removesuffix(".gz").endswith(TABLES)
 
 
-def _check_alike(tables: Sequence[Table]) -> None:
-    """Several tables become one, so they must have one layout and, where it is not JSON, the same columns."""
+def _check_same_columns(tables: Sequence[InputTable]) -> None:
+    """Several tables become one, so they must have the same format and, unless they are JSON, the same columns."""
     first = tables[0]
     for other in tables[1:]:
-        same = other.is_json if first.is_json else other.names == first.names and other.part.layout == first.part.layout
-        if not same:
+        is_same = (
+            other.is_json
+            if first.is_json
+            else other.column_names == first.column_names
+            and other.file_group.file_format == first.file_group.file_format
+        )
+        if not is_same:
             raise BadSetting(
-                f"all tables must have the same columns, {first.path} and {other.path} differ; use one command for each"
+                _(
+                    "all tables must have the same columns, {path} and {other} differ; use one command for each",
+                    path=first.path,
+                    other=other.path,
+                )
             )
 
 
-def _spooled(format: str) -> Path:
-    """The standard input as a file that ends with the process: a table is looked at before it is read."""
+def _spool_stdin(format: str) -> Path:
+    """Copy the standard input to a temporary file, because the layout of a table is detected before it is read."""
     folder = tempfile.TemporaryDirectory(prefix="headwater-")
-    _KEPT.append(folder)
+    _TEMP_DIRS.append(folder)
     path = Path(folder.name) / f"standard-input.{format}"
     with path.open("wb") as file:
         stream = getattr(sys.stdin, "buffer", None)
@@ -337,4 +396,4 @@ def _spooled(format: str) -> Path:
     return path
 
 
-_KEPT: list[tempfile.TemporaryDirectory[str]] = []  # removed when the process ends
+_TEMP_DIRS: list[tempfile.TemporaryDirectory[str]] = []  # removed when the process ends

@@ -1,7 +1,7 @@
-"""How answers are written: a line each, JSON, or the table they were asked in with columns added; and into a file.
+"""Outputs of a prediction command: a line each, JSON, or the input table with columns added; resumable in a file.
 
-A file is written in windows of rows, sorted by length inside and written in their old order. What is done lies in
-OUT.part; the same command, after whatever stopped it, goes on there and ends with the file it would have written.
+A file is written in windows of rows, which are batched by length and written in their original order. Finished windows
+are in OUT.part; the same command, after an interruption, resumes there and writes the same file.
 """
 
 from __future__ import annotations
@@ -17,99 +17,113 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from headwater.cli.inputs import Entry, Inputs
+from headwater.cli.inputs import CommandInputs, InputEntry
 from headwater.errors import BadSetting, Fault
-from headwater.weights.files import read_bounded
-from headwater.weights.strict_json import parse_object
+from headwater.i18n import _
+from headwater.io.files import read_limited
+from headwater.io.strict_json import parse_json_object
 
-TOGETHER = 32  # texts that a model is given at a time
-WINDOW = 256  # rows that are sorted and written together
-LARGEST_JOB = 2**26
+BATCH_SIZE = 32  # texts of a batch
+WINDOW = 256  # rows that are sorted by length and written together
+MAX_JOB_BYTES = 2**26
 
-Answer = Callable[[Sequence[Any]], Sequence[Any]]
+PredictFn = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 @dataclass(frozen=True)
-class Shape:
-    """How the answers of a verb look. columns: what is added to a table; cells: their values; line: as one line."""
+class OutputFormat:
+    """The output format of a verb. columns: added to a table; to_cells: their values; to_line: as one line."""
 
     columns: tuple[str, ...]
-    cells: Callable[[Any], tuple[Any, ...]]
-    line: Callable[[Any], str]
+    to_cells: Callable[[Any], tuple[Any, ...]]
+    to_line: Callable[[Any], str]
 
 
-class Writer(Protocol):
-    """Text for the beginning, and for each entry with its answer (None: the entry is blank)."""
+class RowWriter(Protocol):
+    """Formats a header, and each entry with its prediction (None: the entry is blank)."""
 
     def header(self) -> str: ...
-    def row(self, entry: Entry, found: Any) -> str: ...
+    def format_row(self, entry: InputEntry, output: Any) -> str: ...
 
 
-def writer_of(inputs: Inputs, shape: Shape, as_json: bool) -> Writer:
+def build_writer(inputs: CommandInputs, output_format: OutputFormat, as_json: bool) -> RowWriter:
+    """The writer for these inputs: JSON lines, a table with added columns, or plain lines."""
     if not inputs.tables:
-        return JsonAnswers() if as_json else Lines(shape)
+        return JsonLinesWriter() if as_json else LineWriter(output_format)
     table = inputs.tables[0]
     if table.is_json or as_json:
-        return JsonRows(shape, table.names)
-    return Delimited(shape, table.names, table.part.delimiter, table.part.layout == "csv", table.has_header)
+        return JsonTableWriter(output_format, table.column_names)
+    return DelimitedWriter(
+        output_format,
+        table.column_names,
+        table.file_group.delimiter,
+        table.file_group.file_format == "csv",
+        table.has_header,
+    )
 
 
 @dataclass(frozen=True)
-class Lines:
-    shape: Shape
+class LineWriter:
+    """One line for each prediction."""
+
+    output_format: OutputFormat
 
     def header(self) -> str:
         return ""
 
-    def row(self, entry: Entry, found: Any) -> str:
-        return "\n" if found is None else " ".join(self.shape.line(found).split("\n")) + "\n"
+    def format_row(self, entry: InputEntry, output: Any) -> str:
+        return "\n" if output is None else " ".join(self.output_format.to_line(output).split("\n")) + "\n"
 
 
 @dataclass(frozen=True)
-class JsonAnswers:
-    """{"input": a text, "output": all that the model says of it}"""
+class JsonLinesWriter:
+    """One JSON object for each text: {"input": the text, "output": the prediction}."""
 
     def header(self) -> str:
         return ""
 
-    def row(self, entry: Entry, found: Any) -> str:
-        return json.dumps({"input": entry.text, "output": found}, ensure_ascii=False) + "\n"
+    def format_row(self, entry: InputEntry, output: Any) -> str:
+        return json.dumps({"input": entry.text, "output": output}, ensure_ascii=False) + "\n"
 
 
 @dataclass(frozen=True)
-class JsonRows:
-    """The object of the input, with the answer's columns added."""
+class JsonTableWriter:
+    """The JSON object of each input row, with the columns of the prediction added."""
 
-    shape: Shape
-    names: tuple[str, ...]
+    output_format: OutputFormat
+    column_names: tuple[str, ...]
 
     def header(self) -> str:
         return ""
 
-    def row(self, entry: Entry, found: Any) -> str:
-        added = free_names(self.shape.columns, (*self.names, *entry.cells))
-        values = [None] * len(added) if found is None else self.shape.cells(found)
+    def format_row(self, entry: InputEntry, output: Any) -> str:
+        added = unused_column_names(self.output_format.columns, (*self.column_names, *entry.cells))
+        values = [None] * len(added) if output is None else self.output_format.to_cells(output)
         return json.dumps({**entry.cells, **dict(zip(added, values, strict=True))}, ensure_ascii=False) + "\n"
 
 
 @dataclass(frozen=True)
-class Delimited:
-    """A row of CSV (quoted where it must be) or TSV (never quoted), with the answer's columns added."""
+class DelimitedWriter:
+    """A row of CSV (quoted where it must be) or TSV (never quoted), with the columns of the prediction added."""
 
-    shape: Shape
-    names: tuple[str, ...]
+    output_format: OutputFormat
+    column_names: tuple[str, ...]
     delimiter: str
     quoted: bool
     has_header: bool
 
     def header(self) -> str:
-        return self._joined([*self.names, *free_names(self.shape.columns, self.names)]) if self.has_header else ""
+        return (
+            self._join_cells([*self.column_names, *unused_column_names(self.output_format.columns, self.column_names)])
+            if self.has_header
+            else ""
+        )
 
-    def row(self, entry: Entry, found: Any) -> str:
-        values = [""] * len(self.shape.columns) if found is None else self.shape.cells(found)
-        return self._joined([*(entry.cells[name] for name in self.names), *map(_flat, values)])
+    def format_row(self, entry: InputEntry, output: Any) -> str:
+        values = [""] * len(self.output_format.columns) if output is None else self.output_format.to_cells(output)
+        return self._join_cells([*(entry.cells[name] for name in self.column_names), *map(_cell_text, values)])
 
-    def _joined(self, cells: Sequence[str]) -> str:
+    def _join_cells(self, cells: Sequence[str]) -> str:
         if not self.quoted:
             return "\t".join(" ".join(cell.replace("\t", " ").split("\n")) for cell in cells) + "\n"
         text = io.StringIO()
@@ -119,116 +133,129 @@ class Delimited:
         return text.getvalue().removesuffix("\r\n") + "\n"
 
 
-def free_names(added: Sequence[str], taken: Sequence[str]) -> list[str]:
+def unused_column_names(added: Sequence[str], existing: Sequence[str]) -> list[str]:
     """The names of the added columns; one that the table has already becomes predicted_NAME.
 
-    >>> free_names(("label", "probability"), ("text", "label"))
+    >>> unused_column_names(("label", "probability"), ("text", "label"))
     ['predicted_label', 'probability']
     """
     names = []
     for name in added:
-        while name in taken:
+        while name in existing:
             name = f"predicted_{name}"
         names.append(name)
     return names
 
 
-def _flat(value: Any) -> str:
+def _cell_text(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 # --------------------------------------------------------------------------------------------------- to a terminal
 
 
-def print_answers(inputs: Inputs, writer: Writer, answer: Answer, show: Callable[[str], str]) -> None:
-    """Answer some at a time and print them at once; a person who types is answered line by line."""
-    print(show(writer.header()), end="")
+def print_predictions(
+    inputs: CommandInputs, writer: RowWriter, predict: PredictFn, escape: Callable[[str], str]
+) -> None:
+    """Predict in batches and print each batch at once; line by line where the input is typed."""
+    print(escape(writer.header()), end="")
     entries = inputs.entries()
-    size = 1 if inputs.interactive else TOGETHER
+    size = 1 if inputs.interactive else BATCH_SIZE
     while group := list(islice(entries, size)):
-        for entry, found in zip(group, answered(group, answer), strict=True):
-            print(show(writer.row(entry, found)), end="")
+        for entry, output in zip(group, predict_entries(group, predict), strict=True):
+            print(escape(writer.format_row(entry, output)), end="")
         sys.stdout.flush()
 
 
-def answered(entries: Sequence[Entry], answer: Answer) -> list[Any]:
-    """The answer to each entry, asked in groups of like length; None for one that is blank."""
-    found: list[Any] = [None] * len(entries)
-    order = sorted((i for i, entry in enumerate(entries) if not entry.blank), key=lambda i: entries[i].length)
-    for first in range(0, len(order), TOGETHER):
-        some = order[first : first + TOGETHER]
-        for i, said in zip(some, answer([entries[i].text for i in some]), strict=True):
-            found[i] = said
-    return found
+def predict_entries(entries: Sequence[InputEntry], predict: PredictFn) -> list[Any]:
+    """The prediction of each entry, in batches of similar length; None for one that is blank."""
+    outputs: list[Any] = [None] * len(entries)
+    order = sorted((i for i, entry in enumerate(entries) if not entry.is_blank), key=lambda i: entries[i].length)
+    for first in range(0, len(order), BATCH_SIZE):
+        batch = order[first : first + BATCH_SIZE]
+        for i, output in zip(batch, predict([entries[i].text for i in batch]), strict=True):
+            outputs[i] = output
+    return outputs
 
 
 # ------------------------------------------------------------------------------------------------------- to a file
 
 
 class ResumableFile:
-    """OUT.part holds whole windows of rows; OUT.job what was asked, and a line [rows, bytes] after each window."""
+    """A file written in windows of rows that a repeated command resumes.
 
-    def __init__(self, out: Path, asked: dict[str, Any]) -> None:
+    OUT.part has complete windows; OUT.job has the options, and a line [rows, bytes] after each window.
+    """
+
+    def __init__(self, out: Path, options: dict[str, Any]) -> None:
         if out.exists():
-            raise BadSetting(f"--out must be a new file, {out} is there already; choose another name")
+            raise BadSetting(_("--out must be a new file, {out} is there already; choose another name", out=out))
         self.out = out
-        self.part, self.job = (out.with_name(out.name + end) for end in (".part", ".job"))
-        before = self._before()
-        for name, value in asked.items() if before is not None else ():
-            if before.get(name) != value:  # type: ignore[union-attr]
-                came = before.get(name)  # type: ignore[union-attr]
+        self.part_path = out.with_name(out.name + ".part")
+        self.job_path = out.with_name(out.name + ".job")
+        saved = self._saved_options()
+        if saved is None:
+            self.part_path.write_bytes(b"")
+            self.job_path.write_text(json.dumps(options) + "\n", encoding="utf-8")
+            return
+        for name, value in options.items():
+            if saved.get(name) != value:
                 raise BadSetting(
-                    f"{self.part} was begun with {name} {came!r}, got {value!r}; finish it with that, or remove it"
+                    _(
+                        "{part} was begun with {name} {saved!r}, got {value!r}; finish it with that, or remove it",
+                        part=self.part_path,
+                        name=name,
+                        saved=saved.get(name),
+                        value=value,
+                    )
                 )
-        if before is None:
-            self.part.write_bytes(b"")
-            self.job.write_text(json.dumps(asked) + "\n", encoding="utf-8")
 
-    def _before(self) -> dict[str, Any] | None:
-        """What was asked when the part was begun; None where there is none, or its note is not whole."""
+    def _saved_options(self) -> dict[str, Any] | None:
+        """The options that the part was begun with; None where there is no part, or its job file is incomplete."""
         try:
-            return parse_object(self._job_lines()[0], self.job) if self.part.exists() else None
+            return parse_json_object(self._job_lines()[0], self.job_path) if self.part_path.exists() else None
         except Fault:
             return None
 
     def _job_lines(self) -> list[bytes]:
-        return read_bounded(self.job, LARGEST_JOB).split(b"\n")
+        return read_limited(self.job_path, MAX_JOB_BYTES).split(b"\n")
 
-    def write(self, entries: Iterator[Entry], writer: Writer, answer: Answer) -> int:
-        """Write the entries that are still to do; gives how many there are in all."""
+    def write(self, entries: Iterator[InputEntry], writer: RowWriter, predict: PredictFn) -> int:
+        """Predict and write the entries that are not in the part yet; returns the number of all."""
         count = self._resume(writer.header().encode())
-        for _ in islice(entries, count):
+        for _unused in islice(entries, count):
             pass
-        begun, first = time.monotonic(), count
-        with self.part.open("ab") as file, self.job.open("ab") as job:
+        start_time = time.monotonic()
+        num_resumed = count
+        with self.part_path.open("ab") as file, self.job_path.open("ab") as job:
             while window := list(islice(entries, WINDOW)):
-                file.write("".join(_rows(window, writer, answer)).encode())
+                file.write("".join(_format_rows(window, writer, predict)).encode())
                 file.flush()
                 count += len(window)
                 job.write(json.dumps([count, file.tell()]).encode() + b"\n")
                 job.flush()
-                rate = (count - first) / (time.monotonic() - begun)
+                rate = (count - num_resumed) / (time.monotonic() - start_time)
                 print(f"\r{count:,} · {rate:.1f}/s", end="", file=sys.stderr, flush=True)
         print(file=sys.stderr)
-        self.part.replace(self.out)
-        self.job.unlink()
+        self.part_path.replace(self.out)
+        self.job_path.unlink()
         return count
 
     def _resume(self, header: bytes) -> int:
-        """Cut off what follows the last whole window; the rows that are done."""
-        size = self.part.stat().st_size
-        done = [(rows, end) for rows, end in self._windows() if end <= size]
-        rows, end = max(done, default=(0, 0))
-        with self.part.open("r+b") as file:
+        """Truncate the part after its last complete window; returns the number of finished rows."""
+        size = self.part_path.stat().st_size
+        finished = [(rows, end) for rows, end in self._finished_windows() if end <= size]
+        rows, end = max(finished, default=(0, 0))
+        with self.part_path.open("r+b") as file:
             file.truncate(end)
             if not end:
                 file.write(header)
-        note = [self._job_lines()[0], json.dumps([rows, end]).encode()]
-        self.job.write_bytes(b"".join(line + b"\n" for line in note))  # a torn last line is gone
+        job_lines = [self._job_lines()[0], json.dumps([rows, end]).encode()]
+        self.job_path.write_bytes(b"".join(line + b"\n" for line in job_lines))  # without an incomplete last line
         return rows
 
-    def _windows(self) -> Iterable[tuple[int, int]]:
-        for line in self._job_lines()[1:-1]:  # what follows the last newline is not whole
+    def _finished_windows(self) -> Iterable[tuple[int, int]]:
+        for line in self._job_lines()[1:-1]:  # what follows the last newline is incomplete
             try:
                 rows, end = json.loads(line)
             except ValueError:
@@ -236,6 +263,6 @@ class ResumableFile:
             yield rows, end
 
 
-def _rows(window: Sequence[Entry], writer: Writer, answer: Answer) -> Iterator[str]:
-    for entry, found in zip(window, answered(window, answer), strict=True):
-        yield writer.row(entry, found)
+def _format_rows(window: Sequence[InputEntry], writer: RowWriter, predict: PredictFn) -> Iterator[str]:
+    for entry, output in zip(window, predict_entries(window, predict), strict=True):
+        yield writer.format_row(entry, output)

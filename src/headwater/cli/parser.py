@@ -1,124 +1,224 @@
-"""argparse, taught to speak two languages and to answer a mistake with the nearest known flag."""
+"""Argument parser of the command line: bilingual help, common and sampling flags, escaping of terminal output."""
 
 from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
-from headwater.cli.language import LANGUAGES, say
 from headwater.errors import BadSetting, nearest
+from headwater.i18n import LANGUAGES, _, join
 
-COMMON = {
-    "--lang": (
-        "language of these texts; else that of HEADWATER_LANG or of the locale",
-        "界面语言；默认看 HEADWATER_LANG 或系统区域设置",
-    ),
-    "--traceback": ("on an error, also show where in the code it arose", "出错时同时显示完整的调用栈"),
-    "--help": ("this text", "显示本帮助"),
+COMMON_FLAGS = {
+    "--lang": _("language of these texts; else that of HEADWATER_LANG or of the locale"),
+    "--traceback": _("on an error, also show where in the code it arose"),
+    "--help": _("this text"),
 }
 
 
-MANY = {None: "{}", "?": "[{}]", "*": "[{} …]", "+": "{} …"}
+def _translated(text: str) -> str:
+    """A text of argparse in the language in effect."""
+    return str(_(text))
 
 
-class Help(argparse.HelpFormatter):
+argparse._ = _translated  # type: ignore[attr-defined]
+
+NARGS_FORMATS = {None: "{}", "?": "[{}]", "*": "[{} …]", "+": "{} …"}
+
+
+class BilingualHelpFormatter(argparse.HelpFormatter):
+    """argparse's help in the language in effect, with a usage line of positional arguments only."""
+
     def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
-        super().add_usage(usage, (), (), say("usage: ", "用法："))
+        super().add_usage(usage, (), (), _("usage: "))
 
     def format_help(self) -> str:
         """A heading in Chinese ends with a Chinese colon."""
         return re.sub("(?<=[\u4e00-\u9fff]):$", "：", super().format_help(), flags=re.MULTILINE)
 
 
-class Parser(argparse.ArgumentParser):
-    """A mistake is a Fault, and no prefix of a flag is guessed at: --max is not --max-time."""
+class CommandParser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are Faults with the nearest known flag. A flag is never abbreviated."""
 
     def __init__(self, prog: str, description: str) -> None:
-        super().__init__(prog=prog, description=description, add_help=False, allow_abbrev=False, formatter_class=Help)
-        self.switches: set[str] = set()
-        self._positionals.title = say("what to give", "参数")
-        self._optionals.title = say("flags", "选项")
+        super().__init__(
+            prog=prog,
+            description=description,
+            add_help=False,
+            allow_abbrev=False,
+            formatter_class=BilingualHelpFormatter,
+        )
+        self.bool_flags: set[str] = set()
+        self._positionals.title = _("what to give")
+        self._optionals.title = _("flags")
 
-    def add_common(self) -> None:
-        """The flags of every verb. main() has already acted on --lang and --traceback; here they are explained."""
-        group = self.add_argument_group(say("everywhere", "通用"))
-        group.add_argument("--lang", choices=LANGUAGES, help=say(*COMMON["--lang"]))
-        group.add_argument("--traceback", action="store_true", help=say(*COMMON["--traceback"]))
-        group.add_argument("-h", "--help", action="help", help=say(*COMMON["--help"]))
+    def add_common_flags(self) -> None:
+        """Add the flags of every verb. main() has already acted on --lang and --traceback; here they get their help."""
+        group = self.add_argument_group(_("everywhere"))
+        group.add_argument("--lang", choices=LANGUAGES, help=str(COMMON_FLAGS["--lang"]))
+        group.add_argument("--traceback", action="store_true", help=str(COMMON_FLAGS["--traceback"]))
+        group.add_argument("-h", "--help", action="help", help=str(COMMON_FLAGS["--help"]))
 
-    def first_line(self) -> str:
-        """What must be given; the flags follow below it, each with its meaning."""
-        places = [action for action in self._actions if not action.option_strings]
-        given = [MANY[action.nargs].format(str(action.metavar or action.dest).upper()) for action in places]  # type: ignore[index]
-        return " ".join([self.prog, *given, say("[flags]", "[选项]")])
+    def usage_line(self) -> str:
+        """The usage line: the positional arguments, and [flags]."""
+        words = [self.prog]
+        for action in self._actions:
+            if not action.option_strings:
+                name = str(action.metavar or action.dest).upper()
+                words.append(NARGS_FORMATS[action.nargs].format(name))  # type: ignore[index]
+        return f"{' '.join(words)} {_('[flags]')}"
 
-    def add_switch(self, group: Any, flag: str, dest: str, words: str) -> None:
-        """--flag alone means yes; --flag yes and --flag no say it. Another word after it is not its value."""
-        group.add_argument(flag, dest=dest, default=None, metavar="yes|no", nargs="?", const="yes", help=words)
-        self.switches.add(flag)
+    def add_bool_flag(self, group: Any, flag: str, dest: str, help_text: str) -> None:
+        """Add a boolean flag: --flag and --flag yes are true, --flag no is false. Other words are not its value."""
+        group.add_argument(flag, dest=dest, default=None, metavar="yes|no", nargs="?", const="yes", help=help_text)
+        self.bool_flags.add(flag)
 
-    def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        self.usage = self.first_line().replace("%", "%%")
-        words = answered(words, self.switches)
-        known, unknown = self.parse_known_intermixed_args(words)  # flags may stand between the texts
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse the arguments; flags may stand between them. What is not known is rejected."""
+        self.usage = self.usage_line().replace("%", "%%")
+        argv = expand_bool_flags(argv, self.bool_flags)
+        known, unknown = self.parse_known_intermixed_args(argv)
         for word in unknown[:1]:
             flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
             if word.startswith("-"):
-                raise BadSetting(f"{self.prog} has no flag {word!r}; {nearest(word.partition('=')[0], flags)}")
-            raise BadSetting(f"{self.prog} takes no further argument, got {word!r}; see {self.prog} --help")
+                raise BadSetting(
+                    _(
+                        "{prog} has no flag {word!r}; {nearest}",
+                        prog=self.prog,
+                        word=word,
+                        nearest=nearest(word.partition("=")[0], flags),
+                    )
+                )
+            raise BadSetting(
+                _("{prog} takes no further argument, got {word!r}; see {prog} --help", prog=self.prog, word=word)
+            )
         return known
 
     def error(self, message: str) -> NoReturn:
-        raise BadSetting(f"{self.prog}: {message}; see {self.prog} --help")
+        raise BadSetting(_("{prog}: {text}; see {prog} --help", prog=self.prog, text=message))
 
 
-YES_OR_NO = ("yes", "no", "true", "false")
+BOOL_WORDS = ("yes", "no", "true", "false")
 
 
-def answered(words: Sequence[str], switches: Collection[str]) -> list[str]:
-    """A switch followed by yes or no has it as its value; followed by anything else it means yes.
+def expand_bool_flags(argv: Sequence[str], bool_flags: Collection[str]) -> list[str]:
+    """A boolean flag followed by yes or no has it as its value; followed by anything else it means yes.
 
-    >>> answered(["--cut", "a.tsv", "--compile", "no", "--", "--cut"], {"--cut", "--compile"})
-    ['--cut=yes', 'a.tsv', '--compile=no', '--', '--cut']
+    >>> expand_bool_flags(["--truncate", "a.tsv", "--compile", "no", "--", "--truncate"], {"--truncate", "--compile"})
+    ['--truncate=yes', 'a.tsv', '--compile=no', '--', '--truncate']
     """
-    made, left = list[str](), list(words)
-    while left and left[0] != "--":
-        word = left.pop(0)
-        if word in switches:
-            word += "=" + (left.pop(0) if left and left[0].lower() in YES_OR_NO else "yes")
-        made.append(word)
-    return made + left
+    expanded: list[str] = []
+    remaining = list(argv)
+    while remaining and remaining[0] != "--":
+        word = remaining.pop(0)
+        if word in bool_flags:
+            has_value = bool(remaining) and remaining[0].lower() in BOOL_WORDS
+            word += "=" + (remaining.pop(0) if has_value else "yes")
+        expanded.append(word)
+    return expanded + remaining
 
 
-def spelled_alike(words: Sequence[str]) -> list[str]:
-    """Flags may be written with _ or with -; values, and everything after a lone --, stay as they are.
+def normalize_flags(argv: Sequence[str]) -> list[str]:
+    """Flags with - in place of _; values, and everything after a lone --, stay as they are.
 
-    >>> spelled_alike(["--max_time=a_b", "x_y", "--", "--as_is"])
+    >>> normalize_flags(["--max_time=a_b", "x_y", "--", "--as_is"])
     ['--max-time=a_b', 'x_y', '--', '--as_is']
     """
-    end = list(words).index("--") if "--" in words else len(words)
-    flags = [word.partition("=") if word.startswith("--") else ("", "", word) for word in words[:end]]
-    return [name.replace("_", "-") + sign + value for name, sign, value in flags] + list(words[end:])
+    end = list(argv).index("--") if "--" in argv else len(argv)
+    flags = [word.partition("=") if word.startswith("--") else ("", "", word) for word in argv[:end]]
+    return [name.replace("_", "-") + equals + value for name, equals, value in flags] + list(argv[end:])
 
 
-def take_common(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """--lang and --traceback as settings of the environment, wherever they stand, and the other words in their order.
+def extract_common_flags(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """--lang and --traceback as environment variables, wherever they stand, and the other words in order.
 
-    >>> take_common(["--lang", "zh", "doctor", "--json", "--traceback"])
+    >>> extract_common_flags(["--lang", "zh", "doctor", "--json", "--traceback"])
     ({'HEADWATER_LANG': 'zh', 'HEADWATER_TRACEBACK': '1'}, ['doctor', '--json'])
     """
-    settings, rest, left = {}, [], list(words)
+    settings: dict[str, str] = {}
+    remaining: list[str] = []
+    left = list(argv)
     while left and left[0] != "--":
-        name, _, value = (word := left.pop(0)).partition("=")
+        word = left.pop(0)
+        name, _unused, value = word.partition("=")
         if word == "--traceback":
             settings["HEADWATER_TRACEBACK"] = "1"
         elif name == "--lang":
             chosen = value or (left.pop(0) if left else "nothing")
             if chosen not in LANGUAGES:
-                raise BadSetting(f"--lang must be {' or '.join(LANGUAGES)}, got {chosen!r}; choose one of them")
+                raise BadSetting(
+                    _(
+                        "--lang must be {languages}, got {chosen!r}; choose one of them",
+                        languages=join(_(" or "), LANGUAGES),
+                        chosen=chosen,
+                    )
+                )
             settings["HEADWATER_LANG"] = chosen
         else:
-            rest.append(word)
-    return settings, rest + left
+            remaining.append(word)
+    return settings, remaining + left
+
+
+# ------------------------------------------------------------------------------------- escaping of terminal output
+
+# C0 and C1 control characters (among them the escape that begins every terminal command) except tab and newline; and
+# the marks that change the direction of writing, with which a line can be made to read as another.
+UNSAFE_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def escape_control(text: str) -> str:
+    r"""Escape each unsafe character as \xNN or \uNNNN; each by itself, so that a stream may come in pieces.
+
+    >>> escape_control("red: \x1b[31m 你好")
+    'red: \\x1b[31m 你好'
+    """
+    return UNSAFE_CHARACTERS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def escape_for_terminal(text: str) -> str:
+    """Escape control characters if the output is a terminal; a file or a pipe gets the text as it is."""
+    return escape_control(text) if sys.stdout.isatty() else text
+
+
+# ---------------------------------------------------------------------------- sampling flags of generate and chat
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for each sampling parameter."""
+    group = parser.add_argument_group(_("sampling (greedy, where none is given)"))
+    flags = {
+        "temperature": (float, _("0 is greedy, higher more varied; 0.7 is usual")),
+        "top-k": (int, _("only the K most probable tokens")),
+        "top-p": (float, _("only the most probable tokens whose probabilities sum to this")),
+        "min-p": (float, _("only tokens at least this many times as probable as the best")),
+        "repetition-penalty": (float, _("above 1: tokens of prompt and output become less probable")),
+        "no-repeat-ngram-size": (int, _("no sequence of N tokens twice")),
+    }
+    for name, (kind, help_text) in flags.items():
+        group.add_argument(f"--{name}", type=kind, metavar="N", help=help_text)
+    help_text = _("the same seed gives the same text")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help=help_text)
+    help_text = _("maximum number of output tokens (256, or what fits)")
+    group.add_argument("--max-tokens", type=int, metavar="N", help=help_text)
+    help_text = _("end the output before this text; may be given again")
+    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help=help_text)
+    help_text = _("let control characters of the output act on the terminal")
+    group.add_argument("--raw", action="store_true", help=help_text)
+
+
+def sampling_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The sampling flags as keyword arguments of generate()."""
+    names = (
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "no_repeat_ngram_size",
+        "seed",
+        "max_tokens",
+        "stop",
+    )
+    return {name: getattr(args, name) for name in names}

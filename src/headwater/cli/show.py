@@ -1,4 +1,4 @@
-"""headwater show: a model as a tree with shapes, parameters and formulas, and what it costs. Nothing is allocated."""
+"""The command headwater show: a model as a tree with shapes, parameters and costs. Nothing is allocated."""
 
 from __future__ import annotations
 
@@ -7,52 +7,51 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from headwater.cli.language import say
 from headwater.errors import BadSetting
+from headwater.i18n import _
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from headwater.inspection.costs import Count
-    from headwater.inspection.counts import Node
+    from headwater.inspection.costs import ModelCosts, ModuleNode
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    model = say("a preset (none: they are listed) or a file with a spec", "预设名（不写则列出全部）或模型描述文件")
-    length = say("tokens a row (1024, or as many as it has places)", "每行长度（1024，或位置表的上限）")
+    model = _("a preset (none: they are listed) or a file with a spec")
+    length = _("tokens a row (1024, or as many as it has places)")
     add("model", metavar="MODEL", nargs="?", help=model)
-    add("--vocab", type=int, metavar="N", help=say("another vocabulary", "改用别的词表大小"))
-    add("--batch", type=int, default=1, metavar="B", help=say("rows at a time (1)", "批大小（1）"))
+    add("--vocab", type=int, metavar="N", help=_("another vocabulary"))
+    add("--batch", type=int, default=1, metavar="B", help=_("rows at a time (1)"))
     add("--length", type=int, metavar="L", help=length)
-    add("--dtype", default="fp32", metavar="fp32|bf16|fp16", help=say("numbers (fp32)", "数值类型（fp32）"))
-    add("--depth", type=int, metavar="N", help=say("levels of the tree (all)", "树的层数（全部）"))
-    add("--json", action="store_true", help=say("the same as JSON", "以 JSON 输出"))
+    add("--dtype", default="fp32", metavar="fp32|bf16|fp16", help=_("numbers (fp32)"))
+    add("--depth", type=int, metavar="N", help=_("levels of the tree (all)"))
+    add("--json", action="store_true", help=_("the same as JSON"))
 
 
 def run(args: argparse.Namespace) -> int:
     from headwater.inspection.costs import count
-    from headwater.inspection.resolve import resolve
+    from headwater.inspection.inputs import resolve_spec
 
     if args.model is None:
-        return listing(args.json)
+        return print_presets(args.json)
     if args.depth is not None and args.depth < 0:
-        raise BadSetting(f"--depth must be at least 0, got {args.depth}; 0 shows the totals alone")
-    spec = resolve(args.model, args.vocab)
-    counted = count(spec, args.batch, args.length, args.dtype)
+        raise BadSetting(_("--depth must be at least 0, got {depth}; 0 shows the totals alone", depth=args.depth))
+    spec = resolve_spec(args.model, args.vocab)
+    costs = count(spec, args.batch, args.length, args.dtype)
     if args.json:
-        print(json.dumps({"model": args.model, **counted.plain()}, indent=2, ensure_ascii=False))
+        print(json.dumps({"model": args.model, **costs.to_dict()}, indent=2, ensure_ascii=False))
     else:
-        show(args.model, counted, args.depth)
+        print_tree(args.model, costs, args.depth)
     return 0
 
 
-def listing(as_json: bool) -> int:
-    """All presets with their sizes."""
-    from headwater.core.presets import PRESETS, preset
-    from headwater.inspection.counts import skeleton, total
+def print_presets(as_json: bool) -> int:
+    """Print all presets with their numbers of parameters."""
+    from headwater.families.presets import PRESETS, preset
+    from headwater.inspection.costs import meta_model, num_parameters
 
-    sizes = {name: total(skeleton(preset(name))) for name in PRESETS}
+    sizes = {name: num_parameters(meta_model(preset(name))) for name in PRESETS}
     if as_json:
         print(json.dumps(sizes, indent=2))
         return 0
@@ -64,93 +63,100 @@ def listing(as_json: bool) -> int:
 # -------------------------------------------------------------------------------------------------------- in a terminal
 
 
-def show(name: str, counted: Count, depth: int | None) -> None:
+def print_tree(name: str, costs: ModelCosts, depth: int | None) -> None:
+    """Print the module tree with parameters and shapes, then the totals."""
     from rich.console import Console
     from rich.table import Table
 
     console = Console(highlight=False)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column(say("part", "部件"), no_wrap=True)
-    table.add_column(say("parameters", "参数量"), justify="right", no_wrap=True)
-    table.add_column(say("shape, or formula for one", "形状，或单个的公式"), overflow="fold")
-    for branch, node in branches(counted.tree, depth):
-        repeated = f" [bold]×{node.times}[/bold]" if node.times > 1 else ""
-        table.add_row(f"[dim]{branch}[/dim]{node.name if branch else name}{repeated}", parameters(node), detail(node))
+    table.add_column(_("part"), no_wrap=True)
+    table.add_column(_("parameters"), justify="right", no_wrap=True)
+    table.add_column(_("shape, or formula for one"), overflow="fold")
+    for branch, node in tree_lines(costs.tree, depth):
+        repeated = f" [bold]×{node.repeats}[/bold]" if node.repeats > 1 else ""
+        table.add_row(
+            f"[dim]{branch}[/dim]{node.name if branch else name}{repeated}",
+            format_parameters(node),
+            format_detail(node),
+        )
     console.print(table)
-    console.print(f"[dim]{letters(counted)}[/dim]\n")
-    sums(console, counted)
+    console.print(f"[dim]{format_symbols(costs)}[/dim]\n")
+    print_totals(console, costs)
 
 
-def branches(
-    node: Node, depth: int | None, lead: str = "", mark: str = "", level: int = 0
-) -> Iterator[tuple[str, Node]]:
-    """Each node with the lines that lead to it."""
-    yield lead + mark, node
+def tree_lines(
+    node: ModuleNode, depth: int | None, indent: str = "", branch: str = "", level: int = 0
+) -> Iterator[tuple[str, ModuleNode]]:
+    """Each node of the tree with the branch lines before it."""
+    yield indent + branch, node
     if depth is not None and level >= depth:
         return
-    inner = lead + {"": "", "├─ ": "│  ", "└─ ": "   "}[mark]
-    for at, child in enumerate(node.children):
-        last = at == len(node.children) - 1
-        yield from branches(child, depth, inner, "└─ " if last else "├─ ", level + 1)
+    inner = indent + {"": "", "├─ ": "│  ", "└─ ": "   "}[branch]
+    for index, child in enumerate(node.children):
+        last = index == len(node.children) - 1
+        yield from tree_lines(child, depth, inner, "└─ " if last else "├─ ", level + 1)
 
 
-def parameters(node: Node) -> str:
-    return f"{node.parameters:,}" if node.parameters or not node.same_as else ""
+def format_parameters(node: ModuleNode) -> str:
+    return f"{node.parameters:,}" if node.parameters or not node.tied_to else ""
 
 
-def detail(node: Node) -> str:
+def format_detail(node: ModuleNode) -> str:
     shapes = " + ".join("×".join(map(str, shape)) for shape in node.shapes)
-    shared = f"= {node.same_as}" if node.same_as else ""
-    return "  ".join(text for text in (shapes or node.formula, shared) if text)
+    shared = f"= {node.tied_to}" if node.tied_to else ""
+    return "  ".join(str(text) for text in (shapes or node.formula, shared) if text)
 
 
-def letters(counted: Count) -> str:
-    return " · ".join(f"{name} {'/'.join(f'{size:,}' for size in sizes)}" for name, sizes in counted.letters.items())
+def format_symbols(costs: ModelCosts) -> str:
+    return " · ".join(f"{name} {'/'.join(f'{size:,}' for size in sizes)}" for name, sizes in costs.symbols.items())
 
 
 GROUPS = {
-    "embeddings": ("embeddings", "嵌入"),
-    "encoder": ("encoder", "编码器"),
-    "decoder": ("decoder", "解码器"),
-    "output": ("output", "输出"),
-    "other": ("other", "其他"),
+    "embeddings": _("embeddings"),
+    "encoder": _("encoder"),
+    "decoder": _("decoder"),
+    "output": _("output"),
+    "other": _("other"),
 }
 MEMORY = {
-    "weights": ("weights", "权重"),
-    "gradients": ("gradients", "梯度"),
-    "optimiser": ("optimiser (AdamW)", "优化器（AdamW）"),
-    "activations": ("activations (estimate)", "激活值（估计）"),
-    "kv cache": ("KV cache", "KV 缓存"),
+    "weights": _("weights"),
+    "gradients": _("gradients"),
+    "optimizer": _("optimizer (AdamW)"),
+    "activations": _("activations (estimate)"),
+    "kv_cache": _("KV cache"),
 }
 
 
-def sums(console: Console, counted: Count) -> None:
+def print_totals(console: Console, costs: ModelCosts) -> None:
+    """Print the totals: parameters by group, memory and operations."""
     from rich.table import Table
 
-    at, total = counted.at, counted.parameters
+    settings = costs.settings
+    total = costs.parameters
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column()
-    grid.add_row(f"[bold]{say('parameters', '参数量')}[/bold]", f"[bold]{total:,}[/bold]", "")
-    for name, number in counted.groups.items():
-        grid.add_row("  " + say(*GROUPS[name]), f"{number:,}", f"{number / max(total, 1):.1%}")
-    where = say(
-        f"batch {at['batch']}, length {at['length']}, {at['dtype']}",
-        f"批 {at['batch']}，长 {at['length']}，{at['dtype']}",
+    grid.add_row(f"[bold]{_('parameters')}[/bold]", f"[bold]{total:,}[/bold]", "")
+    for name, number in costs.groups.items():
+        grid.add_row("  " + str(GROUPS[name]), f"{number:,}", f"{number / max(total, 1):.1%}")
+    where = _(
+        "batch {batch}, length {length}, {dtype}",
+        batch=settings["batch"],
+        length=settings["length"],
+        dtype=settings["dtype"],
     )
-    grid.add_row(f"[bold]{say('memory', '内存')}[/bold]", "", where)
-    for name, number in counted.bytes.items():
-        grid.add_row("  " + say(*MEMORY[name]), size(number), "")
-    grid.add_row(
-        f"[bold]{say('operations', '运算量')}[/bold]", "", say("floating point, per token", "每个词元的浮点运算")
-    )
-    for name, words in {"forward": ("forward", "前向"), "training": ("training", "训练")}.items():
-        grid.add_row("  " + say(*words), size(counted.flops[name], "FLOP"), "")
+    grid.add_row(f"[bold]{_('memory')}[/bold]", "", where)
+    for name, number in costs.bytes.items():
+        grid.add_row("  " + str(MEMORY[name]), format_size(number), "")
+    grid.add_row(f"[bold]{_('operations')}[/bold]", "", _("floating point, per token"))
+    for name, words in {"forward": _("forward"), "training": _("training")}.items():
+        grid.add_row("  " + str(words), format_size(costs.flops[name], "FLOP"), "")
     console.print(grid)
 
 
-def size(number: float, unit: str = "B") -> str:
+def format_size(number: float, unit: str = "B") -> str:
     """1234567 -> 1.23 MB"""
     for prefix in ("", "k", "M", "G", "T"):
         if number < 1000:

@@ -5,146 +5,148 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwater.cli import kernels
-from headwater.cli.language import say
-from headwater.cli.parser import Parser
-from headwater.cli.terminal import harmless
+from headwater.cli.parser import CommandParser, escape_control
 from headwater.errors import BadFile, BadSetting, NotFound
+from headwater.i18n import _
 
 if TYPE_CHECKING:
-    from headwater.training.teaching import Lesson
+    from headwater.training.predict import Predictor
+    from headwater.training.setup import TrainSetup
 
 HEADINGS = {
-    "data": ("the data", "数据"),
-    "model": ("the model", "模型"),
-    "optimiser": ("how it learns", "优化"),
-    "loop": ("how long and how", "训练过程"),
-    "evaluation": ("measuring", "评估"),
-    "keeping": ("keeping", "保存"),
+    "data": _("the data"),
+    "model": _("the model"),
+    "optim": _("how it learns"),
+    "train": _("how long and how"),
+    "evaluation": _("measuring"),
+    "output": _("keeping"),
 }
 
 
-def arguments(parser: Parser) -> None:
-    from headwater.training.settings import LEAVES, SAME, Time, YesNoAuto
+def add_arguments(parser: CommandParser) -> None:
+    from headwater.training.config import ALIASES, FIELDS
 
-    given = {int: "N", float: "X", Time: "TIME", list[str]: "FILE", dict[str, str]: "A=B", str: "NAME"}
-    given[YesNoAuto] = "yes|no|auto"
-    parser.add_argument(
-        "files",
-        nargs="*",
-        help=say(
-            "TSV, CSV, JSONL, text, CoNLL, SQuAD, or train.en train.de",
-            "TSV、CSV、JSONL、纯文本、CoNLL、SQuAD，或 train.en train.de 这样的平行文件",
-        ),
-    )
-    parser.add_argument("--resume", metavar="RUN", help=say("go on with this run", "从这个训练目录停下处接着训练"))
-    parser.add_argument("--config", "-c", metavar="YAML", help=say("settings from a file", "从 YAML 文件读取设置"))
-    parser.add_argument(
-        "--recipe", metavar="NAME", help=say("settings known to work: see the docs", "已知可行的设置，见文档")
-    )
-    processes = say("train with so many processes", "用多少个进程训练")
-    parser.add_argument("--processes", type=int, default=1, metavar="N", help=processes)
-    parser.add_argument(
-        "--dry-run", action="store_true", help=say("say what would be done, and stop", "只说明将做什么，然后停止")
-    )
-    parser.add_argument("--quiet", action="store_true", help=say("no progress", "不显示进度"))
-    groups = {name: parser.add_argument_group(say(*words)) for name, words in HEADINGS.items()}
-    for name, leaf in LEAVES.items():
-        if name != "paths":
-            flags = [*(["--from"] if name == "start" else []), f"--{name.replace('_', '-')}"]
-            usual = "" if leaf.default in ("", [], {}) or leaf.kind is bool else f" [{leaf.default}]"
-            words = say(*leaf.words).replace("%", "%%") + usual
-            if leaf.kind is bool:
-                parser.add_switch(groups[leaf.section], flags[0], name, words)
-                continue
-            more: dict[str, Any] = {"nargs": "+"} if leaf.kind == list[str] else {}
-            more |= {"metavar": given[leaf.kind], "help": words}
-            groups[leaf.section].add_argument(*flags, dest=name, default=None, **more)
-    for alias, name in SAME.items():
-        if name == "start":
+    parser.add_argument("files", nargs="*", help=_("TSV, CSV, JSONL, text, CoNLL, SQuAD, or train.en train.de"))
+    parser.add_argument("--resume", metavar="RUN", help=_("go on with this run"))
+    parser.add_argument("--config", "-c", metavar="YAML", help=_("settings from a file"))
+    parser.add_argument("--recipe", metavar="NAME", help=_("settings known to work: see the docs"))
+    parser.add_argument("--nproc", type=int, default=1, metavar="N", help=_("number of processes"))
+    parser.add_argument("--dry-run", action="store_true", help=_("print the plan, and stop"))
+    parser.add_argument("--quiet", action="store_true", help=_("no progress"))
+
+    # One flag for each field of the config, under the heading of its section.
+    groups = {section: parser.add_argument_group(str(heading)) for section, heading in HEADINGS.items()}
+    for name, field in FIELDS.items():
+        if name == "paths":
             continue
-        more = {"nargs": "+"} if LEAVES[name].kind == list[str] else {}
-        flags = [f"--{alias.replace('_', '-')}", *(["-o"] if alias == "output" else [])]
-        parser.add_argument(*flags, dest=name, default=None, help=argparse.SUPPRESS, **more)
+        group = groups[field.section]
+        flag = f"--{name.replace('_', '-')}"
+        help_text = str(field.description).replace("%", "%%")
+        if isinstance(field.default, bool):
+            parser.add_bool_flag(group, flag, name, help_text)
+            continue
+        if field.default not in ("", [], {}):
+            help_text += f" [{field.default}]"
+        nargs = "+" if isinstance(field.default, list) else None
+        group.add_argument(flag, dest=name, default=None, metavar=field.type.metavar, help=help_text, nargs=nargs)
+
+    # Other spellings of the same flags, which the help does not list.
+    for alias, name in ALIASES.items():
+        nargs = "+" if isinstance(FIELDS[name].default, list) else None
+        flags = [f"--{alias.replace('_', '-')}"]
+        if alias == "output":
+            flags.append("-o")
+        parser.add_argument(*flags, dest=name, default=None, help=argparse.SUPPRESS, nargs=nargs)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, and show how far the reading of large files is."""
+    """Train, with a progress bar for the reading of large files."""
     if args.quiet or os.environ.get("RANK", "0") != "0":
         return _run(args)
-    from headwater.data.reading.progress import ReadingProgress, reporting
+    from headwater.data.readers.byte_streams import ReadingProgress, progress_callback
 
-    with reporting(ReadingProgress(say)):
+    with progress_callback(ReadingProgress()):
         return _run(args)
 
 
 def _run(args: argparse.Namespace) -> int:
-    from headwater.training.settings import LEAVES
+    from headwater.training.config import FIELDS
 
-    started = time.monotonic()
-    given = {n: getattr(args, n) for n in LEAVES if n != "paths" and getattr(args, n) is not None}
-    if args.processes != 1 and "RANK" not in os.environ:
+    start_time = time.monotonic()
+    flags = {name: getattr(args, name) for name in FIELDS if name != "paths" and getattr(args, name) is not None}
+    if args.nproc != 1 and "RANK" not in os.environ:
         from headwater.training.launch import launch
 
-        return launch(args.processes)
-    from headwater.training.progress import Show
-    from headwater.training.teaching import resume, train
+        return launch(args.nproc)
+    from headwater.training.api import resume, train
+    from headwater.training.callbacks import ProgressBar
 
-    listeners = [] if args.quiet or os.environ.get("RANK", "0") != "0" else [Show(say=say)]
-    tell = _announcer(args.dry_run, bool(listeners))
+    callbacks = [] if args.quiet or os.environ.get("RANK", "0") != "0" else [ProgressBar()]
+    on_setup = _plan_printer(args.dry_run, notes_shown=bool(callbacks))
     try:
         if args.resume:
             if args.files or args.config or args.recipe:
                 raise BadSetting(
-                    "--resume needs only the run: its files and settings are in its folder; leave the rest out"
+                    _("--resume needs only the run: its files and settings are in its folder; leave the rest out")
                 )
-            trained = resume(args.resume, quiet=True, listeners=listeners, say=tell, started=started, **given)
+            predictor = resume(
+                args.resume, quiet=True, callbacks=callbacks, on_setup=on_setup, start_time=start_time, **flags
+            )
         else:
             files = {"paths": args.files} if args.files else {}
-            config = {**_recipe(args.recipe), **_config(args.config), **files, **given}
-            trained = train(quiet=True, listeners=listeners, say=tell, started=started, config=config)
+            config = {**_recipe(args.recipe), **_config(args.config), **files, **flags}
+            predictor = train(quiet=True, callbacks=callbacks, on_setup=on_setup, start_time=start_time, config=config)
     except DryRun:
         return 0
-    return 0 if trained.folder == Path() else after(trained)
+    return 0 if predictor.folder == Path() else print_outcome(predictor)
 
 
 class DryRun(Exception):
-    """Everything has been said."""
+    """Ends --dry-run once the plan is printed."""
 
 
-def _announcer(dry: bool, shown: bool) -> Any:
-    """shown: what is to be noted is said when training begins, so it is not said here too."""
-    from headwater.training.report import announced, noted
+def _plan_printer(dry_run: bool, notes_shown: bool) -> Callable[[TrainSetup], None]:
+    """A callback that prints the plan; notes_shown: the notes are printed when training begins, so not here too."""
+    from headwater.training.api import format_notes, format_plan
 
-    def tell(lesson: Lesson) -> None:
-        kernels.note_missing()  # some steps have been measured, so it is known whether they were compiled
-        lines = [announced(lesson, say), *([] if shown and not dry else noted(lesson, say))]
-        print(harmless("\n".join(lines)), flush=True)  # labels and columns are named as the file names them
-        if dry:
+    def print_plan(setup: TrainSetup) -> None:
+        kernels.warn_missing()  # some steps have been timed, so it is known whether the kernels were compiled
+        lines = [format_plan(setup)]
+        if dry_run or not notes_shown:
+            lines += format_notes(setup)
+        print(escape_control("\n".join(map(str, lines))), flush=True)  # a file may name labels and columns as it likes
+        if dry_run:
             raise DryRun
 
-    return tell
+    return print_plan
 
 
 def _config(path: str | None) -> dict[str, Any]:
+    """The settings of a YAML file, without the output folder."""
     if path is None:
         return {}
     import yaml
 
     if not Path(path).is_file():
-        raise NotFound(f"--config must be a YAML file, {path} is not there; the config.yaml of any run is one")
+        raise NotFound(
+            _("--config must be a YAML file, {path} is not there; the config.yaml of any run is one", path=path)
+        )
     try:
-        said = yaml.safe_load(Path(path).read_bytes())
+        config = yaml.safe_load(Path(path).read_bytes())
     except (yaml.YAMLError, RecursionError) as error:
-        raise BadFile(f"{path} is not YAML ({' '.join(str(error).split())[:60]}); mend it") from None
-    if not isinstance(said, dict):
-        raise BadFile(f"{path} must hold settings (name: value); the config.yaml of any run shows how")
-    said.get("keeping", {}).pop("out", None)  # the same run anew, in a folder of its own
-    return said
+        raise BadFile(
+            _("{path} is not YAML ({split}); mend it", path=path, split=" ".join(str(error).split())[:60])
+        ) from None
+    if not isinstance(config, dict):
+        raise BadFile(_("{path} must hold settings (name: value); the config.yaml of any run shows how", path=path))
+    config.get("output", {}).pop("out", None)  # a new run gets a folder of its own
+    return config
 
 
 def _recipe(name: str | None) -> dict[str, Any]:
@@ -153,44 +155,40 @@ def _recipe(name: str | None) -> dict[str, Any]:
     return recipe(name) if name else {}
 
 
-WHY = {
-    "finished": ("done", "训练完成"),
-    "no better": ("stopped: no better for a while", "已停止：一段时间没有变好"),
-    "time": ("stopped: the time is over", "已停止：时间到"),
-    "signal": ("stopped, nothing is lost", "已停止，没有丢失任何东西"),
-}
-VERBS = {
-    "text-to-text": 'headwater translate {run} "…"',
-    "language-model": 'headwater generate {run} "…"',
-    "pre-training": "headwater train FILE --from {run}",
-    "classification": 'headwater classify {run} "…"',
-    "tagging": 'headwater tag {run} "…"',
-    "answers": 'headwater answer {run} "question" --text FILE',
+STOP_MESSAGES = {  # by StopReason
+    "finished": _("done"),
+    "early_stopping": _("stopped: no better for a while"),
+    "time_limit": _("stopped: the time is over"),
+    "interrupted": _("stopped, nothing is lost"),
 }
 
 
-def _near(folder: Path) -> Path:
-    """As it is named from here, if it is below."""
+def _relative_path(folder: Path) -> Path:
+    """The path relative to the current folder, if it lies below it."""
     with suppress(ValueError, OSError):
         return folder.relative_to(Path.cwd())
     return folder
 
 
-def after(trained: Any) -> int:
-    """What became of it, and what to do next."""
-    outcome, folder = trained.outcome, _near(trained.folder)
-    done, best = outcome.progress.step, outcome.progress.best_step
-    where = say(f": step {done}, best at step {best}", f"：第 {done} 步，最好的在第 {best} 步")
-    print(f"\n{say(*WHY[outcome.why])}{where}")
-    going_on = trained.about.get("objective") in ("", "causal", "packed")
+def print_outcome(predictor: Predictor) -> int:
+    """Print why training stopped and the next commands; returns the exit code."""
+    from headwater.tasks import get_task
+    from headwater.training.state import StopReason
+
+    result = predictor.result
+    assert result is not None
+    folder = _relative_path(predictor.folder)
+    where = _(": step {step}, best at step {best_step}", step=result.state.step, best_step=result.state.best_step)
+    print(f"\n{STOP_MESSAGES[result.stop_reason]}{where}")
+    task = get_task(predictor.task, predictor.metadata.get("objective", ""))
     lines = {
-        ("use it", "使用"): VERBS[trained.task if going_on else "pre-training"].format(run=folder),
-        ("measure", "评估"): f"headwater eval {folder} FILE",
-        ("look", "查看"): f"{folder / 'plots' / 'loss.png'}, {folder / 'metrics.jsonl'}",
+        _("use it"): task.command.format(run=folder),
+        _("measure"): f"headwater eval {folder} FILE",
+        _("look"): f"{folder / 'plots' / 'loss.png'}, {folder / 'metrics.jsonl'}",
     }
-    if outcome.why in ("signal", "time"):
-        longer = " --max-time …" if outcome.why == "time" else ""
-        lines = {("go on", "继续"): f"headwater train --resume {folder}{longer}", **lines}
+    if result.stop_reason in (StopReason.INTERRUPTED, StopReason.TIME_LIMIT):
+        longer = " --max-time …" if result.stop_reason is StopReason.TIME_LIMIT else ""
+        lines = {_("go on"): f"headwater train --resume {folder}{longer}", **lines}
     for name, what in lines.items():
-        print(f"  {say(*name):<10} {what}")
-    return 130 if outcome.why == "signal" else 0
+        print(f"  {name:<10} {what}")
+    return 130 if result.stop_reason is StopReason.INTERRUPTED else 0

@@ -1,26 +1,18 @@
-"""headwater translate RUN "text": what a model trained on pairs of texts makes of it; with --out, whole files."""
+"""The command headwater translate RUN "text": predictions of a sequence-to-sequence model; with --out, for files."""
 
 from __future__ import annotations
 
 import argparse
 
-from headwater.cli import use
-from headwater.cli.language import say
-from headwater.cli.outputs import Shape
-from headwater.cli.parser import Parser
+from headwater.cli import common
+from headwater.cli.parser import CommandParser
+from headwater.i18n import _
 
 
-def arguments(parser: Parser) -> None:
-    use.arguments(parser)
-    parser.add_argument(
-        "--beam", type=int, default=4, help=say("beginnings carried along [4]; 1: greedy", "束宽 [4]；1 为贪心")
-    )
+def add_arguments(parser: CommandParser) -> None:
+    common.add_predict_arguments(parser)
+    parser.add_argument("--beam", type=int, default=4, help=_("width of the beam search [4]; 1: greedy"))
 
 
 def run(args: argparse.Namespace) -> None:
-    text_to_text(args, "translation")
-
-
-def text_to_text(args: argparse.Namespace, column: str) -> None:
-    """column: what the added column of a table is called."""
-    use.answer(args, "text-to-text", Shape((column,), lambda text: (text,), str), beam=args.beam)
+    common.predict_inputs(args, "seq2seq", beam=args.beam)

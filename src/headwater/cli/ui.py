@@ -1,4 +1,4 @@
-"""headwater ui [MODEL or RUN …]: a page that shows how your models think. Nothing leaves this machine."""
+"""The command headwater ui [MODEL or RUN …]: serves the page of models and runs. Nothing leaves this machine."""
 
 from __future__ import annotations
 
@@ -6,53 +6,40 @@ import argparse
 import webbrowser
 
 from headwater.cli import kernels
-from headwater.cli.language import say
-from headwater.cli.parser import Parser
+from headwater.cli.parser import CommandParser
+from headwater.i18n import _
 
 
-def arguments(parser: Parser) -> None:
-    told = say(
-        "models, runs, or folders of runs; none: the folder runs and the models installed here",
-        "模型、训练目录或其上级目录；不给则看 runs 目录和已安装的模型",
-    )
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=told)
-    told = say(
-        "the address to listen on [127.0.0.1]; any that others can reach needs --token",
-        "监听地址 [127.0.0.1]；他人可达的地址必须加 --token",
-    )
-    parser.add_argument("--host", default="127.0.0.1", help=told)
-    parser.add_argument(
-        "--port",
-        type=int,
-        default=8017,
-        help=say("the port [8017]; 0: a free one", "端口 [8017]；0 为任选一个空闲端口"),
-    )
-    told = say("ask for a token, which a one-time link brings", "要求令牌，由一次性链接带入")
-    parser.add_argument("--token", action="store_true", help=told)
-    parser.add_argument("--open", action="store_true", help=say("open the browser too", "同时打开浏览器"))
+def add_arguments(parser: CommandParser) -> None:
+    help_text = _("models, runs, or folders of runs; none: the folder runs and the models installed here")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=help_text)
+    help_text = _("the address to listen on [127.0.0.1]; any that others can reach needs --token")
+    parser.add_argument("--host", default="127.0.0.1", help=help_text)
+    parser.add_argument("--port", type=int, default=8017, help=_("the port [8017]; 0: a free one"))
+    help_text = _("ask for a token, which a one-time link brings")
+    parser.add_argument("--token", action="store_true", help=help_text)
+    parser.add_argument("--open", action="store_true", help=_("open the browser too"))
 
 
 def run(args: argparse.Namespace) -> None:
     from headwater.errors import BadSetting
-    from headwater.serving.shelf import Shelf, find
-    from headwater.serving.starting import serve
+    from headwater.serving.model_store import ModelStore, discover_models
+    from headwater.serving.server import serve
 
     if not 0 <= args.port <= 65535:
-        raise BadSetting(f"--port must be from 0 to 65535, got {args.port}; 8017 is usual")
-    kernels.note_missing()
-    shelf = Shelf(find(args.models))
-    print(
-        say("found: ", "找到：")
-        + (", ".join(n for n, i in shelf.items.items() if i.path) or say("nothing yet", "暂无"))
-    )
-    opened = not args.open
+        raise BadSetting(_("--port must be from 0 to 65535, got {port}; 8017 is usual", port=args.port))
+    kernels.warn_missing()
+    store = ModelStore(discover_models(args.models))
+    print(_("found: ") + (", ".join(name for name, model in store.entries.items() if model.path) or _("nothing yet")))
+    is_opened = not args.open
 
     def announce(link: str) -> None:
-        nonlocal opened
-        once = say("  (good for one use)", "（只能用一次）") if args.token else ""
-        print(say(f"the page: {link}{once}", f"页面地址：{link}{once}"), flush=True)
-        if not opened:
-            opened = webbrowser.open(link) or True
+        """Print the address, and open it in the browser once if --open was given."""
+        nonlocal is_opened
+        once = _("  (good for one use)") if args.token else ""
+        print(_("the page: {link}{once}", link=link, once=once), flush=True)
+        if not is_opened:
+            is_opened = webbrowser.open(link) or True
 
-    print(say("Ctrl-C ends it", "按 Ctrl-C 结束"))
-    serve(shelf, args.host, args.port, args.token, announce)
+    print(_("Ctrl-C ends it"))
+    serve(store, args.host, args.port, args.token, announce)

@@ -1,56 +1,66 @@
-"""Multi-head attention: positions read one another (self), or read what another stack has written (cross).
+"""Multi-head attention: self-attention, and cross-attention over the encoder output.
 
 B batch, H heads, G key/value heads, Q queries, S keys, D model, K width of a query or key head, V of a value head.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from headwater.core.cache import NoCache, Slot
-from headwater.core.kernels import Fused
-from headwater.core.kinds import Attending, Layer, Norm, Placing
-from headwater.core.masks import Everyone, Rule, Sight
+from headwater.core import functional
+from headwater.core.base import BranchLayerSpec, KernelSpec, NormSpec, PositionSpec
+from headwater.core.cache import CacheKey, KVCache
+from headwater.core.kernels import SDPA
+from headwater.core.masks import AttentionMask, Bidirectional, MaskRule
 from headwater.core.norms import NoNorm
-from headwater.core.positions import NoPosition
+from headwater.core.positions import CosSin, NoPosition
 from headwater.errors import BadInput
-from headwater.machine.linear import Linear, maps
+from headwater.i18n import _
 from headwater.parts import must, part
 
 
 @dataclass(frozen=True)
-class Lane:
-    """What all layers with one rule and one position share in a call: made once, before the first of them runs."""
+class MaskGroup:
+    """What all layers with the same mask rule and position encoding share in a forward pass, computed once.
 
-    sight: Sight
-    mask: Tensor | None
-    angles: Any
+    attn_mask: the mask tensor, None where a kernel needs none. cos_sin: the rotary tables (see PositionEncoding).
+    """
+
+    mask: AttentionMask
+    attn_mask: Tensor | None
+    cos_sin: CosSin | None
 
     @staticmethod
-    def of(sight: Sight, places: Tensor, dtype: torch.dtype) -> Lane:
-        spared = sight.block or (sight.causal and sight.position.bias(places[:, :1], places[:, :1]) is None)
-        return Lane(sight, None if spared else sight.mask(dtype), sight.position.angles(places, dtype))
+    def build(mask: AttentionMask, positions: Tensor, dtype: torch.dtype) -> MaskGroup:
+        """Compute the mask tensor, unless the mask is blockwise or plain causal, and the rotary tables."""
+        needless = mask.block_size or (mask.is_causal and not mask.position.has_bias)
+        attn_mask = None if needless else mask.additive(dtype)
+        return MaskGroup(mask, attn_mask, mask.position.cos_sin(positions, dtype))
 
 
 @dataclass(frozen=True)
-class Call:
-    """What one forward call carries beside the hidden states."""
+class ForwardContext:
+    """What a forward pass carries beside the hidden states: masks, KV cache, encoder output."""
 
-    lanes: tuple[Lane, ...]
-    cache: Any = field(default_factory=NoCache)
-    memory: Tensor | None = None  # [B, S, D] what the encoder wrote
-    cross: Lane | None = None
+    mask_groups: tuple[MaskGroup, ...]
+    cache: KVCache
+    memory: Tensor | None = None  # [B, S, D] the encoder output
+    cross_mask_group: MaskGroup | None = None
 
 
 @part
-class Attention(Layer):
-    """Self-attention. kv_heads below heads groups the queries; head_dim is d_model / heads unless given.
+class Attention(BranchLayerSpec):
+    """Multi-head self-attention; with fewer kv_heads than heads, grouped-query or multi-query attention.
 
-    bias names the projections that have one, out of "qkvo". scale is 1/√head_dim unless given.
+        query heads      ▢ ▢ ▢ ▢     ▢ ▢ ▢ ▢     ▢ ▢ ▢ ▢
+                         │ │ │ │      ╲╱  ╲╱       ╲ ╲╱ ╱
+        key/value heads  ▢ ▢ ▢ ▢      ▢    ▢          ▢
+                           MHA          GQA          MQA
+
+    head_dim defaults to d_model / heads, scale to 1/√head_dim. bias names the projections with a bias, out of "qkvo".
     """
 
     heads: int
@@ -58,23 +68,47 @@ class Attention(Layer):
     head_dim: int | None = None
     v_head_dim: int | None = None
     bias: str = ""
-    sees: Rule = Everyone()
-    position: Placing = NoPosition()
-    qk_norm: Norm = NoNorm()
+    mask: MaskRule = Bidirectional()
+    position: PositionSpec = NoPosition()
+    qk_norm: NormSpec = NoNorm()
     scale: float | None = None
     dropout: float = 0.0
-    kernel: Attending = Fused()
+    kernel: KernelSpec = SDPA()
 
     def __post_init__(self) -> None:
         kv = self.kv_heads if self.kv_heads is not None else self.heads
-        must(self.heads >= 1, self, "heads must be at least 1", self.heads, "8 is usual")
-        must(kv >= 1 and self.heads % kv == 0, self, f"kv_heads must divide heads ({self.heads})", kv, "use a divisor")
-        must(set(self.bias) <= set("qkvo"), self, "bias must name projections out of 'qkvo'", self.bias, "'' is none")
-        must(0 <= self.dropout < 1, self, "dropout must be from 0 up to 1", self.dropout, "0.1 is usual")
-        acts = getattr(self.position, "acts", None)
-        must(acts != "embedding", self, "position must act on attention", self.position, "give it to the embedding")
+        must(self.heads >= 1, self, _("heads must be at least 1"), self.heads, _("8 is usual"))
+        must(
+            kv >= 1 and self.heads % kv == 0,
+            self,
+            _("kv_heads must divide heads ({heads})", heads=self.heads),
+            kv,
+            _("use a divisor"),
+        )
+        must(
+            set(self.bias) <= set("qkvo"),
+            self,
+            _("bias must name projections out of 'qkvo'"),
+            self.bias,
+            _("'' is none"),
+        )
+        must(0 <= self.dropout < 1, self, _("dropout must be from 0 up to 1"), self.dropout, _("0.1 is usual"))
+        applies_to = getattr(self.position, "applies_to", None)
+        must(
+            applies_to != "embedding",
+            self,
+            _("position must act on attention"),
+            self.position,
+            _("give it to the embedding"),
+        )
         for name in ("head_dim", "v_head_dim"):
-            must(getattr(self, name) != 0, self, f"{name} must be at least 1", 0, "leave it out for d_model / heads")
+            must(
+                getattr(self, name) != 0,
+                self,
+                _("{name} must be at least 1", name=name),
+                0,
+                _("leave it out for d_model / heads"),
+            )
 
     def build(self, d_model: int) -> AttentionLayer:
         return AttentionLayer(self, d_model)
@@ -82,66 +116,90 @@ class Attention(Layer):
 
 @part
 class CrossAttention(Attention):
-    """Queries from here, keys and values from the memory the encoder wrote. It has no rule and no position."""
+    """Cross-attention: queries from the decoder, keys and values from the encoder output; no rule, no position."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        free = self.sees == Everyone() and self.position == NoPosition()
-        must(free, self, "sees and position must be left out", (self.sees, self.position), "they do nothing here")
+        unset = self.mask == Bidirectional() and self.position == NoPosition()
+        must(
+            unset, self, _("mask and position must be left out"), (self.mask, self.position), _("they do nothing here")
+        )
 
     def build(self, d_model: int) -> AttentionLayer:
         return CrossAttentionLayer(self, d_model)
 
 
 class AttentionLayer(nn.Module):
-    lane: int = 0  # set by the stack: which of the call's lanes is mine
-    nth: int = 0  # set by the stack: which of the attentions in its block this is
+    """The projections and the kernel of multi-head self-attention."""
+
+    mask_group: int = 0  # set by the stack: index of this layer's MaskGroup in the ForwardContext
+    attn_index: int = 0  # set by the stack: index among the attention layers of its block
 
     def __init__(self, spec: Attention, d_model: int) -> None:
         super().__init__()
         if spec.head_dim is None:
             fits = d_model % spec.heads == 0
-            must(fits, spec, f"heads must divide d_model ({d_model})", spec.heads, "choose a divisor, or give head_dim")
-        self.spec, self.heads, self.kv_heads = spec, spec.heads, spec.kv_heads or spec.heads
+            must(
+                fits,
+                spec,
+                _("heads must divide d_model ({d_model})", d_model=d_model),
+                spec.heads,
+                _("choose a divisor, or give head_dim"),
+            )
+        self.spec = spec
+        self.heads = spec.heads
+        self.kv_heads = spec.kv_heads or spec.heads
         self.head_dim = spec.head_dim or d_model // spec.heads
         self.v_head_dim = spec.v_head_dim or self.head_dim
-        self.q = Linear(d_model, self.heads * self.head_dim, "q" in spec.bias)
-        self.k = Linear(d_model, self.kv_heads * self.head_dim, "k" in spec.bias)
-        self.v = Linear(d_model, self.kv_heads * self.v_head_dim, "v" in spec.bias)
-        self.out = Linear(self.heads * self.v_head_dim, d_model, "o" in spec.bias)
-        self.q_norm, self.k_norm = spec.qk_norm.build(self.head_dim), spec.qk_norm.build(self.head_dim)
+        self.q = nn.Linear(d_model, self.heads * self.head_dim, "q" in spec.bias)
+        self.k = nn.Linear(d_model, self.kv_heads * self.head_dim, "k" in spec.bias)
+        self.v = nn.Linear(d_model, self.kv_heads * self.v_head_dim, "v" in spec.bias)
+        self.out = nn.Linear(self.heads * self.v_head_dim, d_model, "o" in spec.bias)
+        self.q_norm = spec.qk_norm.build(self.head_dim)
+        self.k_norm = spec.qk_norm.build(self.head_dim)
         scale = spec.scale if spec.scale is not None else self.head_dim**-0.5
         self.kernel = spec.kernel.build(scale, spec.dropout)
 
-    def forward(self, x: Tensor, call: Call, step: int) -> Tensor:
-        lane = call.lanes[self.lane]
-        q, k, v = maps(x, self.q, self.k, self.v)
-        q, k, v = self.q_norm(split(q, self.heads)), self.k_norm(split(k, self.kv_heads)), split(v, self.kv_heads)
-        q, k = lane.sight.position.turn(q, k, lane.angles)
-        k, v = call.cache.extend(self.lane, self.slot(step), k, v)
-        return self.joined(self.kernel(q, k, v, lane.sight, lane.mask))
+    def forward(self, x: Tensor, context: ForwardContext, step: int) -> Tensor:
+        """x [B, Q, D] -> [B, Q, D]. step: which application of a layer this is, the key of its KV cache."""
+        group = context.mask_groups[self.mask_group]  # mask and rotary tables, computed once for all its layers
 
-    def keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        k, v = maps(x, self.k, self.v)
-        return self.k_norm(split(k, self.kv_heads)), split(v, self.kv_heads)
+        q, k, v = functional.linears(x, self.q, self.k, self.v)
+        q = self.q_norm(split_heads(q, self.heads))  # [B, H, Q, K]
+        k = self.k_norm(split_heads(k, self.kv_heads))  # [B, G, Q, K]
+        v = split_heads(v, self.kv_heads)  # [B, G, Q, V]
+        q, k = group.mask.position.rotate(q, k, group.cos_sin)
 
-    def joined(self, mixed: Tensor) -> Tensor:
+        k, v = context.cache.update(self.mask_group, self.cache_key(step), k, v)  # k [B, G, S, K], v [B, G, S, V]
+        return self.merge_heads(self.kernel(q, k, v, group.mask, group.attn_mask))
+
+    def project_kv(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, S, D] -> k [B, G, S, K], v [B, G, S, V]"""
+        k, v = functional.linears(x, self.k, self.v)
+        return self.k_norm(split_heads(k, self.kv_heads)), split_heads(v, self.kv_heads)
+
+    def merge_heads(self, attn_output: Tensor) -> Tensor:
         """[B, H, Q, V] -> [B, Q, H·V] -> [B, Q, D]"""
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        return functional.linear(attn_output.transpose(1, 2).flatten(2), self.out)
 
-    def slot(self, step: int) -> Slot:
-        return step, self.nth
+    def cache_key(self, step: int) -> CacheKey:
+        """The key of this layer's entry in the KV cache."""
+        return step, self.attn_index
 
 
 class CrossAttentionLayer(AttentionLayer):
-    def forward(self, x: Tensor, call: Call, step: int) -> Tensor:
-        memory, lane = call.memory, call.cross
-        if memory is None or lane is None:
-            raise BadInput("cross_attn: it reads a source, got none; call model(ids, source=...)")
-        k, v = call.cache.cross(self.slot(step), lambda: self.keys(memory))
-        return self.joined(self.kernel(self.q_norm(split(self.q(x), self.heads)), k, v, lane.sight, lane.mask))
+    """Attention over the encoder output; its keys and values are computed once and kept in the KV cache."""
+
+    def forward(self, x: Tensor, context: ForwardContext, step: int) -> Tensor:
+        memory = context.memory
+        group = context.cross_mask_group
+        if memory is None or group is None:
+            raise BadInput(_("cross_attn: it reads a source, got none; call model(ids, source=...)"))
+        k, v = context.cache.cross(self.cache_key(step), lambda: self.project_kv(memory))
+        q = self.q_norm(split_heads(functional.linear(x, self.q), self.heads))  # [B, H, Q, K]
+        return self.merge_heads(self.kernel(q, k, v, group.mask, group.attn_mask))
 
 
-def split(x: Tensor, heads: int) -> Tensor:
+def split_heads(x: Tensor, heads: int) -> Tensor:
     """[B, Q, H·K] -> [B, H, Q, K]"""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)

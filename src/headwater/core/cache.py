@@ -1,241 +1,312 @@
-"""Caches: the keys and values of tokens already read, so that each new token costs one step.
+"""KV cache: the keys and values of earlier tokens, so that each new token costs one step.
 
-A stack has one *lane* for each rule and position its attention layers use; layers of a lane have the same keys' places,
-so places and padding are kept once a lane and k, v once a layer (its *slot*).
+A stack has one mask group for each pair of mask rule and position encoding of its attention layers. The layers of a
+group have the same key positions, so positions and padding are stored once per group, and k, v once per layer.
 
-    NoCache           keeps nothing: the keys of this call are all there are
-    growing(model)    keeps everything, as long as the text becomes
-    rolling(model)    lanes with a window keep only what it can still reach
-    fixed(model, …)   static shapes for compiled decoding: room for `length` tokens from the start
+    NoCache               stores nothing: the keys are those of this forward pass
+    dynamic_cache(model)  stores all tokens and grows with the text
+    sliding_cache(model)  mask groups with a sliding window store only the tokens within it
+    static_cache(model)   static shapes for compiled decoding: capacity for `length` tokens from the start
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from headwater.errors import BadInput, TooLong
+from headwater.i18n import _
 
-Slot = tuple[int, int]  # which application of which layer, which attention in it
-Keys = tuple[Tensor, Tensor | None]  # places [B|1, S] and keep [B, S] of all keys, the new ones included
+if TYPE_CHECKING:
+    from headwater.core.model import Transformer
+
+CacheKey = tuple[int, int]  # step of the stack (application of a layer), index of the attention layer in it
+KVPair = tuple[Tensor, Tensor]  # keys [B, G, S, K] and values [B, G, S, V]
+KeyPositions = tuple[Tensor, Tensor | None]  # positions [B|1, S] and attention_mask [B, S] of all keys, new ones too
 
 
-class Store(Protocol):
-    """What one lane remembers."""
+class KVCache(Protocol):
+    """What a forward pass needs of a KV cache. spec: of the stack that it belongs to; None stores nothing.
+
+    seen_tokens [B|1, 1]: the position of each row's next token. aligned: it is empty, so keys are the new tokens.
+    """
 
     @property
-    def keep(self) -> Tensor | None: ...
+    def spec(self) -> object: ...
     @property
-    def empty(self) -> bool: ...
-    def admit(self, rows: int, tokens: int) -> None: ...
-    def keys(self, places: Tensor, keep: Tensor | None) -> Keys: ...
-    def extend(self, slot: Slot, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
-    def select(self, rows: Tensor) -> None: ...
+    def seen_tokens(self) -> Tensor | int: ...
+    @property
+    def aligned(self) -> bool: ...
+    def check_capacity(self, rows: int, tokens: int) -> None: ...
+    def advance(self, tokens: int, attention_mask: Tensor | None) -> None: ...
+    def update_positions(self, mask_group: int, positions: Tensor, attention_mask: Tensor | None) -> KeyPositions: ...
+    def update(self, mask_group: int, key: CacheKey, k: Tensor, v: Tensor) -> KVPair: ...
+    def cross(self, key: CacheKey, compute: Callable[[], KVPair]) -> KVPair: ...
+
+
+class GroupCache(Protocol):
+    """The KV cache of one mask group."""
+
+    @property
+    def attention_mask(self) -> Tensor | None: ...
+    @property
+    def is_empty(self) -> bool: ...
+    def check_capacity(self, rows: int, tokens: int) -> None: ...
+    def update_positions(self, positions: Tensor, attention_mask: Tensor | None) -> KeyPositions: ...
+    def update(self, key: CacheKey, k: Tensor, v: Tensor) -> KVPair: ...
+    def reorder(self, rows: Tensor) -> None: ...
     def crop(self, length: int) -> None: ...
 
 
 class NoCache:
-    count: Any = 0
-    made_for: object = None
+    """No KV cache: the keys and values are those of this forward pass."""
+
+    seen_tokens = 0
+    spec = None
     aligned = True
 
-    def advance(self, tokens: int, keep: Tensor | None) -> None: ...
+    def check_capacity(self, rows: int, tokens: int) -> None: ...
 
-    def keys(self, lane: int, places: Tensor, keep: Tensor | None) -> Keys:
-        return places, keep
+    def advance(self, tokens: int, attention_mask: Tensor | None) -> None: ...
 
-    def extend(self, lane: int, slot: Slot, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def update_positions(self, mask_group: int, positions: Tensor, attention_mask: Tensor | None) -> KeyPositions:
+        return positions, attention_mask
+
+    def update(self, mask_group: int, key: CacheKey, k: Tensor, v: Tensor) -> KVPair:
         return k, v
 
-    def cross(self, slot: Slot, make: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        return make()
+    def cross(self, key: CacheKey, compute: Callable[[], KVPair]) -> KVPair:
+        return compute()
 
 
 class Cache:
-    """One store a lane. count [B|1, 1]: the real tokens read so far, which is the place of the next one."""
+    """A KV cache: one GroupCache per mask group, and the cross-attention keys and values.
 
-    def __init__(self, made_for: object, stores: list[Store], device: torch.device) -> None:
-        self.made_for, self.stores = made_for, stores
-        self.count: Tensor = torch.zeros(1, 1, dtype=torch.long, device=device)
-        self.crossed: dict[Slot, tuple[Tensor, Tensor]] = {}
+    seen_tokens [B|1, 1]: the tokens so far without padding, which is the position of the next one.
+    """
+
+    def __init__(self, spec: object, group_caches: list[GroupCache], device: torch.device) -> None:
+        self.spec = spec
+        self.group_caches = group_caches
+        self.seen_tokens: Tensor = torch.zeros(1, 1, dtype=torch.long, device=device)
+        self.cross_kv: dict[CacheKey, KVPair] = {}
 
     @property
     def aligned(self) -> bool:
-        """Nothing is kept yet, so keys and queries are the same tokens."""
-        return all(store.empty for store in self.stores)
+        """The cache is empty, so keys and queries are the same tokens."""
+        return all(group.is_empty for group in self.group_caches)
 
-    def admit(self, rows: int, tokens: int) -> None:
-        """Refuse tokens that do not fit, before anything is changed."""
-        for store in self.stores:
-            store.admit(rows, tokens)
+    def check_capacity(self, rows: int, tokens: int) -> None:
+        """Refuse tokens that do not fit, before anything is written."""
+        for group in self.group_caches:
+            group.check_capacity(rows, tokens)
 
-    def advance(self, tokens: int, keep: Tensor | None) -> None:
-        self.count = self.count + (tokens if keep is None else keep.sum(1, keepdim=True))
+    def advance(self, tokens: int, attention_mask: Tensor | None) -> None:
+        """Count the new tokens that are not padding."""
+        new_tokens = tokens if attention_mask is None else attention_mask.sum(1, keepdim=True)
+        self.seen_tokens = self.seen_tokens + new_tokens
 
-    def keys(self, lane: int, places: Tensor, keep: Tensor | None) -> Keys:
-        return self.stores[lane].keys(places, keep)
+    def update_positions(self, mask_group: int, positions: Tensor, attention_mask: Tensor | None) -> KeyPositions:
+        return self.group_caches[mask_group].update_positions(positions, attention_mask)
 
-    def extend(self, lane: int, slot: Slot, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        return self.stores[lane].extend(slot, k, v)
+    def update(self, mask_group: int, key: CacheKey, k: Tensor, v: Tensor) -> KVPair:
+        return self.group_caches[mask_group].update(key, k, v)
 
-    def cross(self, slot: Slot, make: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Keys and values of the source: worked out for the first token, the same for all that follow."""
-        if slot not in self.crossed:
-            self.crossed[slot] = make()
-        return self.crossed[slot]
+    def cross(self, key: CacheKey, compute: Callable[[], KVPair]) -> KVPair:
+        """Cross-attention keys and values: computed for the first token, reused for all that follow."""
+        if key not in self.cross_kv:
+            self.cross_kv[key] = compute()
+        return self.cross_kv[key]
 
-    def select(self, rows: Tensor) -> None:
-        """Keep these rows, in this order: what beam search and a shrinking batch need."""
-        for store in self.stores:
-            store.select(rows)
-        if self.count.shape[0] > 1:
-            self.count = self.count[rows]
-        self.crossed = {slot: (_rows(k, rows), _rows(v, rows)) for slot, (k, v) in self.crossed.items()}
+    def reorder(self, rows: Tensor) -> None:
+        """Select these rows, in this order: for beam search, and for a batch from which finished rows leave."""
+        for group in self.group_caches:
+            group.reorder(rows)
+        if self.seen_tokens.shape[0] > 1:
+            self.seen_tokens = self.seen_tokens[rows]
+        self.cross_kv = {key: (_select_rows(k, rows), _select_rows(v, rows)) for key, (k, v) in self.cross_kv.items()}
 
     def crop(self, length: int) -> None:
-        """Forget all but the first `length` columns (tokens a draft proposed and the model refused)."""
-        for store in self.stores:
-            store.crop(length)
-        keep = self.stores[0].keep
-        self.count = self.count.clamp(max=length) if keep is None else keep.sum(1, keepdim=True)
+        """Drop all but the first `length` columns (draft tokens that speculative decoding rejected)."""
+        for group in self.group_caches:
+            group.crop(length)
+        attention_mask = self.group_caches[0].attention_mask
+        if attention_mask is None:
+            self.seen_tokens = self.seen_tokens.clamp(max=length)
+        else:
+            self.seen_tokens = attention_mask.sum(1, keepdim=True)
 
 
-class Growing:
-    """Everything, or the last `window` columns before the new ones.
+class DynamicCache:
+    """A KV cache that grows: all columns, or with a sliding window the last `window` ones before the new ones.
 
-    Where there is padding, the last *real* columns of each row: a window reaches over padding.
+    With padding, the last columns of each row that are not padding: a window does not count padding.
     """
 
     def __init__(self, window: int | None = None) -> None:
         self.window = window
-        self.order: Tensor | None = None
-        self.kept: dict[Slot, tuple[Tensor, Tensor]] = {}
-        self.places: Tensor | None = None
-        self.keep: Tensor | None = None
+        self.window_columns: Tensor | None = None
+        self.kv: dict[CacheKey, KVPair] = {}
+        self.positions: Tensor | None = None
+        self.attention_mask: Tensor | None = None
 
     @property
-    def empty(self) -> bool:
-        return self.places is None
+    def is_empty(self) -> bool:
+        return self.positions is None
 
-    def admit(self, rows: int, tokens: int) -> None:
-        held = next((k.shape[0] for k, _ in self.kept.values()), rows)
-        if held != rows:
-            raise BadInput(f"cache: it holds {held} rows, got {rows}; use one cache for one batch, or select()")
+    def check_capacity(self, rows: int, tokens: int) -> None:
+        batch = next((k.shape[0] for k, _ in self.kv.values()), rows)
+        if batch != rows:
+            raise BadInput(
+                _(
+                    "cache: it holds {batch} rows, got {rows}; use one cache for one batch, or reorder()",
+                    batch=batch,
+                    rows=rows,
+                )
+            )
 
-    def keys(self, places: Tensor, keep: Tensor | None) -> Keys:
-        if self.places is not None:
-            old, new = self.keep, keep
+    def update_positions(self, positions: Tensor, attention_mask: Tensor | None) -> KeyPositions:
+        if self.positions is not None:
+            old = self.attention_mask
+            new = attention_mask
             if old is not None or new is not None:
-                old = torch.ones_like(self.places, dtype=torch.bool) if old is None else old
-                new = torch.ones_like(places, dtype=torch.bool) if new is None else new
-                keep = _join(old, new, 1)
-            places = _join(self.places, places, 1)
-        if self.window is not None and keep is not None:
-            self.order = keep.byte().argsort(dim=1, stable=True)[:, -self.window or keep.shape[1] :]
-        self.places, self.keep = self._last(places, 1), None if keep is None else self._last(keep, 1)
-        return places, keep
+                old = torch.ones_like(self.positions, dtype=torch.bool) if old is None else old
+                new = torch.ones_like(positions, dtype=torch.bool) if new is None else new
+                attention_mask = _concat(old, new, 1)
+            positions = _concat(self.positions, positions, 1)
+        if self.window is not None and attention_mask is not None:
+            padding_first = attention_mask.byte().argsort(dim=1, stable=True)
+            self.window_columns = padding_first[:, -self.window or attention_mask.shape[1] :]
+        self.positions = self._last_columns(positions, 1)
+        self.attention_mask = None if attention_mask is None else self._last_columns(attention_mask, 1)
+        return positions, attention_mask
 
-    def extend(self, slot: Slot, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        if slot in self.kept:
-            old_k, old_v = self.kept[slot]
-            k, v = torch.cat((old_k, k), 2), torch.cat((old_v, v), 2)
-        self.kept[slot] = self._last(k, 2), self._last(v, 2)
+    def update(self, key: CacheKey, k: Tensor, v: Tensor) -> KVPair:
+        if key in self.kv:
+            old_k, old_v = self.kv[key]
+            k = torch.cat((old_k, k), 2)  # [B, G, S, K]
+            v = torch.cat((old_v, v), 2)  # [B, G, S, V]
+        self.kv[key] = self._last_columns(k, 2), self._last_columns(v, 2)
         return k, v
 
-    def _last(self, t: Tensor, dim: int) -> Tensor:
-        """All of it, or for a window the last columns it can still reach."""
+    def _last_columns(self, t: Tensor, dim: int) -> Tensor:
+        """All columns, or with a window those that are still within it."""
         if self.window is None or t.shape[dim] <= self.window:
             return t
-        if self.order is None:
+        if self.window_columns is None:
             return t.narrow(dim, t.shape[dim] - self.window, self.window).clone()
-        return torch.take_along_dim(t, self.order if dim == 1 else self.order[:, None, :, None], dim)
+        columns = self.window_columns if dim == 1 else self.window_columns[:, None, :, None]
+        return torch.take_along_dim(t, columns, dim)
 
-    def select(self, rows: Tensor) -> None:
-        self.kept = {slot: (k[rows], v[rows]) for slot, (k, v) in self.kept.items()}
-        self.places = _rows(self.places, rows)
-        self.keep = _rows(self.keep, rows)
+    def reorder(self, rows: Tensor) -> None:
+        self.kv = {key: (k[rows], v[rows]) for key, (k, v) in self.kv.items()}
+        self.positions = None if self.positions is None else _select_rows(self.positions, rows)
+        self.attention_mask = None if self.attention_mask is None else _select_rows(self.attention_mask, rows)
 
     def crop(self, length: int) -> None:
         if self.window is not None:
-            raise BadInput("cache: a rolling cache cannot go back, for it has forgotten; use growing(model)")
-        self.kept = {slot: (k[:, :, :length], v[:, :, :length]) for slot, (k, v) in self.kept.items()}
-        self.places = None if self.places is None else self.places[:, :length]
-        self.keep = None if self.keep is None else self.keep[:, :length]
+            raise BadInput(
+                _(
+                    "cache: a sliding cache cannot be cropped, for it has dropped earlier tokens; "
+                    "use dynamic_cache(model)"
+                )
+            )
+        self.kv = {key: (k[:, :, :length], v[:, :, :length]) for key, (k, v) in self.kv.items()}
+        self.positions = None if self.positions is None else self.positions[:, :length]
+        self.attention_mask = None if self.attention_mask is None else self.attention_mask[:, :length]
 
 
-class Fixed:
-    """Room for `length` columns, written in place; what is not yet written is hidden by keep."""
+class StaticCache:
+    """A KV cache of static shape: `length` columns, written in place; attention_mask is False for unwritten ones."""
 
-    empty = False
+    is_empty = False
 
-    def __init__(self, slots: dict[Slot, tuple[int, int, int]], batch: int, length: int, like: Tensor) -> None:
-        def room(*shape: int) -> Tensor:
+    def __init__(self, kv_shapes: dict[CacheKey, tuple[int, int, int]], batch: int, length: int, like: Tensor) -> None:
+        def zeros(*shape: int) -> Tensor:
             return like.new_zeros(shape)
 
         self.length = length
         self.used = torch.zeros(1, dtype=torch.long, device=like.device)
-        self.places = torch.zeros(batch, length, dtype=torch.long, device=like.device)
-        self.keep = torch.zeros(batch, length, dtype=torch.bool, device=like.device)
-        self.kept = {s: (room(batch, g, length, k), room(batch, g, length, v)) for s, (g, k, v) in slots.items()}
+        self.positions = torch.zeros(batch, length, dtype=torch.long, device=like.device)
+        self.attention_mask = torch.zeros(batch, length, dtype=torch.bool, device=like.device)
+        self.kv = {
+            key: (zeros(batch, heads, length, k_dim), zeros(batch, heads, length, v_dim))
+            for key, (heads, k_dim, v_dim) in kv_shapes.items()
+        }
 
-    def admit(self, rows: int, tokens: int) -> None:
-        batch, full = self.places.shape[0], int(self.used) + tokens
+    def check_capacity(self, rows: int, tokens: int) -> None:
+        batch = self.positions.shape[0]
+        full = int(self.used) + tokens
         if batch != rows:
-            raise BadInput(f"cache: it has room for {batch} rows, got {rows}; make it for that batch")
+            raise BadInput(
+                _("cache: it has room for {batch} rows, got {rows}; make it for that batch", batch=batch, rows=rows)
+            )
         if full > self.length:
-            raise TooLong(f"cache: it has room for {self.length} tokens, got token {full}; make it longer")
+            raise TooLong(
+                _(
+                    "cache: it has room for {length} tokens, got token {full}; make it longer",
+                    length=self.length,
+                    full=full,
+                )
+            )
 
-    def keys(self, places: Tensor, keep: Tensor | None) -> Keys:
-        batch, new = self.places.shape[0], places.shape[1]
-        self.columns = self.used + torch.arange(new, device=places.device)
-        real = torch.ones(batch, new, dtype=torch.bool, device=places.device) if keep is None else keep
-        self.places.index_copy_(1, self.columns, places.expand(batch, -1))
-        self.keep.index_copy_(1, self.columns, real)
+    def update_positions(self, positions: Tensor, attention_mask: Tensor | None) -> KeyPositions:
+        batch = self.positions.shape[0]
+        new = positions.shape[1]
+        self.columns = self.used + torch.arange(new, device=positions.device)
+        if attention_mask is None:
+            attention_mask = torch.ones(batch, new, dtype=torch.bool, device=positions.device)
+        self.positions.index_copy_(1, self.columns, positions.expand(batch, -1))
+        self.attention_mask.index_copy_(1, self.columns, attention_mask)
         self.used.add_(new)
-        return self.places, self.keep
+        return self.positions, self.attention_mask
 
-    def extend(self, slot: Slot, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        kept_k, kept_v = self.kept[slot]
-        kept_k.index_copy_(2, self.columns, k.to(kept_k.dtype))
-        kept_v.index_copy_(2, self.columns, v.to(kept_v.dtype))
-        return kept_k, kept_v
+    def update(self, key: CacheKey, k: Tensor, v: Tensor) -> KVPair:
+        all_k, all_v = self.kv[key]
+        all_k.index_copy_(2, self.columns, k.to(all_k.dtype))
+        all_v.index_copy_(2, self.columns, v.to(all_v.dtype))
+        return all_k, all_v
 
-    def select(self, rows: Tensor) -> None:
-        self.kept = {slot: (k[rows], v[rows]) for slot, (k, v) in self.kept.items()}
-        self.places, self.keep = self.places[rows], self.keep[rows]
+    def reorder(self, rows: Tensor) -> None:
+        self.kv = {key: (k[rows], v[rows]) for key, (k, v) in self.kv.items()}
+        self.positions = self.positions[rows]
+        self.attention_mask = self.attention_mask[rows]
 
     def crop(self, length: int) -> None:
         self.used.clamp_(max=length)
-        self.keep[:, length:] = False
+        self.attention_mask[:, length:] = False
 
 
-def growing(model: Any) -> Cache:
-    return _cache(model, lambda lane: Growing())
+def dynamic_cache(model: Transformer) -> Cache:
+    """A KV cache that stores every token."""
+    return _cache(model, lambda group: DynamicCache())
 
 
-def rolling(model: Any) -> Cache:
-    return _cache(model, lambda lane: Growing(model.writer.lanes[lane][0].reach[0]))
+def sliding_cache(model: Transformer) -> Cache:
+    """A KV cache whose mask groups with a sliding window store only the tokens within it."""
+    return _cache(model, lambda group: DynamicCache(model.output_stack.mask_groups[group][0].window_size[0]))
 
 
-def fixed(model: Any, batch: int, length: int) -> Cache:
-    """The cache has the dtype and device of the model's weights."""
+def static_cache(model: Transformer, batch: int, length: int) -> Cache:
+    """A KV cache of static shape, with the dtype and device of the model's weights."""
     like = next(model.parameters()).detach()
-    return _cache(model, lambda lane: Fixed(model.writer.slots(lane), batch, length, like))
+    return _cache(model, lambda group: StaticCache(model.output_stack.kv_shapes(group), batch, length, like))
 
 
-def _cache(model: Any, store: Callable[[int], Store]) -> Cache:
-    stack = model.writer
-    return Cache(stack.spec, [store(lane) for lane in range(len(stack.lanes))], next(model.parameters()).device)
+def _cache(model: Transformer, build_group_cache: Callable[[int], GroupCache]) -> Cache:
+    stack = model.output_stack
+    group_caches = [build_group_cache(group) for group in range(len(stack.mask_groups))]
+    return Cache(stack.spec, group_caches, next(model.parameters()).device)
 
 
-def _join(old: Tensor, new: Tensor, dim: int) -> Tensor:
-    """cat, where one side may have a single row that stands for all."""
+def _concat(old: Tensor, new: Tensor, dim: int) -> Tensor:
+    """torch.cat, where one side may have a single row, which is broadcast."""
     rows = max(old.shape[0], new.shape[0])
     return torch.cat((old.expand(rows, -1), new.expand(rows, -1)), dim)
 
 
-def _rows(t: Any, rows: Tensor) -> Any:
-    return t if t is None or t.shape[0] == 1 else t[rows]
+def _select_rows(t: Tensor, rows: Tensor) -> Tensor:
+    return t if t.shape[0] == 1 else t[rows]

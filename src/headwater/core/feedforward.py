@@ -1,18 +1,15 @@
-"""Feed-forward layers: what each position does alone."""
+"""Feed-forward layers and activation functions, applied to each position separately."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headwater.core.dropout import Dropout
-from headwater.core.kinds import Layer
-from headwater.errors import BadSetting, nearest
-from headwater.machine.feedforward import feed_forward
-from headwater.machine.linear import Linear
+from headwater.core import functional
+from headwater.core.base import BranchLayerSpec, choose
+from headwater.core.modules import Dropout
+from headwater.i18n import _
 from headwater.parts import must, part
 
 
@@ -22,10 +19,11 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 
 def quick_gelu(x: Tensor) -> Tensor:
+    """x · sigmoid(1.702 x)"""
     return x * torch.sigmoid(1.702 * x)
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS: dict[str, functional.Activation] = {
     "relu": F.relu,
     "gelu": F.gelu,  # exact: x · Φ(x)
     "gelu_tanh": gelu_tanh,
@@ -35,16 +33,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def activation(name: str) -> Callable[[Tensor], Tensor]:
-    if name not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        raise BadSetting(f"activation must be one of {known}, got {name!r}; {nearest(name, ACTIVATIONS)}")
-    return ACTIVATIONS[name]
+def get_activation(name: str) -> functional.Activation:
+    """The activation function of that name."""
+    return choose(name, ACTIVATIONS, "activation")
 
 
 @part
-class FeedForward(Layer):
-    """down(act(up(x))), with dropout on the hidden values."""
+class FeedForward(BranchLayerSpec):
+    """Feed-forward layer: down(act(up(x))), with dropout on the hidden values."""
 
     d_ff: int
     activation: str = "relu"
@@ -52,15 +48,15 @@ class FeedForward(Layer):
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self)
+        _check_feed_forward(self)
 
     def build(self, d_model: int) -> nn.Module:
         return FeedForwardLayer(self, d_model)
 
 
 @part
-class GatedFeedForward(Layer):
-    """down(act(gate(x)) · up(x)): SwiGLU with silu, GEGLU with gelu."""
+class GatedFeedForward(BranchLayerSpec):
+    """Gated feed-forward layer: down(act(gate(x)) · up(x)): SwiGLU with silu, GEGLU with gelu."""
 
     d_ff: int
     activation: str = "silu"
@@ -68,36 +64,42 @@ class GatedFeedForward(Layer):
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self)
+        _check_feed_forward(self)
 
     def build(self, d_model: int) -> nn.Module:
         return GatedFeedForwardLayer(self, d_model)
 
 
-def _check(ffn: FeedForward | GatedFeedForward) -> None:
-    activation(ffn.activation)
-    must(ffn.d_ff >= 1, ffn, "d_ff must be at least 1", ffn.d_ff, "4 · d_model is usual")
-    must(0 <= ffn.dropout < 1, ffn, "dropout must be from 0 up to 1", ffn.dropout, "0.1 is usual")
+def _check_feed_forward(ffn: FeedForward | GatedFeedForward) -> None:
+    get_activation(ffn.activation)
+    must(ffn.d_ff >= 1, ffn, _("d_ff must be at least 1"), ffn.d_ff, _("4 · d_model is usual"))
+    must(0 <= ffn.dropout < 1, ffn, _("dropout must be from 0 up to 1"), ffn.dropout, _("0.1 is usual"))
 
 
 class FeedForwardLayer(nn.Module):
     def __init__(self, spec: FeedForward, d_model: int) -> None:
         super().__init__()
-        self.up = Linear(d_model, spec.d_ff, spec.bias)
-        self.down = Linear(spec.d_ff, d_model, spec.bias)
-        self.act, self.dropout = activation(spec.activation), Dropout(spec.dropout)
+        self.up = nn.Linear(d_model, spec.d_ff, spec.bias)
+        self.down = nn.Linear(spec.d_ff, d_model, spec.bias)
+        self.act = get_activation(spec.activation)
+        self.dropout = Dropout(spec.dropout)
 
     def forward(self, x: Tensor, *_: object) -> Tensor:
-        return feed_forward(self.up, self.act, self.dropout.p if self.training else 0.0, self.down, x)
+        """x [..., D] -> [..., D]"""
+        return functional.feed_forward(x, self.up, self.act, self.dropout.rate, self.down)
 
 
 class GatedFeedForwardLayer(nn.Module):
     def __init__(self, spec: GatedFeedForward, d_model: int) -> None:
         super().__init__()
-        self.gate = Linear(d_model, spec.d_ff, spec.bias)
-        self.up = Linear(d_model, spec.d_ff, spec.bias)
-        self.down = Linear(spec.d_ff, d_model, spec.bias)
-        self.act, self.dropout = activation(spec.activation), Dropout(spec.dropout)
+        self.gate = nn.Linear(d_model, spec.d_ff, spec.bias)
+        self.up = nn.Linear(d_model, spec.d_ff, spec.bias)
+        self.down = nn.Linear(spec.d_ff, d_model, spec.bias)
+        self.act = get_activation(spec.activation)
+        self.dropout = Dropout(spec.dropout)
 
     def forward(self, x: Tensor, *_: object) -> Tensor:
-        return self.down(self.dropout(self.act(self.gate(x)) * self.up(x)))
+        """x [..., D] -> [..., D]"""
+        gate = self.act(functional.linear(x, self.gate))  # [..., F]
+        hidden = self.dropout(gate * functional.linear(x, self.up))  # [..., F]
+        return functional.linear(hidden, self.down)

@@ -1,234 +1,246 @@
-"""Heads: what is read off the last hidden states x [B, Q, D]. Every head takes (x, rows)."""
+"""Heads: language modelling, token and sequence classification, pooling. Each takes (x [B, Q, D], inputs)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from headwater.core.dropout import Dropout
-from headwater.core.embed import Rows
-from headwater.core.feedforward import activation
-from headwater.core.kinds import BeforeHead, Head, Norm, Pooling
+from headwater.core.base import HeadSpec, HeadTransformSpec, NormSpec, PoolingSpec
+from headwater.core.embeddings import ModelInputs
+from headwater.core.feedforward import get_activation
+from headwater.core.modules import Dropout
+from headwater.i18n import _
 from headwater.parts import must, part
 
 
 @part
-class NoHead(Head):
-    """The hidden states themselves."""
+class NoHead(HeadSpec):
+    """No head: the model returns its last hidden states."""
 
     def build(self, d_model: int) -> nn.Module:
-        return States()
+        return HiddenStates()
 
 
-class States(nn.Module):
-    def forward(self, x: Tensor, rows: Rows) -> Tensor:
+class HiddenStates(nn.Module):
+    """The last hidden states [B, Q, D]."""
+
+    def forward(self, x: Tensor, inputs: ModelInputs) -> Tensor:
         return x
 
 
-# ----------------------------------------------------------------------------------------------- one answer a token
+# ------------------------------------------------------------------------------------------------ outputs per token
 
 
 @part
-class NoTransform(BeforeHead):
+class NoTransform(HeadTransformSpec):
+    """No transform before the projection to the vocabulary."""
+
     def build(self, d_model: int, width: int) -> nn.Module:
-        must(width == d_model, "LanguageHead", f"width must be d_model ({d_model})", width, "or give a transform to it")
+        must(
+            width == d_model,
+            "LMHead",
+            _("width must be d_model ({d_model})", d_model=d_model),
+            width,
+            _("or give a transform to it"),
+        )
         return nn.Identity()
 
 
 @part
-class Transform(BeforeHead):
-    """norm(act(dense(x))): what masked language models do before the vocabulary."""
+class MLMTransform(HeadTransformSpec):
+    """norm(act(dense(x))): the transform of masked language models before the projection to the vocabulary."""
 
     activation: str
-    norm: Norm
+    norm: NormSpec
 
     def build(self, d_model: int, width: int) -> nn.Module:
-        return TransformLayer(d_model, width, self)
+        return MLMTransformLayer(d_model, width, self)
 
 
 @part
-class LanguageHead(Head):
-    """Scores over the vocabulary: out(transform(x) · scale). width: that of a narrow table (ALBERT)."""
+class LMHead(HeadSpec):
+    """Language-model head: logits over the vocabulary, out(transform(x) · scale). width: as in Embeddings."""
 
     vocab: int
     bias: bool = False
     scale: float = 1.0
-    transform: BeforeHead = NoTransform()
+    transform: HeadTransformSpec = NoTransform()
     width: int | None = None
 
     def __post_init__(self) -> None:
-        must(self.vocab >= 1, self, "vocab must be at least 1", self.vocab, "give the number of tokens")
-        must(self.width != 0, self, "width must be at least 1", 0, "leave it out for d_model")
+        must(self.vocab >= 1, self, _("vocab must be at least 1"), self.vocab, _("give the number of tokens"))
+        must(self.width != 0, self, _("width must be at least 1"), 0, _("leave it out for d_model"))
 
     def build(self, d_model: int) -> nn.Module:
-        return LanguageScores(self, d_model)
+        return LMHeadLayer(self, d_model)
 
 
 @part
-class TokenHead(Head):
-    """Scores for each token: tags, or with two outputs the start and the end of an answer."""
+class TokenClassificationHead(HeadSpec):
+    """Token classification: logits for each token; with two labels, the start and end of an answer span."""
 
-    outputs: int
+    num_labels: int
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        must(self.outputs >= 1, self, "outputs must be at least 1", self.outputs, "give the number of labels")
-        must(0 <= self.dropout < 1, self, "dropout must be from 0 up to 1", self.dropout, "0.1 is usual")
+        must(
+            self.num_labels >= 1,
+            self,
+            _("num_labels must be at least 1"),
+            self.num_labels,
+            _("give the number of labels"),
+        )
+        must(0 <= self.dropout < 1, self, _("dropout must be from 0 up to 1"), self.dropout, _("0.1 is usual"))
 
     def build(self, d_model: int) -> nn.Module:
-        return TokenScores(self, d_model)
+        return TokenClassificationHeadLayer(self, d_model)
 
 
-class TransformLayer(nn.Module):
-    def __init__(self, d_model: int, width: int, spec: Transform) -> None:
+class MLMTransformLayer(nn.Module):
+    def __init__(self, d_model: int, width: int, spec: MLMTransform) -> None:
         super().__init__()
-        self.dense, self.act, self.norm = nn.Linear(d_model, width), activation(spec.activation), spec.norm.build(width)
+        self.dense = nn.Linear(d_model, width)
+        self.act = get_activation(spec.activation)
+        self.norm = spec.norm.build(width)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.act(self.dense(x)))
 
 
-class LanguageScores(nn.Module):
-    def __init__(self, spec: LanguageHead, d_model: int) -> None:
+class LMHeadLayer(nn.Module):
+    def __init__(self, spec: LMHead, d_model: int) -> None:
         super().__init__()
         width = spec.width or d_model
-        self.scale, self.transform = spec.scale, spec.transform.build(d_model, width)
+        self.scale = spec.scale
+        self.transform = spec.transform.build(d_model, width)
         self.out = nn.Linear(width, spec.vocab, spec.bias)
 
-    def forward(self, x: Tensor, rows: Rows) -> Tensor:
+    def forward(self, x: Tensor, inputs: ModelInputs) -> Tensor:
         x = self.transform(x)
         return self.out(x if self.scale == 1.0 else x * self.scale)
 
 
-class TokenScores(nn.Module):
-    def __init__(self, spec: TokenHead, d_model: int) -> None:
+class TokenClassificationHeadLayer(nn.Module):
+    def __init__(self, spec: TokenClassificationHead, d_model: int) -> None:
         super().__init__()
-        self.dropout, self.out = Dropout(spec.dropout), nn.Linear(d_model, spec.outputs)
+        self.dropout = Dropout(spec.dropout)
+        self.out = nn.Linear(d_model, spec.num_labels)
 
-    def forward(self, x: Tensor, rows: Rows) -> Tensor:
+    def forward(self, x: Tensor, inputs: ModelInputs) -> Tensor:
         return self.out(self.dropout(x))
 
 
-# -------------------------------------------------------------------------------------------------- one answer a row
+# ------------------------------------------------------------------------------------------------- outputs per row
 
 
 @part
-class FirstToken(Pooling):
-    """The state of the first real token."""
+class FirstToken(PoolingSpec):
+    """Pooling: the hidden state of the first token that is not padding."""
 
-    def pick(self, x: Tensor, rows: Rows) -> Tensor:
-        if rows.keep is None:
+    def pool(self, x: Tensor, inputs: ModelInputs) -> Tensor:
+        if inputs.attention_mask is None:
             return x[:, 0]
-        return _at(x, rows.keep.long().argmax(1))
+        return _select_tokens(x, inputs.attention_mask.long().argmax(1))
 
 
 @part
-class LastToken(Pooling):
-    """The state of the last real token."""
+class LastToken(PoolingSpec):
+    """Pooling: the hidden state of the last token that is not padding."""
 
-    def pick(self, x: Tensor, rows: Rows) -> Tensor:
-        return x[:, -1] if rows.keep is None else _at(x, _last(rows.keep))
+    def pool(self, x: Tensor, inputs: ModelInputs) -> Tensor:
+        return x[:, -1] if inputs.attention_mask is None else _select_tokens(x, _last_true(inputs.attention_mask))
 
 
 @part
-class Mean(Pooling):
-    """The mean state of the real tokens."""
+class MeanPooling(PoolingSpec):
+    """Mean pooling over the tokens that are not padding."""
 
-    def pick(self, x: Tensor, rows: Rows) -> Tensor:
-        if rows.keep is None:
+    def pool(self, x: Tensor, inputs: ModelInputs) -> Tensor:
+        if inputs.attention_mask is None:
             return x.mean(1)
-        share = rows.keep[:, :, None].to(x.dtype)
-        return (x * share).sum(1) / share.sum(1).clamp(min=1)
+        weights = inputs.attention_mask[:, :, None].to(x.dtype)
+        return (x * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 
 @part
-class Pool(Head):
-    """One vector a row: act(dense(pick(x)))."""
+class Pooler(HeadSpec):
+    """One vector per row: act(dense(pooling(x))) (BERT's pooler)."""
 
-    pool: Pooling = FirstToken()
+    pooling: PoolingSpec = FirstToken()
     activation: str = "tanh"
 
     def build(self, d_model: int) -> nn.Module:
-        return PoolLayer(self, d_model)
+        return PoolerLayer(self, d_model)
 
 
 @part
-class ClassHead(Head):
-    """Scores for the whole row: out(dropout(pooled))."""
+class ClassificationHead(HeadSpec):
+    """Sequence classification: logits for each row, out(dropout(pooler(x)))."""
 
-    classes: int
-    pooled: Head = Pool()
+    num_labels: int
+    pooler: HeadSpec = Pooler()
     dropout: float = 0.0
     bias: bool = True
 
     def __post_init__(self) -> None:
-        must(self.classes >= 1, self, "classes must be at least 1", self.classes, "give the number of labels")
-        must(0 <= self.dropout < 1, self, "dropout must be from 0 up to 1", self.dropout, "0.1 is usual")
+        must(
+            self.num_labels >= 1,
+            self,
+            _("num_labels must be at least 1"),
+            self.num_labels,
+            _("give the number of labels"),
+        )
+        must(0 <= self.dropout < 1, self, _("dropout must be from 0 up to 1"), self.dropout, _("0.1 is usual"))
 
     def build(self, d_model: int) -> nn.Module:
-        return ClassScores(self, d_model)
+        return ClassificationHeadLayer(self, d_model)
 
 
 @part
-class Picked(Head):
-    """The picked state as it is, where Pool would change it."""
+class Pooled(HeadSpec):
+    """The pooled state itself, without the dense layer of Pooler."""
 
-    pool: Pooling = FirstToken()
-
-    def build(self, d_model: int) -> nn.Module:
-        return PickedLayer(self)
-
-
-class PickedLayer(nn.Module):
-    def __init__(self, spec: Picked) -> None:
-        super().__init__()
-        self.pool = spec.pool
-
-    def forward(self, x: Tensor, rows: Rows) -> Tensor:
-        return self.pool.pick(x, rows)
-
-
-class PoolLayer(nn.Module):
-    def __init__(self, spec: Pool, d_model: int) -> None:
-        super().__init__()
-        self.pool, self.dense, self.act = spec.pool, nn.Linear(d_model, d_model), activation(spec.activation)
-
-    def forward(self, x: Tensor, rows: Rows) -> Tensor:
-        return self.act(self.dense(self.pool.pick(x, rows)))
-
-
-class ClassScores(nn.Module):
-    def __init__(self, spec: ClassHead, d_model: int) -> None:
-        super().__init__()
-        self.pooled, self.dropout = spec.pooled.build(d_model), Dropout(spec.dropout)
-        self.out = nn.Linear(d_model, spec.classes, spec.bias)
-
-    def forward(self, x: Tensor, rows: Rows) -> Tensor:
-        return self.out(self.dropout(self.pooled(x, rows)))
-
-
-@part
-class Several(Head):
-    """Several heads on the same states, answered by name: masked words and the next sentence (BERT's pre-training)."""
-
-    heads: tuple[tuple[str, Head], ...]
+    pooling: PoolingSpec = FirstToken()
 
     def build(self, d_model: int) -> nn.Module:
-        return SeveralHeads(self, d_model)
+        return PooledLayer(self)
 
 
-class SeveralHeads(nn.ModuleDict):
-    def __init__(self, spec: Several, d_model: int) -> None:
-        super().__init__({name: head.build(d_model) for name, head in spec.heads})
+class PooledLayer(nn.Module):
+    def __init__(self, spec: Pooled) -> None:
+        super().__init__()
+        self.pooling = spec.pooling
 
-    def forward(self, x: Tensor, rows: Rows) -> dict[str, Tensor]:
-        return {name: head(x, rows) for name, head in self.items()}
+    def forward(self, x: Tensor, inputs: ModelInputs) -> Tensor:
+        return self.pooling.pool(x, inputs)
 
 
-def _last(marks: Tensor) -> Tensor:
+class PoolerLayer(nn.Module):
+    def __init__(self, spec: Pooler, d_model: int) -> None:
+        super().__init__()
+        self.pooling = spec.pooling
+        self.dense = nn.Linear(d_model, d_model)
+        self.act = get_activation(spec.activation)
+
+    def forward(self, x: Tensor, inputs: ModelInputs) -> Tensor:
+        return self.act(self.dense(self.pooling.pool(x, inputs)))
+
+
+class ClassificationHeadLayer(nn.Module):
+    def __init__(self, spec: ClassificationHead, d_model: int) -> None:
+        super().__init__()
+        self.pooler = spec.pooler.build(d_model)
+        self.dropout = Dropout(spec.dropout)
+        self.out = nn.Linear(d_model, spec.num_labels, spec.bias)
+
+    def forward(self, x: Tensor, inputs: ModelInputs) -> Tensor:
+        return self.out(self.dropout(self.pooler(x, inputs)))
+
+
+def _last_true(mask: Tensor) -> Tensor:
     """[B] the index of the last True; 0 where there is none."""
-    return (marks * torch.arange(1, marks.shape[1] + 1, device=marks.device)).argmax(1)
+    return (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).argmax(1)
 
 
-def _at(x: Tensor, index: Tensor) -> Tensor:
+def _select_tokens(x: Tensor, index: Tensor) -> Tensor:
     return x[torch.arange(x.shape[0], device=x.device), index]

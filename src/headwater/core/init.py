@@ -1,6 +1,6 @@
-"""First weights, by rules on paths: the first pattern that matches a tensor's path says how it is drawn.
+"""Weight initialization by rules on paths: the first pattern that matches a tensor's path decides.
 
-Norms start as they define themselves, biases at zero; a rule speaks of the other tensors (matrices and tables).
+Norms use their own reset_parameters, biases are zero; the rules are for the other tensors (matrices and embeddings).
 """
 
 from __future__ import annotations
@@ -14,67 +14,68 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from headwater.core.kinds import Filling
-from headwater.core.norms import OffsetRMSNormLayer
-from headwater.core.positions import Position
+from headwater.core.base import InitSpec
+from headwater.core.positions import PositionEncoding
+from headwater.i18n import _
 from headwater.parts import must, part
 
 
 @part
-class Xavier(Filling):
-    """Uniform within ±gain · √(6 / (rows + columns)): the paper's."""
+class Xavier(InitSpec):
+    """Xavier (Glorot) uniform: within ±gain · √(6 / (rows + columns))."""
 
     gain: float = 1.0
 
-    def fill(self, t: Tensor, draw: torch.Generator) -> None:
-        rows, columns = t.shape[0], t[0].numel()
+    def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
+        rows = tensor.shape[0]
+        columns = tensor[0].numel()
         bound = self.gain * math.sqrt(6 / (rows + columns))
-        t.uniform_(-bound, bound, generator=draw)
+        tensor.uniform_(-bound, bound, generator=generator)
 
 
 @part
-class Normal(Filling):
-    """Normal with mean 0."""
+class Normal(InitSpec):
+    """Normal distribution with mean 0."""
 
     std: float
 
     def __post_init__(self) -> None:
-        must(self.std >= 0, self, "std must be at least 0", self.std, "0.02 is usual")
+        must(self.std >= 0, self, _("std must be at least 0"), self.std, _("0.02 is usual"))
 
-    def fill(self, t: Tensor, draw: torch.Generator) -> None:
-        t.normal_(0, self.std, generator=draw)
-
-
-@part
-class Width(Filling):
-    """Normal with std 1/√columns: for tables whose rows are later scaled by √d_model."""
-
-    def fill(self, t: Tensor, draw: torch.Generator) -> None:
-        t.normal_(0, t.shape[-1] ** -0.5, generator=draw)
+    def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
+        tensor.normal_(0, self.std, generator=generator)
 
 
 @part
-class Zero(Filling):
-    """All zeros: every bias, and a branch that is to begin by adding nothing."""
+class FanIn(InitSpec):
+    """Normal with std 1/√columns: for embeddings that are scaled by √d_model."""
 
-    def fill(self, t: Tensor, draw: torch.Generator) -> None:
-        t.zero_()
+    def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
+        tensor.normal_(0, tensor.shape[-1] ** -0.5, generator=generator)
+
+
+@part
+class Zero(InitSpec):
+    """All zeros: for biases, and for branches that start by adding nothing."""
+
+    def fill(self, tensor: Tensor, generator: torch.Generator) -> None:
+        tensor.zero_()
 
 
 NORMS = nn.LayerNorm | nn.RMSNorm
-Rules = tuple[tuple[str, Any], ...]
+InitRules = tuple[tuple[str, InitSpec], ...]
 
-PAPER: Rules = (("*.tokens.weight", Width()), ("*.table.weight", Normal(0.02)), ("*", Xavier()))
+PAPER_INIT: InitRules = (("*.tokens.weight", FanIn()), ("*.table.weight", Normal(0.02)), ("*", Xavier()))
 
 
-def scaled_normal(layers: int, std: float = 0.02) -> Rules:
-    """GPT-2: all normal, and what writes into the residual stream smaller by √(2 · layers)."""
+def scaled_normal(layers: int, std: float = 0.02) -> InitRules:
+    """GPT-2's initialization: normal, and the projections into the residual stream smaller by √(2 · layers)."""
     small = Normal(std / math.sqrt(2 * max(layers, 1)))
     return ("*_attn.out.weight", small), ("*.ffn.down.weight", small), ("*", Normal(std))
 
 
-class NoFirstWeights(TorchFunctionMode):
-    """While a skeleton is built no weights are drawn: on meta that would change nothing and cost seconds."""
+class SkipInit(TorchFunctionMode):
+    """Skip torch.nn.init while a model is built on the meta device, where it changes nothing and costs seconds."""
 
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", "") == "torch.nn.init":
@@ -82,56 +83,46 @@ class NoFirstWeights(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def materialise(model: nn.Module, rules: Rules, seed: int | None, device: torch.device | str = "cpu") -> None:
-    """Give a model built on meta its memory and its first weights. The same seed gives the same weights."""
-    drawn = {name: _rule(name, rules) for name, _ in model.named_parameters()}  # a tied tensor once, by its first path
-    model._apply(lambda tensor: _memory(tensor, device))
+def materialize(model: nn.Module, rules: InitRules, seed: int | None, device: torch.device | str = "cpu") -> None:
+    """Allocate a model built on the meta device and initialize its weights. The same seed gives the same weights."""
+    # a tied tensor has one initialization, that of its first path
+    inits = {name: match_rule(name, rules) for name, _ in model.named_parameters()}
+    model._apply(lambda tensor: _empty(tensor, device))
     if seed is None:
         seed = int(torch.randint(2**62, (1,)))
-    draw = torch.Generator(device=device).manual_seed(seed)
+    generator = torch.Generator(device=device).manual_seed(seed)
     with torch.no_grad():
         for path, module in model.named_modules():
             if isinstance(module, NORMS):
                 module.reset_parameters()
                 continue
             for name, tensor in module.named_parameters(prefix=path, recurse=False):
-                if name in drawn:
-                    drawn[name].fill(tensor, draw)
-    constants(model)
+                if name in inits:
+                    inits[name].fill(tensor, generator)
+    init_buffers(model)
 
 
-def constants(model: nn.Module) -> None:
-    """Fill every buffer that is computed rather than learned; one still on meta gets its memory first."""
+def init_buffers(model: nn.Module) -> None:
+    """Fill every computed buffer (RoPE frequencies, ALiBi slopes); one on the meta device is allocated first."""
     with torch.no_grad():
         for module in model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None and buffer.is_meta:
-                    module._buffers[name] = _memory(buffer, "cpu")
-            if isinstance(module, Position):
-                module.constants()
+                    module._buffers[name] = _empty(buffer, "cpu")
+            if isinstance(module, PositionEncoding):
+                module.init_buffers()
 
 
-def _memory(like: Tensor, device: torch.device | str) -> Tensor:
-    """Room for a tensor on meta. empty_like and to_empty would import all of sympy first, half a second of it."""
+def _empty(like: Tensor, device: torch.device | str) -> Tensor:
+    """torch.empty with the shape of a meta tensor; empty_like and to_empty would import sympy, half a second."""
     return torch.empty(like.shape, dtype=like.dtype, device=device)
 
 
-def fresh(model: Any, name: str) -> Tensor:
-    """First values for one tensor of a model, by the model's own rules."""
-    module, like = model.get_submodule(name.rpartition(".")[0]), model.get_parameter(name)
-    if isinstance(module, NORMS):
-        start = 0.0 if name.endswith("bias") or isinstance(module, OffsetRMSNormLayer) else 1.0
-        return torch.full(like.shape, start)
-    value = torch.empty(like.shape)
-    draw = torch.Generator().manual_seed(int(torch.randint(2**62, (1,))))
-    _rule(name, model.spec.init).fill(value, draw)
-    return value
-
-
-def _rule(name: str, rules: Rules) -> Any:
-    """The rule for a tensor; found for all of them before any memory is asked for."""
+def match_rule(name: str, rules: InitRules) -> InitSpec:
+    """The initialization of the tensor at a path; looked up for all tensors before any memory is allocated."""
     if name.endswith("bias"):
         return Zero()
-    found = next((rule for pattern, rule in rules if fnmatch.fnmatchcase(name, pattern)), None)
-    must(found is not None, "init", "some rule must match every path", name, "end the rules with ('*', ...)")
-    return found
+    init = next((rule for pattern, rule in rules if fnmatch.fnmatchcase(name, pattern)), None)
+    must(init is not None, "init", _("some rule must match every path"), name, _("end the rules with ('*', ...)"))
+    assert init is not None
+    return init

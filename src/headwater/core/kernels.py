@@ -1,162 +1,176 @@
-"""Kernels: q, k, v -> out, the heart of attention: softmax(scale · q kᵀ + mask) v.
+"""Attention kernels: softmax(scale · q kᵀ + mask) v, by PyTorch's scaled_dot_product_attention, eager or xFormers.
 
-`spelled_out` is the formula, readable; `Fused` is the default and uses PyTorch's fused attention. All back ends agree.
+`functional.eager_attention` is the formula; `SDPA` is the default. All backends give the same outputs and gradients.
 B batch, H heads, G key/value heads (H is a multiple), Q queries, S keys, D head width.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from headwater.core.kinds import Attending
-from headwater.core.masks import Sight, Window
-from headwater.core.taps import Tap
-from headwater.errors import BadSetting, Unavailable, nearest
-from headwater.machine.attention import attend, attend_window, attends, bands
-from headwater.machine.dropout import attention_dropout
-from headwater.machine.xformers import xformers_attention
+from headwater.core import functional
+from headwater.core.base import KernelSpec, choose
+from headwater.core.masks import AttentionMask, SlidingWindow
+from headwater.core.modules import Tap
+from headwater.errors import Unavailable
+from headwater.i18n import _
 from headwater.parts import part
 
 
 @part
-class Fused(Attending):
-    """PyTorch's scaled_dot_product_attention, flash where there is one; to learn on a CPU, machine/attention.c."""
+class SDPA(KernelSpec):
+    """PyTorch's scaled_dot_product_attention (flash attention where there is one); on a CPU, cpu/csrc/attention.c."""
 
     def build(self, scale: float, dropout: float) -> Kernel:
-        return FusedKernel(scale, dropout)
+        return SDPAKernel(scale, dropout)
 
 
 @part
-class Plain(Attending):
-    """The formula as it stands."""
+class Eager(KernelSpec):
+    """Eager attention: the formula, with the attention weights as a tensor."""
 
     def build(self, scale: float, dropout: float) -> Kernel:
         return Kernel(scale, dropout)
 
 
 @part
-class XFormers(Attending):
+class XFormers(KernelSpec):
     """xFormers' memory-efficient attention."""
 
     def build(self, scale: float, dropout: float) -> Kernel:
         if importlib.util.find_spec("xformers") is None:
-            raise Unavailable("kernel: xformers must be installed, it is not; pip install xformers, or use Fused()")
+            raise Unavailable(_("kernel: xformers must be installed, it is not; pip install xformers, or use SDPA()"))
         return XFormersKernel(scale, dropout)
 
 
-BACKENDS = {"fused": Fused(), "plain": Plain(), "xformers": XFormers()}
+BACKENDS: dict[str, KernelSpec] = {"sdpa": SDPA(), "eager": Eager(), "xformers": XFormers()}
 
 
-def backend(name: str) -> Any:
-    if name not in BACKENDS:
-        raise BadSetting(f"backend must be one of {', '.join(BACKENDS)}, got {name!r}; {nearest(name, BACKENDS)}")
-    return BACKENDS[name]
+def get_backend(name: str) -> KernelSpec:
+    """The kernel spec of that name."""
+    return choose(name, BACKENDS, "backend")
 
 
 class Kernel(nn.Module):
+    """Eager attention, and the base class of the other kernels. `weights` is the hook point of attention weights."""
+
     def __init__(self, scale: float, dropout: float) -> None:
         super().__init__()
-        self.scale, self.dropout, self.weights = scale, dropout, Tap()
+        self.scale = scale
+        self.dropout = dropout
+        self.weights = Tap()
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight, mask: Tensor | None) -> Tensor:
-        """mask is sight.mask(), made once a call; None also where the sight is causal or worked off in blocks."""
-        if self.weights.watched:
-            return self.spelled_out(q, k, v, self.dense(q, sight))
-        if sight.block:
-            return self.in_blocks(q, k, v, sight, sight.block)
-        score = sight.position.score(q, sight.q_places, sight.k_places)
-        if score is not None:
-            return self.run(q, k, v, self.dense(q, sight, score), causal=False)
-        return self.run(q, k, v, mask, sight.causal and mask is None)
+    @property
+    def dropout_rate(self) -> float:
+        """The dropout of the attention weights while training, else 0."""
+        return self.dropout if self.training else 0.0
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        """mask: bool (True = may attend), or float to add; causal: the plain triangle, with no mask."""
-        return self.spelled_out(q, k, v, triangle(q, k) if causal else mask)
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, attn_mask: Tensor | None) -> Tensor:
+        """q [B, H, Q, D], k [B, G, S, D], v [B, G, S, V] -> [B, H, Q, V].
 
-    def spelled_out(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """softmax(scale · q kᵀ + mask) v, in which a row that may attend to nothing gives zeros.
-
-        -inf would turn such a row into NaN. The smallest number instead gives it equal weights, and the line after
-        the softmax takes from every row what it must not see; where a row sees anything that line changes nothing.
+        attn_mask is mask.additive(), computed once per forward pass; None where the mask is causal or blockwise.
         """
-        groups = q.shape[1] // k.shape[1]
-        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        scores = self.shaped(self.scale * (q @ k.mT))
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        if mask is None:
-            weights = scores.softmax(-1)
-        else:
-            allowed = mask if mask.dtype == torch.bool else mask > -torch.inf
-            scores = scores if mask.dtype == torch.bool else scores + mask
-            weights = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(~allowed, 0)
-        weights = self.weights(weights.to(v.dtype))
-        return self.dropped(weights) @ v
+        if self.weights.has_hooks:
+            return self.eager(q, k, v, self.dense_mask(q, mask))
+        if mask.block_size:
+            return self.blockwise(q, k, v, mask, mask.block_size)
+        if mask.position.has_query_bias:
+            return self.attend(q, k, v, self.dense_mask(q, mask), is_causal=False)
+        return self.attend(q, k, v, attn_mask, mask.is_causal and attn_mask is None)
 
-    def shaped(self, scores: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+        """attn_mask: bool (True = may attend), or float to add to the scores; is_causal: causal, without attn_mask."""
+        return self.eager(q, k, v, functional.causal_mask(q, k) if is_causal else attn_mask)
+
+    def eager(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None) -> Tensor:
+        """The formula, with the attention weights as a tensor."""
+        return functional.eager_attention(
+            q, k, v, attn_mask, self.scale, self.dropout_rate, self.transform_scores, self.weights
+        )
+
+    def transform_scores(self, scores: Tensor) -> Tensor:
+        """A change of the scores before the mask, for subclasses."""
         return scores
 
-    def dropped(self, weights: Tensor) -> Tensor:
-        return attention_dropout(weights, self.dropout) if self.training and self.dropout else weights
+    def dense_mask(self, q: Tensor, mask: AttentionMask) -> Tensor | None:
+        """The mask tensor of all queries and keys, with the bias that depends on the queries (Transformer-XL)."""
+        if not mask.position.has_query_bias:
+            return mask.additive(q.dtype)
+        query_bias = mask.position.query_bias(q, mask.q_positions, mask.k_positions)  # [B, H, Q, S]
+        return mask.additive(q.dtype, self.scale * query_bias)
 
-    def dense(self, q: Tensor, sight: Sight, score: Tensor | None = None) -> Tensor | None:
-        """The whole mask of a sight with the query's own score in it."""
-        mask = sight.mask(q.dtype)
-        if score is None:
-            score = sight.position.score(q, sight.q_places, sight.k_places)
-        if score is None:
-            return mask
-        score = score * self.scale
-        if mask is None:
-            return score
-        return score.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else score + mask
+    def blockwise(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, block_size: int) -> Tensor:
+        """Windowed attention in time and memory O(S · window): each block of queries reads only keys within its window.
 
-    def in_blocks(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight, size: int) -> Tensor:
-        """Short-sighted attention in time and memory O(S · reach): each block of queries meets only keys in reach.
-
-        Blocks are split once and joined again, because the gradient of n overlapping slices would cost n full copies.
+        K and V are split once and concatenated, because the gradient of n overlapping slices would cost n full copies.
         """
-        back, ahead = (-(-(reach or 0) // size) for reach in sight.rule.reach)
-        ks, vs, out = k.split(size, 2), v.split(size, 2), []
-        for i, q_i in enumerate(q.split(size, 2)):
-            first, last = max(0, i - back), min(len(ks), i + ahead + 1)
-            here = sight.part(slice(i * size, (i + 1) * size), slice(first * size, last * size))
-            k_i, v_i = torch.cat(ks[first:last], 2), torch.cat(vs[first:last], 2)
-            out.append(self.run(q_i, k_i, v_i, self.dense(q_i, here), causal=False))
-        return torch.cat(out, 2)
+        back, ahead = (-(-(size or 0) // block_size) for size in mask.rule.window_size)  # in blocks, rounded up
+        k_blocks = k.split(block_size, 2)
+        v_blocks = v.split(block_size, 2)
+        outputs = []
+        for i, q_i in enumerate(q.split(block_size, 2)):
+            first = max(0, i - back)
+            last = min(len(k_blocks), i + ahead + 1)
+            queries = slice(i * block_size, (i + 1) * block_size)
+            keys = slice(first * block_size, last * block_size)
+            attn_mask = self.dense_mask(q_i, mask.narrow(queries, keys))
+            k_i = torch.cat(k_blocks[first:last], 2)
+            v_i = torch.cat(v_blocks[first:last], 2)
+            outputs.append(self.attend(q_i, k_i, v_i, attn_mask, is_causal=False))
+        return torch.cat(outputs, 2)
 
 
-class FusedKernel(Kernel):
-    def run(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        mask = mask if mask is None or mask.dtype == torch.bool else mask.to(q.dtype)
-        dropout, grouped = self.dropout if self.training else 0.0, q.shape[1] != k.shape[1]
-        if attends(q, k, v, mask):
-            return attend(q, k, v, mask, causal, self.scale, dropout)
-        if dropout and q.device.type == "cpu":  # the mask of machine/attention.c; torch has no fused kernel for it here
-            return self.spelled_out(q, k, v, triangle(q, k) if causal else mask)
-        return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=self.scale, enable_gqa=grouped)
+class SDPAKernel(Kernel):
+    """scaled_dot_product_attention, or the C kernels of cpu/ where they apply."""
 
-    def in_blocks(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight, size: int) -> Tensor:
-        """A plain window needs no blocks and no masks: machine/attention.c goes along its band."""
-        one, window = sight.q_places[:, :1], (sight.rule.reach[0] or 0) + 1
-        hidden = sight.rule != Window(window) or sight.keep is not None or sight.k_docs is not None
-        scored = sight.position.bias(one, one) is not None or sight.position.score(q[:, :, :1], one, one) is not None
-        dropout = self.dropout if self.training else 0.0
-        if hidden or scored or not bands(q, k, v, dropout):
-            return super().in_blocks(q, k, v, sight, size)
-        return attend_window(q, k, v, self.scale, dropout, window)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+        if attn_mask is not None and attn_mask.dtype != torch.bool:
+            attn_mask = attn_mask.to(q.dtype)
+        return functional.attention(q, k, v, attn_mask, is_causal, self.scale, self.dropout_rate)
+
+    def blockwise(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, block_size: int) -> Tensor:
+        """A plain sliding window needs no mask tensors: only its band is computed."""
+        window = (mask.rule.window_size[0] or 0) + 1
+        masked = mask.attention_mask is not None or mask.k_document_ids is not None
+        biased = mask.position.has_bias or mask.position.has_query_bias
+        plain = mask.rule == SlidingWindow(window) and not masked and not biased
+        if plain and functional.sliding_window_supported(q, k, v, self.dropout_rate):
+            return functional.sliding_window_attention(q, k, v, self.scale, self.dropout_rate, window)
+        return super().blockwise(q, k, v, mask, block_size)
 
 
 class XFormersKernel(Kernel):
-    def run(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        mask, dropout = triangle(q, k) if causal else mask, self.dropout if self.training else 0.0
-        return xformers_attention(q, k, v, mask, dropout, self.scale)
+    """xFormers' memory_efficient_attention."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+        attn_mask = functional.causal_mask(q, k) if is_causal else attn_mask
+        return xformers_attention(q, k, v, attn_mask, self.dropout_rate, self.scale)
 
 
-def triangle(q: Tensor, k: Tensor) -> Tensor:
-    """[Q, S] True where the key stands at or before the query."""
-    return torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+# --------------------------------------------------------------------------------------------------
+# xFormers' memory_efficient_attention with this package's shapes and masks.
+
+
+def xformers_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scale: float) -> Tensor:
+    """dropout(softmax(scale · q kᵀ + mask)) v: q [B, H, Q, D], k and v [B, G, S, D] -> [B, H, Q, D].
+
+    xFormers takes [B, S, H, D] and a bias of full shape, and gives NaN for a row whose keys are all masked. Such a row
+    is unmasked, and its output is then set to zero.
+    """
+    from xformers.ops import memory_efficient_attention
+
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    bias = None
+    fully_masked = None
+    if mask is not None:
+        zeros = torch.zeros_like(mask, dtype=q.dtype)
+        bias = zeros.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else mask
+        fully_masked = (bias == -torch.inf).all(-1, keepdim=True)
+        bias = bias.masked_fill(fully_masked, 0).to(q.dtype).expand(*q.shape[:3], k.shape[2])
+    qkv = (t.transpose(1, 2) for t in (q, k, v))  # [B, S, H, D]
+    out = memory_efficient_attention(*qkv, bias, p=dropout, scale=scale).transpose(1, 2)
+    return out if fully_masked is None else out.masked_fill(fully_masked, 0)

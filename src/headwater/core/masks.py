@@ -1,8 +1,9 @@
-"""Who may attend to whom. One convention everywhere: True = may attend.
+"""Attention masks: causal, sliding window, local, padding and packed documents. True = may attend.
 
-A rule is a part that judges two places; padding and documents come with the call. `Sight` puts them together, once a
-call, and knows the cheap cases: nothing to hide, plain causal, and a window that only ever reaches so far.
-B batch, Q queries, S keys; places are whole numbers, [1, Q] where every row has the same.
+A mask rule is a spec that compares two positions; padding and document ids are arguments of the forward pass.
+`AttentionMask` combines them once per forward pass and knows the cheap cases: nothing is masked, a plain causal mask,
+and a window, which can be computed in blocks.
+B batch, Q queries, S keys; positions are integers, [1, Q] where every row has the same.
 """
 
 from __future__ import annotations
@@ -13,52 +14,55 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from headwater.i18n import _
 from headwater.parts import must, part
 
 if TYPE_CHECKING:
-    from headwater.core.positions import Position
+    from headwater.core.positions import PositionEncoding
 
-Reach = tuple[int | None, int | None]
+WindowSize = tuple[int | None, int | None]
 
 
 @runtime_checkable
-class Rule(Protocol):
-    """How far back and ahead a place sees (None = without end), and the same as a test on two places."""
+class MaskRule(Protocol):
+    """A predicate on a query and a key position; window_size = how many positions back and ahead (None = unlimited)."""
 
     @property
-    def reach(self) -> Reach: ...
+    def window_size(self) -> WindowSize: ...
     def allows(self, q: Tensor, k: Tensor) -> Tensor | None: ...
 
 
 @part
-class Everyone:
-    reach: ClassVar[Reach] = (None, None)
+class Bidirectional:
+    """Full attention: nothing is masked."""
+
+    window_size: ClassVar[WindowSize] = (None, None)
 
     def allows(self, q: Tensor, k: Tensor) -> Tensor | None:
         return None
 
 
 @part
-class Past:
-    """Itself and everything before it: k ≤ q."""
+class Causal:
+    """Causal mask: a token and everything before it, k ≤ q."""
 
-    reach: ClassVar[Reach] = (None, 0)
+    window_size: ClassVar[WindowSize] = (None, 0)
 
     def allows(self, q: Tensor, k: Tensor) -> Tensor | None:
         return k <= q
 
 
 @part
-class Window:
-    """Itself and the size - 1 places before it: 0 ≤ q - k < size."""
+class SlidingWindow:
+    """Causal sliding window: a token and the size - 1 before it, 0 ≤ q - k < size."""
 
     size: int
 
     def __post_init__(self) -> None:
-        must(self.size >= 1, self, "size must be at least 1", self.size, "1 sees only itself")
+        must(self.size >= 1, self, _("size must be at least 1"), self.size, _("1 sees only itself"))
 
     @property
-    def reach(self) -> Reach:
+    def window_size(self) -> WindowSize:
         return self.size - 1, 0
 
     def allows(self, q: Tensor, k: Tensor) -> Tensor | None:
@@ -66,13 +70,13 @@ class Window:
 
 
 @part
-class Around:
-    """The places at most `size` away on either side: |q - k| ≤ size."""
+class LocalWindow:
+    """Local attention in both directions: |q - k| ≤ size."""
 
     size: int
 
     @property
-    def reach(self) -> Reach:
+    def window_size(self) -> WindowSize:
         return self.size, self.size
 
     def allows(self, q: Tensor, k: Tensor) -> Tensor | None:
@@ -80,93 +84,104 @@ class Around:
 
 
 @part
-class Both:
-    """What two rules allow together."""
+class And:
+    """What both rules allow."""
 
-    first: Rule
-    second: Rule
+    first: MaskRule
+    second: MaskRule
 
     @property
-    def reach(self) -> Reach:
-        (back, ahead), (other_back, other_ahead) = self.first.reach, self.second.reach
-        return _shorter(back, other_back), _shorter(ahead, other_ahead)
+    def window_size(self) -> WindowSize:
+        back, ahead = self.first.window_size
+        other_back, other_ahead = self.second.window_size
+        return _min_or_none(back, other_back), _min_or_none(ahead, other_ahead)
 
     def allows(self, q: Tensor, k: Tensor) -> Tensor | None:
-        first, second = self.first.allows(q, k), self.second.allows(q, k)
-        return first if second is None else _both(first, second)
+        first = self.first.allows(q, k)
+        second = self.second.allows(q, k)
+        return first if second is None else _and(first, second)
 
 
 @dataclass(frozen=True)
-class Sight:
-    """A rule asked about the places of one call, with what is real and which document each token belongs to.
+class AttentionMask:
+    """The mask of one forward pass: a rule at given positions, with padding and document boundaries.
 
-    keep [B, S] True where a key is real; q_docs [B, Q], k_docs [B, S] document numbers. None: all real, one document.
-    aligned: keys and queries are the same tokens in the same order, so that places differ as indices do.
+    q_positions [B|1, Q], k_positions [B|1, S]. attention_mask [B, S]: True where a key is no padding; None: all True.
+    q_document_ids [B, Q], k_document_ids [B, S]: tokens attend within their document; None: one document per row.
+    aligned: keys and queries are the same tokens in the same order, so that positions differ as indices do.
     """
 
-    rule: Rule
-    position: Position
-    q_places: Tensor
-    k_places: Tensor
-    keep: Tensor | None = None
-    q_docs: Tensor | None = None
-    k_docs: Tensor | None = None
+    rule: MaskRule
+    position: PositionEncoding
+    q_positions: Tensor
+    k_positions: Tensor
+    attention_mask: Tensor | None = None
+    q_document_ids: Tensor | None = None
+    k_document_ids: Tensor | None = None
     aligned: bool = False
 
     @property
-    def causal(self) -> bool:
-        """Plain causal over the call's own tokens: the kernel needs no mask to know it."""
-        back, ahead = self.rule.reach
-        whole = back is None or back + 1 >= self.k_places.shape[1]
-        return self.aligned and ahead == 0 and whole and self.keep is None and self.k_docs is None
+    def is_causal(self) -> bool:
+        """A plain causal mask over the tokens of this pass, which a kernel applies without a mask tensor."""
+        back, ahead = self.rule.window_size
+        unlimited = back is None or back + 1 >= self.k_positions.shape[1]
+        unmasked = self.attention_mask is None and self.k_document_ids is None
+        return self.aligned and ahead == 0 and unlimited and unmasked
 
     @property
-    def block(self) -> int | None:
-        """The block of queries by which a short-sighted rule is worked off; None where one dense mask costs less."""
-        back, ahead = self.rule.reach
+    def block_size(self) -> int | None:
+        """Queries per block for a windowed rule; None where one dense mask costs less."""
+        back, ahead = self.rule.window_size
         if not self.aligned or back is None or ahead is None:
             return None
         size = max(64, -(-(back + ahead + 1) // 2))
-        return size if self.k_places.shape[1] > 3 * size else None
+        return size if self.k_positions.shape[1] > 3 * size else None
 
-    def allowed(self) -> Tensor | None:
-        """[B|1, 1, Q|1, S], True = may attend; None where nothing is hidden."""
-        allowed = self.rule.allows(self.q_places[:, :, None], self.k_places[:, None, :])
-        if self.keep is not None:
-            allowed = _both(allowed, self.keep[:, None, :])
-        if self.q_docs is not None and self.k_docs is not None:
-            allowed = _both(allowed, self.q_docs[:, :, None] == self.k_docs[:, None, :])
+    def boolean(self) -> Tensor | None:
+        """[B|1, 1, Q|1, S], True = may attend; None where nothing is masked."""
+        allowed = self.rule.allows(self.q_positions[:, :, None], self.k_positions[:, None, :])
+        if self.attention_mask is not None:
+            allowed = _and(allowed, self.attention_mask[:, None, :])
+        if self.q_document_ids is not None and self.k_document_ids is not None:
+            allowed = _and(allowed, self.q_document_ids[:, :, None] == self.k_document_ids[:, None, :])
         return None if allowed is None else allowed[:, None]
 
-    def mask(self, dtype: torch.dtype) -> Tensor | None:
-        """What is added to the scores or hides them: bias of the position and allowed(), as one tensor."""
-        allowed, bias = self.allowed(), self.position.bias(self.q_places, self.k_places)
+    def additive(self, dtype: torch.dtype, query_bias: Tensor | None = None) -> Tensor | None:
+        """The tensor for scaled_dot_product_attention: boolean(), or with a position bias a float tensor to add.
+
+        query_bias [B, H, Q, S]: a bias that depends on the queries, scaled as the scores are.
+        """
+        allowed = self.boolean()
+        bias = query_bias
+        if self.position.has_bias:
+            position_bias = self.position.bias(self.q_positions, self.k_positions).to(dtype)  # [B|1, H, Q, S]
+            bias = position_bias if bias is None else bias + position_bias
         if bias is None:
             return allowed
-        return bias.to(dtype) if allowed is None else bias.to(dtype).masked_fill(~allowed, -torch.inf)
+        return bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
 
-    def part(self, q: slice, k: slice) -> Sight:
-        """The same question about some of the queries and some of the keys."""
+    def narrow(self, q: slice, k: slice) -> AttentionMask:
+        """The mask of some of the queries and some of the keys."""
 
         def cut(t: Tensor | None, s: slice) -> Tensor | None:
             return None if t is None else t[:, s]
 
         return replace(
             self,
-            q_places=self.q_places[:, q],
-            k_places=self.k_places[:, k],
-            keep=cut(self.keep, k),
-            q_docs=cut(self.q_docs, q),
-            k_docs=cut(self.k_docs, k),
+            q_positions=self.q_positions[:, q],
+            k_positions=self.k_positions[:, k],
+            attention_mask=cut(self.attention_mask, k),
+            q_document_ids=cut(self.q_document_ids, q),
+            k_document_ids=cut(self.k_document_ids, k),
             aligned=False,
         )
 
 
-def _both(a: Tensor | None, b: Tensor) -> Tensor:
+def _and(a: Tensor | None, b: Tensor) -> Tensor:
     return b if a is None else a & b
 
 
-def _shorter(a: int | None, b: int | None) -> int | None:
+def _min_or_none(a: int | None, b: int | None) -> int | None:
     if a is None or b is None:
         return b if a is None else a
     return min(a, b)

@@ -1,8 +1,9 @@
-"""Where a token stands. A position may add to the embedding, turn q and k, bias the scores, or score against the query.
+"""Position encodings: sinusoidal, learned, rotary (RoPE), ALiBi, T5's relative bias, Transformer-XL.
 
-Each module answers all four and leaves alone what it does not use, so no caller asks its kind. A part says where it
-acts (so that it is not silently put where it would do nothing) and whether the layers of a stack share one module.
-B batch, H heads, Q queries, S keys, D width of a head or of the model; places are whole numbers, [B|1, Q].
+A position encoding may add to the embedding, rotate q and k, add a bias to the scores, or add one that depends on the
+queries. Each module implements all four and returns its input where it has no part, so no caller asks its type. A spec
+says what it applies to (so that it is refused where it would do nothing) and whether equal layers share one module.
+B batch, H heads, Q queries, S keys, D width of a head or of the model; positions are integers, [B|1, Q].
 """
 
 from __future__ import annotations
@@ -13,311 +14,383 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from headwater.core.kinds import Placing
-from headwater.core.rope import NoScaling, Scaling
+from headwater.core.base import PositionSpec
 from headwater.errors import TooLong
+from headwater.i18n import _
 from headwater.parts import must, part
 
+CosSin = tuple[Tensor, Tensor]
 
-class Position(nn.Module):
-    """The position that does nothing; the others change one answer each."""
 
-    def add(self, x: Tensor, places: Tensor) -> Tensor:
-        """x [B, Q, D] at the embedding."""
+class PositionEncoding(nn.Module):
+    """Base class: no position encoding. Each subclass overrides what it uses, and says so if that is a bias."""
+
+    has_bias: ClassVar[bool] = False  # whether bias() is added to the scores
+    has_query_bias: ClassVar[bool] = False  # whether query_bias() is
+
+    def add(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Add to the embedding x [B, Q, D]."""
         return x
 
-    def angles(self, places: Tensor, dtype: torch.dtype) -> Any:
-        """What turn needs of the places, made once a call for all layers."""
+    def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> CosSin | None:
+        """The tables that rotate() needs, computed once per forward pass for all layers."""
         return None
 
-    def turn(self, q: Tensor, k: Tensor, angles: Any) -> tuple[Tensor, Tensor]:
-        """q [B, H, Q, D] and k, after the projections and before any cache."""
+    def rotate(self, q: Tensor, k: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor]:
+        """Rotate q [B, H, Q, D] and k [B, G, Q, D], after the projections and before the KV cache."""
         return q, k
 
-    def bias(self, q_places: Tensor, k_places: Tensor) -> Tensor | None:
-        """[B|1, H, Q, S] added to the scores; depends on places alone, so it is made once a call."""
-        return None
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        """[B|1, H, Q, S] added to the scores; it depends on positions alone and is computed once per forward pass."""
+        raise NotImplementedError
 
-    def score(self, q: Tensor, q_places: Tensor, k_places: Tensor) -> Tensor | None:
-        """[B, H, Q, S] added to the scores, from the queries themselves."""
-        return None
+    def query_bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        """[B, H, Q, S] added to the scores, computed from the queries."""
+        raise NotImplementedError
 
-    def constants(self) -> None:
+    def init_buffers(self) -> None:
         """Fill the buffers that are computed rather than learned."""
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Position:
-        """As every module moves, but computed buffers never go below float32: bfloat16 knows no place 257."""
+    def _apply(self, fn: Any, recurse: bool = True) -> PositionEncoding:
+        """As nn.Module, but computed buffers stay at least float32: bfloat16 cannot represent position 257."""
         super()._apply(fn, recurse)
         for name, buffer in self.named_buffers(recurse=False):
             setattr(self, name, buffer.to(torch.promote_types(buffer.dtype, torch.float32)))
         with torch.no_grad():
-            self.constants()
+            self.init_buffers()
         return self
 
 
 @part
-class NoPosition(Placing):
-    acts: ClassVar[str] = "nowhere"
-    shared: ClassVar[bool] = True
+class NoPosition(PositionSpec):
+    """No position encoding."""
 
-    def build(self, width: int, heads: int = 1) -> Position:
-        return Position()
+    applies_to: ClassVar[str] = "none"
+
+    def build(self, width: int, heads: int = 1) -> PositionEncoding:
+        return PositionEncoding()
 
 
 # ------------------------------------------------------------------------------------------- added to the embedding
 
 
 @part
-class Sinusoidal(Placing):
-    """PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i + 1) = cos(p / base^(2i/D)): the paper's, interleaved."""
+class Sinusoidal(PositionSpec):
+    """Sinusoidal: PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i + 1) = cos(p / base^(2i/D)) (Vaswani et al. 2017)."""
 
     base: float = 10000.0
-    acts: ClassVar[str] = "embedding"
+    applies_to: ClassVar[str] = "embedding"
+    halves: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        must(self.base > 1, self, "base must be above 1", self.base, "10000 is usual")
+        must(self.base > 1, self, _("base must be above 1"), self.base, _("10000 is usual"))
 
-    def build(self, width: int, heads: int = 1) -> Position:
-        must(width % 2 == 0, self, "the width must be even", width, "choose an even d_model")
-        return Sines(width, self.base, halves=False)
+    def build(self, width: int, heads: int = 1) -> PositionEncoding:
+        must(width % 2 == 0, self, _("the width must be even"), width, _("choose an even d_model"))
+        return SinusoidalEncoding(width, self.base, self.halves)
 
 
 @part
-class SinusoidalHalves(Placing):
-    """The same sines, all of them first and then all cosines (Marian)."""
+class SinusoidalHalves(Sinusoidal):
+    """Sinusoidal with all sines first and then all cosines (Marian)."""
 
-    base: float = 10000.0
-    acts: ClassVar[str] = "embedding"
-
-    def __post_init__(self) -> None:
-        must(self.base > 1, self, "base must be above 1", self.base, "10000 is usual")
-
-    def build(self, width: int, heads: int = 1) -> Position:
-        must(width % 2 == 0, self, "the width must be even", width, "choose an even d_model")
-        return Sines(width, self.base, halves=True)
+    halves: ClassVar[bool] = True
 
 
 @part
-class Learned(Placing):
-    """A table of vectors, one a place. first: the row of place 0 (RoBERTa and BART begin at 2)."""
+class Learned(PositionSpec):
+    """Learned position embeddings, one vector per position. offset: the row of position 0 (2 in RoBERTa and BART)."""
 
     size: int
-    first: int = 0
-    acts: ClassVar[str] = "embedding"
+    offset: int = 0
+    applies_to: ClassVar[str] = "embedding"
 
     def __post_init__(self) -> None:
-        must(self.size > self.first, self, "size must be above first", self.size, "rows before `first` are never used")
+        must(
+            self.size > self.offset,
+            self,
+            _("size must be above offset"),
+            self.size,
+            _("rows before `offset` are never used"),
+        )
 
-    def build(self, width: int, heads: int = 1) -> Position:
-        return LearnedTable(self.size, width, self.first)
+    @property
+    def max_positions(self) -> int:
+        return self.size - self.offset
+
+    def build(self, width: int, heads: int = 1) -> PositionEncoding:
+        return LearnedEncoding(self.size, width, self.offset)
 
 
-class Sines(Position):
-    speed: Tensor
+class SinusoidalEncoding(PositionEncoding):
+    """Sinusoidal encodings, computed for the positions of a forward pass. inv_freq [D/2]."""
+
+    inv_freq: Tensor
 
     def __init__(self, width: int, base: float, halves: bool) -> None:
         super().__init__()
-        self.base, self.halves = base, halves
-        self.register_buffer("speed", torch.empty(width // 2), persistent=False)
+        self.base = base
+        self.halves = halves
+        self.register_buffer("inv_freq", torch.empty(width // 2), persistent=False)
 
-    def constants(self) -> None:
-        width = 2 * self.speed.numel()
-        even = torch.arange(0, width, 2, dtype=torch.float64, device=self.speed.device)
-        self.speed.copy_(self.base ** (-even / width))
+    def init_buffers(self) -> None:
+        width = 2 * self.inv_freq.numel()
+        even = torch.arange(0, width, 2, dtype=torch.float64, device=self.inv_freq.device)
+        self.inv_freq.copy_(self.base ** (-even / width))
 
-    def add(self, x: Tensor, places: Tensor) -> Tensor:
-        angle = places[..., None] * self.speed
+    def add(self, x: Tensor, positions: Tensor) -> Tensor:
+        angle = positions[..., None] * self.inv_freq
         pair = (angle.sin(), angle.cos())
-        waves = torch.cat(pair, -1) if self.halves else torch.stack(pair, -1).flatten(-2)
-        return x + waves.to(x.dtype)
+        sinusoids = torch.cat(pair, -1) if self.halves else torch.stack(pair, -1).flatten(-2)  # [B|1, Q, D]
+        return x + sinusoids.to(x.dtype)
 
 
-class LearnedTable(Position):
-    def __init__(self, size: int, width: int, first: int) -> None:
+class LearnedEncoding(PositionEncoding):
+    """A table of learned position embeddings."""
+
+    def __init__(self, size: int, width: int, offset: int) -> None:
         super().__init__()
-        self.first, self.table = first, nn.Embedding(size, width)
+        self.offset = offset
+        self.table = nn.Embedding(size, width)
 
-    def add(self, x: Tensor, places: Tensor) -> Tensor:
-        room = self.table.num_embeddings - self.first
-        if torch.compiler.is_compiling() or places.device.type == "meta":
-            return x + self.table(places + self.first)
+    def add(self, x: Tensor, positions: Tensor) -> Tensor:
+        size = self.table.num_embeddings - self.offset
         try:
-            return x + self.table(places + self.first)
+            return x + self.table(positions + self.offset)
         except IndexError:
             raise TooLong(
-                f"position.table: there are {room} places, got a token at place {int(places.max())}; "
-                f"shorten the input to {room} tokens"
+                _(
+                    "position.table: there are {size} positions, got a token at position {max}; "
+                    "shorten the input to {size} tokens",
+                    size=size,
+                    max=int(positions.max()),
+                )
             ) from None
 
 
-# --------------------------------------------------------------------------------------------- turning q and k
+# --------------------------------------------------------------------------------------------- rotation of q and k
+
+
+class RopeScaling:
+    """Base class of RoPE scaling, for longer contexts than trained (variants/rope_scaling.py)."""
+
+    attention_scaling: ClassVar[float] = 1.0  # a factor on cos and sin
+
+    def scale_frequencies(self, inv_freq: Tensor, theta: float) -> Tensor:
+        """The frequencies of all forward passes, from theta^(-2i/D) in float64."""
+        return inv_freq
+
+    def for_length(self, inv_freq: Tensor, theta: float, positions: Tensor) -> Tensor:
+        """The frequencies of one forward pass, [n] or [B|1, 1, 1, n], if they depend on its length."""
+        return inv_freq
 
 
 @part
-class Rotary(Placing):
-    """RoPE: the pair (x_i, x_{i + D/2}) is turned by place · theta^(-2i/D).
+class NoScaling(RopeScaling):
+    """No RoPE scaling."""
 
-    share: the part of each head that turns. scaling: how the speeds change beyond the trained length (see rope.py).
+
+@part
+class Rotary(PositionSpec):
+    """RoPE (Su et al. 2021): the pair (x_i, x_{i + D/2}) is rotated by position · theta^(-2i/D).
+
+    partial_factor: the fraction of each head that is rotated. scaling: see RopeScaling.
     """
 
     theta: float = 10000.0
-    share: float = 1.0
-    scaling: Scaling = NoScaling()
-    acts: ClassVar[str] = "attention"
-    shared: ClassVar[bool] = True
+    partial_factor: float = 1.0
+    scaling: RopeScaling = NoScaling()
+    applies_to: ClassVar[str] = "attention"
 
     def __post_init__(self) -> None:
-        must(self.theta > 1, self, "theta must be above 1", self.theta, "10000 is usual")
-        must(0 < self.share <= 1, self, "share must be above 0 and at most 1", self.share, "1.0 turns the whole head")
+        must(self.theta > 1, self, _("theta must be above 1"), self.theta, _("10000 is usual"))
+        must(
+            0 < self.partial_factor <= 1,
+            self,
+            _("partial_factor must be above 0 and at most 1"),
+            self.partial_factor,
+            _("1.0 rotates the full head"),
+        )
 
-    def build(self, width: int, heads: int = 1) -> Position:
-        turned = int(width * self.share)
-        must(turned % 2 == 0 and turned > 0, self, "the turned width must be even", turned, "choose an even head_dim")
-        return Turn(turned, self.theta, self.scaling)
+    def build(self, width: int, heads: int = 1) -> PositionEncoding:
+        rotated = int(width * self.partial_factor)
+        must(
+            rotated % 2 == 0 and rotated > 0,
+            self,
+            _("the rotated width must be even"),
+            rotated,
+            _("choose an even head_dim"),
+        )
+        return RotaryEncoding(rotated, self.theta, self.scaling)
 
 
-class Turn(Position):
-    speed: Tensor
+class RotaryEncoding(PositionEncoding):
+    """Rotary position embedding of q and k. inv_freq [D/2]."""
 
-    def __init__(self, width: int, theta: float, scaling: Any) -> None:
+    inv_freq: Tensor
+
+    def __init__(self, width: int, theta: float, scaling: RopeScaling) -> None:
         super().__init__()
-        self.theta, self.scaling = theta, scaling
-        self.register_buffer("speed", torch.empty(width // 2), persistent=False)
+        self.theta = theta
+        self.scaling = scaling
+        self.register_buffer("inv_freq", torch.empty(width // 2), persistent=False)
 
-    def constants(self) -> None:
-        width = 2 * self.speed.numel()
-        even = torch.arange(0, width, 2, dtype=torch.float64, device=self.speed.device)
-        self.speed.copy_(self.scaling.speeds(self.theta ** (-even / width), self.theta))
+    def init_buffers(self) -> None:
+        width = 2 * self.inv_freq.numel()
+        even = torch.arange(0, width, 2, dtype=torch.float64, device=self.inv_freq.device)
+        self.inv_freq.copy_(self.scaling.scale_frequencies(self.theta ** (-even / width), self.theta))
 
-    def angles(self, places: Tensor, dtype: torch.dtype) -> Any:
-        speed = self.scaling.at_length(self.speed, self.theta, places)
-        angle = places[:, None, :, None] * speed
-        gain = self.scaling.gain
+    def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> CosSin:
+        """cos and sin, each [B|1, 1, Q, D/2]."""
+        inv_freq = self.scaling.for_length(self.inv_freq, self.theta, positions)
+        angle = positions[:, None, :, None] * inv_freq
+        gain = self.scaling.attention_scaling
         return (angle.cos() * gain).to(dtype), (angle.sin() * gain).to(dtype)
 
-    def turn(self, q: Tensor, k: Tensor, angles: Any) -> tuple[Tensor, Tensor]:
-        return rotate(q, *angles), rotate(k, *angles)
+    def rotate(self, q: Tensor, k: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor]:
+        assert cos_sin is not None
+        cos, sin = cos_sin
+        return apply_rotary(q, cos, sin), apply_rotary(k, cos, sin)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """(a, b) -> (a cos - b sin, b cos + a sin) on the first 2n of D numbers; cos, sin [B|1, 1, Q, n]."""
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate pairs: (a, b) -> (a cos - b sin, b cos + a sin) on the first 2n of D values; cos, sin [B|1, 1, Q, n]."""
     n = cos.shape[-1]
-    a, b, rest = x[..., :n], x[..., n : 2 * n], x[..., 2 * n :]
+    a, b, rest = x.tensor_split((n, 2 * n), -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
 
 
-# ------------------------------------------------------------------------------------------------ biasing the scores
+# --------------------------------------------------------------------------------------------- bias of the scores
 
 
 @part
-class Alibi(Placing):
-    """Scores fall by slope · distance; head h of H has slope 2^(-8h/H), or BLOOM's rule where H is no power of 2."""
+class Alibi(PositionSpec):
+    """ALiBi: scores decrease by slope · distance; slope 2^(-8h/H) of head h, or BLOOM's if H is no power of 2."""
 
-    acts: ClassVar[str] = "attention"
-    shared: ClassVar[bool] = True
+    applies_to: ClassVar[str] = "attention"
 
-    def build(self, width: int, heads: int = 1) -> Position:
-        return Slopes(heads)
+    def build(self, width: int, heads: int = 1) -> PositionEncoding:
+        return AlibiBias(heads)
 
 
 @part
-class RelativeBias(Placing):
-    """T5: a learned bias per head for each bucket of distance; near distances have a bucket each, far ones share.
+class RelativeBias(PositionSpec):
+    """T5's relative position bias: a learned bias per head and bucket of distance.
 
-    two_way: half of the buckets are for keys ahead. Equal parts in one stack are one table.
+    Near distances have a bucket each; farther ones share buckets that grow with the logarithm, up to max_distance.
+    bidirectional: half of the buckets are for keys ahead. Equal specs in one stack share one table.
     """
 
-    buckets: int = 32
-    reach: int = 128
-    two_way: bool = True
-    acts: ClassVar[str] = "attention"
-    shared: ClassVar[bool] = True
+    num_buckets: int = 32
+    max_distance: int = 128
+    bidirectional: bool = True
+    applies_to: ClassVar[str] = "attention"
 
     def __post_init__(self) -> None:
-        near = self.buckets // (4 if self.two_way else 2)
-        must(near >= 1 and self.reach > near, self, "reach must be above the near buckets", self.reach, f"above {near}")
+        near = self.num_buckets // (4 if self.bidirectional else 2)
+        must(
+            near >= 1 and self.max_distance > near,
+            self,
+            _("max_distance must be above the near buckets"),
+            self.max_distance,
+            _("above {near}", near=near),
+        )
 
-    def build(self, width: int, heads: int = 1) -> Position:
-        return BucketTable(self, heads)
+    def build(self, width: int, heads: int = 1) -> PositionEncoding:
+        return T5Bias(self, heads)
 
 
-class Slopes(Position):
-    slope: Tensor
+class AlibiBias(PositionEncoding):
+    """ALiBi. slopes [H]."""
+
+    has_bias = True
+    slopes: Tensor
 
     def __init__(self, heads: int) -> None:
         super().__init__()
-        self.register_buffer("slope", torch.empty(heads), persistent=False)
+        self.register_buffer("slopes", torch.empty(heads), persistent=False)
 
-    def constants(self) -> None:
-        heads = self.slope.numel()
-        whole = 2 ** int(math.log2(heads))
-        slopes = [2 ** (-8 * (i + 1) / whole) for i in range(whole)]
-        slopes += [2 ** (-4 * (2 * i + 1) / whole) for i in range(heads - whole)]
-        self.slope.copy_(torch.tensor(slopes))
+    def init_buffers(self) -> None:
+        heads = self.slopes.numel()
+        power = 2 ** int(math.log2(heads))  # the largest power of 2 up to heads
+        values = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+        values += [2 ** (-4 * (2 * i + 1) / power) for i in range(heads - power)]
+        self.slopes.copy_(torch.tensor(values))
 
-    def bias(self, q_places: Tensor, k_places: Tensor) -> Tensor | None:
-        distance = (q_places[:, :, None] - k_places[:, None, :]).abs()
-        return -self.slope[:, None, None] * distance[:, None]
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        distance = (q_positions[:, :, None] - k_positions[:, None, :]).abs()
+        return -self.slopes[:, None, None] * distance[:, None]
 
 
-class BucketTable(Position):
+class T5Bias(PositionEncoding):
+    """The table of T5's relative position bias, [num_buckets, H]."""
+
+    has_bias = True
+
     def __init__(self, spec: RelativeBias, heads: int) -> None:
         super().__init__()
-        self.spec, self.table = spec, nn.Embedding(spec.buckets, heads)
+        self.spec = spec
+        self.table = nn.Embedding(spec.num_buckets, heads)
 
-    def bias(self, q_places: Tensor, k_places: Tensor) -> Tensor | None:
-        return self.table(self.bucket(k_places[:, None, :] - q_places[:, :, None])).permute(0, 3, 1, 2)
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        buckets = self.bucket(k_positions[:, None, :] - q_positions[:, :, None])
+        return self.table(buckets).permute(0, 3, 1, 2)  # [B|1, H, Q, S]
 
-    def bucket(self, offset: Tensor) -> Tensor:
-        """Bucket of key - query. Of n buckets a side, n/2 are exact; the rest grow as the logarithm up to reach."""
+    def bucket(self, relative_position: Tensor) -> Tensor:
+        """Bucket of key - query. Of n buckets a side, n/2 are exact; the rest grow by logarithm up to max_distance."""
         spec = self.spec
-        side = spec.buckets // 2 if spec.two_way else spec.buckets
-        ahead = side * (offset > 0) if spec.two_way else torch.zeros_like(offset)
-        far = offset.abs() if spec.two_way else (-offset).clamp(min=0)
-        near = side // 2
-        log = torch.log(far.clamp(min=1) / near) / math.log(spec.reach / near) * (side - near)
-        return ahead + torch.where(far < near, far, (near + log.long()).clamp(max=side - 1))
+        side = spec.num_buckets // 2 if spec.bidirectional else spec.num_buckets
+        ahead = side * (relative_position > 0) if spec.bidirectional else torch.zeros_like(relative_position)
+        distance = relative_position.abs() if spec.bidirectional else (-relative_position).clamp(min=0)
+        exact = side // 2
+        log = torch.log(distance.clamp(min=1) / exact) / math.log(spec.max_distance / exact) * (side - exact)
+        return ahead + torch.where(distance < exact, distance, (exact + log.long()).clamp(max=side - 1))
 
 
-# ------------------------------------------------------------------------------------- scoring against the query
+# ------------------------------------------------------------------------------ bias that depends on the queries
 
 
 @part
-class RelativeXL(Placing):
-    """Transformer-XL: score = (q + u)·k + (q + v)·R(distance), R = W sines(distance); u, v, W belong to one layer."""
+class RelativeXL(PositionSpec):
+    """Transformer-XL: score = (q + u)·k + (q + v)·R(distance), R = W sinusoids(distance); u, v, W of each layer."""
 
-    acts: ClassVar[str] = "attention"
+    applies_to: ClassVar[str] = "attention"
     shared: ClassVar[bool] = False
 
-    def build(self, width: int, heads: int = 1) -> Position:
-        return XLTerms(width, heads)
+    def build(self, width: int, heads: int = 1) -> PositionEncoding:
+        return TransformerXLBias(width, heads)
 
 
-class XLTerms(Position):
+class TransformerXLBias(PositionEncoding):
+    """The relative position terms of one Transformer-XL layer."""
+
+    has_query_bias = True
+
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.u = nn.Parameter(torch.empty(heads, 1, width))
         self.v = nn.Parameter(torch.empty(heads, 1, width))
-        self.distance = nn.Linear(heads * width, heads * width, bias=False)
-        self.waves = Sines(heads * width, 10000.0, halves=True)
+        self.position_projection = nn.Linear(heads * width, heads * width, bias=False)
+        self.sinusoids = SinusoidalEncoding(heads * width, 10000.0, halves=True)
 
-    def turn(self, q: Tensor, k: Tensor, angles: Any) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor]:
         return q + self.u, k
 
-    def score(self, q: Tensor, q_places: Tensor, k_places: Tensor) -> Tensor | None:
-        """R is worked out once for each distance that occurs, not for each pair of places."""
-        offset = q_places[:, :, None] - k_places[:, None, :]
-        least, most = self._span(q_places, k_places, offset)
-        steps = torch.arange(least, most + 1, device=q.device)
-        r = self.distance(self.waves.add(q.new_zeros(1), steps)).unflatten(-1, q.shape[1::2]).transpose(0, 1)
-        by_distance = (q - self.u + self.v) @ r.mT
-        index = (offset - least)[:, None].expand(q.shape[0], q.shape[1], -1, -1)
+    def query_bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+        """R is computed once for each distance that occurs, not for each pair of positions."""
+        distance = q_positions[:, :, None] - k_positions[:, None, :]  # [B|1, Q, S]
+        lowest, highest = self._distance_range(q_positions, k_positions, distance)
+        distances = torch.arange(lowest, highest + 1, device=q.device)
+        r = self.position_projection(self.sinusoids.add(q.new_zeros(1), distances))
+        r = r.unflatten(-1, q.shape[1::2]).transpose(0, 1)  # [H, distances, D]
+        by_distance = (q - self.u + self.v) @ r.mT  # [B, H, Q, distances]
+        index = (distance - lowest)[:, None].expand(q.shape[0], q.shape[1], -1, -1)
         return by_distance.gather(-1, index)
 
     @staticmethod
-    def _span(q_places: Tensor, k_places: Tensor, offset: Tensor) -> tuple[int, int]:
-        """The least and greatest distance; from the lengths alone where values must not be looked at."""
-        if torch.compiler.is_compiling() or offset.device.type == "meta":
-            bound = max(q_places.shape[1], k_places.shape[1])
+    def _distance_range(q_positions: Tensor, k_positions: Tensor, distance: Tensor) -> tuple[int, int]:
+        """The lowest and highest distance; bounds from the lengths alone while compiling or on the meta device."""
+        if torch.compiler.is_compiling() or distance.device.type == "meta":
+            bound = max(q_positions.shape[1], k_positions.shape[1])
             return -bound, bound
-        return int(offset.min()), int(offset.max())
+        return int(distance.min()), int(distance.max())

@@ -1,4 +1,4 @@
-"""A stack: an embedding, blocks of branches around one residual stream, the positions they share, a last norm.
+"""A stack of Transformer layers: embedding, blocks of residual branches, shared position encodings, a final norm.
 
 One branch:   x ──┬── norm ── layer ── out_norm ── dropout ── + ── post_norm ──
                   └───────────────────────────────────────────┘
@@ -8,229 +8,262 @@ Pre-norm fills only `norm`, post-norm (the paper) only `post_norm`, sandwich bot
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from headwater.core.attention import AttentionLayer, Call, CrossAttentionLayer, Lane
-from headwater.core.dropout import Dropout
-from headwater.core.embed import Rows
-from headwater.core.kinds import Embedding, Layer, Layers, Norm
-from headwater.core.masks import Everyone, Sight
+from headwater.core.attention import AttentionLayer, CrossAttentionLayer, ForwardContext, MaskGroup
+from headwater.core.base import BlockSpec, BranchLayerSpec, EmbeddingSpec, NormSpec, PositionSpec
+from headwater.core.cache import CacheKey, KVCache
+from headwater.core.embeddings import ModelInputs
+from headwater.core.masks import AttentionMask, Bidirectional, MaskRule
+from headwater.core.modules import Dropout
 from headwater.core.norms import NoNorm
-from headwater.core.positions import Position
+from headwater.core.positions import PositionEncoding
+from headwater.i18n import _
 from headwater.parts import must, part
 
 
 @part
 class Branch:
-    """One layer beside the residual stream; role is its name in the block: self_attn, cross_attn, ffn."""
+    """A residual branch: one layer and its norms; role is its name in the block: self_attn, cross_attn, ffn."""
 
     role: str
-    layer: Layer
-    norm: Norm = NoNorm()
-    out_norm: Norm = NoNorm()
-    post_norm: Norm = NoNorm()
+    layer: BranchLayerSpec
+    norm: NormSpec = NoNorm()
+    out_norm: NormSpec = NoNorm()
+    post_norm: NormSpec = NoNorm()
 
     def __post_init__(self) -> None:
-        must(self.role.isidentifier(), self, "role must be a name", self.role, "such as self_attn or ffn")
+        must(self.role.isidentifier(), self, _("role must be a name"), self.role, _("such as self_attn or ffn"))
 
 
-def pre(norm: Any, **layer: Any) -> Branch:
-    """pre(RMSNorm(), ffn=FeedForward(64)): the norm on the way in."""
-    return Branch(*_one(layer), norm=norm)
+def pre(norm: NormSpec, **layer: BranchLayerSpec) -> Branch:
+    """A pre-norm branch, x + layer(norm(x)): pre(RMSNorm(), ffn=FeedForward(64))."""
+    return Branch(*_role_and_layer(layer), norm=norm)
 
 
-def post(norm: Any, **layer: Any) -> Branch:
-    """post(LayerNorm(), ffn=FeedForward(64)): the norm on the sum."""
-    return Branch(*_one(layer), post_norm=norm)
+def post(norm: NormSpec, **layer: BranchLayerSpec) -> Branch:
+    """A post-norm branch, norm(x + layer(x)): post(LayerNorm(), ffn=FeedForward(64))."""
+    return Branch(*_role_and_layer(layer), post_norm=norm)
 
 
-def sandwich(norm: Any, **layer: Any) -> Branch:
-    """sandwich(RMSNorm(), ffn=FeedForward(64)): a norm on the way in and one on the way out."""
-    return Branch(*_one(layer), norm=norm, out_norm=norm)
+def sandwich(norm: NormSpec, **layer: BranchLayerSpec) -> Branch:
+    """A sandwich-norm branch, x + norm(layer(norm(x))): sandwich(RMSNorm(), ffn=FeedForward(64))."""
+    return Branch(*_role_and_layer(layer), norm=norm, out_norm=norm)
 
 
-def _one(layer: dict[str, Any]) -> tuple[str, Any]:
-    must(len(layer) == 1, "Branch", "one role=layer must be given", sorted(layer), "such as ffn=FeedForward(2048)")
+def _role_and_layer(layer: dict[str, BranchLayerSpec]) -> tuple[str, BranchLayerSpec]:
+    must(
+        len(layer) == 1, "Branch", _("one role=layer must be given"), sorted(layer), _("such as ffn=FeedForward(2048)")
+    )
     return next(iter(layer.items()))
 
 
 @part
-class Block(Layers):
-    """Branches one after another: each reads what the one before it wrote."""
+class Block(BlockSpec):
+    """Branches in sequence: each reads the residual stream that the one before it wrote."""
 
     branches: tuple[Branch, ...]
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_block(self)
+        roles = [branch.role for branch in self.branches]
+        must(
+            len(roles) == len(set(roles)) and bool(roles),
+            self,
+            _("roles must be given and differ"),
+            roles,
+            _("rename one"),
+        )
+        must(0 <= self.dropout < 1, self, _("dropout must be from 0 up to 1"), self.dropout, _("0.1 is usual"))
 
     def build(self, d_model: int) -> BlockLayer:
         return BlockLayer(self, d_model)
 
 
 @part
-class ParallelBlock(Layers):
-    """Branches side by side: all read the same stream, and their sum is added to it (GPT-J, GPT-NeoX)."""
-
-    branches: tuple[Branch, ...]
-    dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_block(self)
-        alone = all(branch.post_norm == NoNorm() for branch in self.branches)
-        must(alone, self, "branches must not have a post_norm", "one", "there is one sum for all of them; use norm")
-
-    def build(self, d_model: int) -> BlockLayer:
-        return ParallelBlockLayer(self, d_model)
-
-
-def _check_block(block: Block | ParallelBlock) -> None:
-    roles = [branch.role for branch in block.branches]
-    must(len(roles) == len(set(roles)) and bool(roles), block, "roles must be given and differ", roles, "rename one")
-    must(0 <= block.dropout < 1, block, "dropout must be from 0 up to 1", block.dropout, "0.1 is usual")
-
-
-@part
 class Stack:
-    """d_model is said here and nowhere below. order: which layer runs at each step, for shared layers (ALBERT);
-    empty means each once, in turn.
+    """A stack of layers of one width. d_model is given here and nowhere below.
+
+    order: which layer runs at each step, for shared layers (ALBERT); empty means each once, in sequence.
     """
 
     d_model: int
-    embed: Embedding
-    layers: tuple[Layers, ...]
-    final_norm: Norm = NoNorm()
+    embed: EmbeddingSpec
+    layers: tuple[BlockSpec, ...]
+    final_norm: NormSpec = NoNorm()
     order: tuple[int, ...] = ()
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        must(self.d_model >= 1, self, "d_model must be at least 1", self.d_model, "512 is usual")
-        must(len(self.layers) <= 10_000, self, "there may be at most 10000 layers", len(self.layers), "use fewer")
+        must(self.d_model >= 1, self, _("d_model must be at least 1"), self.d_model, _("512 is usual"))
+        must(len(self.layers) <= 10_000, self, _("there may be at most 10000 layers"), len(self.layers), _("use fewer"))
         known = all(type(i) is int and 0 <= i < len(self.layers) for i in self.order)
-        must(known, self, f"order must name layers below {len(self.layers)}", self.order, "correct it")
-        must(0 <= self.dropout < 1, self, "dropout must be from 0 up to 1", self.dropout, "0.1 is usual")
+        must(
+            known,
+            self,
+            _("order must name layers below {num_layers}", num_layers=len(self.layers)),
+            self.order,
+            _("correct it"),
+        )
+        must(0 <= self.dropout < 1, self, _("dropout must be from 0 up to 1"), self.dropout, _("0.1 is usual"))
 
     def build(self) -> TransformerStack:
         return TransformerStack(self)
 
+    @property
+    def max_positions(self) -> int | None:
+        """The number of learned position embeddings; None: no limit."""
+        position = getattr(self.embed, "position", None)
+        return None if position is None else position.max_positions
+
+
+class ResidualBranch(NamedTuple):
+    """The modules of one residual branch."""
+
+    layer: nn.Module
+    norm: nn.Module
+    out_norm: nn.Module
+    post_norm: nn.Module
+
 
 class BlockLayer(nn.Module):
-    def __init__(self, spec: Block | ParallelBlock, d_model: int) -> None:
+    """One Transformer layer: x = post_norm(x + dropout(out_norm(layer(norm(x))))) for each branch.
+
+    names: the paths of each branch's modules: role, role_norm, role_out_norm, role_post_norm.
+    """
+
+    def __init__(self, spec: Block, d_model: int) -> None:
         super().__init__()
+        names = []
         for branch in spec.branches:
             self.add_module(branch.role, branch.layer.build(d_model))
-            for slot in ("norm", "out_norm", "post_norm"):
-                self.add_module(f"{branch.role}_{slot}", getattr(branch, slot).build(d_model))
-        ends = ("", "_norm", "_out_norm", "_post_norm")
-        self.names = tuple(tuple(branch.role + end for end in ends) for branch in spec.branches)
+            self.add_module(f"{branch.role}_norm", branch.norm.build(d_model))
+            self.add_module(f"{branch.role}_out_norm", branch.out_norm.build(d_model))
+            self.add_module(f"{branch.role}_post_norm", branch.post_norm.build(d_model))
+            names.append((branch.role, f"{branch.role}_norm", f"{branch.role}_out_norm", f"{branch.role}_post_norm"))
+        self.names = tuple(names)
         self.dropout = Dropout(spec.dropout)
 
-    def forward(self, x: Tensor, call: Call, step: int) -> Tensor:
-        for layer, norm, out_norm, post_norm in self.names:
-            y = getattr(self, layer)(getattr(self, norm)(x), call, step)
-            x = self.joined(getattr(self, post_norm), x, getattr(self, out_norm)(y))
+    @property
+    def branches(self) -> list[ResidualBranch]:
+        """The residual branches in order, as the modules are now: an adapter may have replaced one."""
+        return [ResidualBranch(*map(self.get_submodule, names)) for names in self.names]
+
+    def forward(self, x: Tensor, context: ForwardContext, step: int) -> Tensor:
+        """x [B, Q, D] -> [B, Q, D]"""
+        for branch in self.branches:
+            y = branch.out_norm(branch.layer(branch.norm(x), context, step))
+            x = branch.post_norm(x, y, self.dropout.rate)  # post_norm(x + dropout(y))
         return x
-
-    def joined(self, norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """norm(x + dropout(y)), in one pass where the norm knows how."""
-        if hasattr(norm, "takes_branch"):
-            return norm(x, y, self.dropout.p if self.training else 0.0)
-        return norm(self.dropout.added(x, y))
-
-
-class ParallelBlockLayer(BlockLayer):
-    def forward(self, x: Tensor, call: Call, step: int) -> Tensor:
-        total = x
-        for layer, norm, out_norm, _ in self.names:
-            y = getattr(self, layer)(getattr(self, norm)(x), call, step)
-            total = self.dropout.added(total, getattr(self, out_norm)(y))
-        return total
 
 
 class TransformerStack(nn.Module):
-    """lanes: the pairs (rule, index of a position) that occur; each attention layer knows the number of its own.
+    """Embedding, layers and final norm.
 
-    recompute: forget what happens inside each layer and work it out again on the way back (gradient checkpointing).
+    position_encodings: those of the attention layers, shared where equal. mask_groups: the pairs (mask rule, index of a
+    position encoding) that occur; each attention layer knows the index of its group.
+    gradient_checkpointing: recompute the activations of each layer in the backward pass instead of storing them.
     """
 
     def __init__(self, spec: Stack) -> None:
         super().__init__()
-        self.spec, self.recompute = spec, False
+        self.spec = spec
+        self.gradient_checkpointing = False
         self.embed = spec.embed.build(spec.d_model)
         self.layers = nn.ModuleList(layer.build(spec.d_model) for layer in spec.layers)
         self.order = spec.order or tuple(range(len(spec.layers)))
-        self.positions = nn.ModuleList()
-        self.lanes: list[tuple[Any, int]] = []
-        self._share()
-        self.final_norm, self.dropout = spec.final_norm.build(spec.d_model), Dropout(spec.dropout)
-        self.nowhere = Position()
+        self.position_encodings = nn.ModuleList()
+        self.mask_groups: list[tuple[MaskRule, int]] = []
+        self._share_positions()
+        self.final_norm = spec.final_norm.build(spec.d_model)
+        self.dropout = Dropout(spec.dropout)
+        self.no_position = PositionEncoding()
 
-    def _share(self) -> None:
-        """Equal positions of equal heads become one module, owned here: T5's table, the angles of RoPE."""
-        owned: list[Any] = []
+    def _share_positions(self) -> None:
+        """Build one position encoding for all attention layers with equal spec and heads, such as T5's table."""
+        keys: list[tuple[PositionSpec, int, int]] = []  # of self.position_encodings
         for layer in self.layers:
-            attentions = [m for m in layer.modules() if isinstance(m, AttentionLayer)]
-            for nth, attention in enumerate(attentions):
-                attention.nth = nth
+            for attn_index, attention in enumerate(_attention_layers(layer)):
+                attention.attn_index = attn_index
                 if isinstance(attention, CrossAttentionLayer):
                     continue
-                spec = attention.spec
-                key = (spec.position, attention.head_dim, attention.heads)
-                if key not in owned or not spec.position.shared:
-                    owned.append(key)
-                    self.positions.append(spec.position.build(attention.head_dim, attention.heads))
-                at = len(owned) - 1 if not spec.position.shared else owned.index(key)
-                if (spec.sees, at) not in self.lanes:
-                    self.lanes.append((spec.sees, at))
-                attention.lane = self.lanes.index((spec.sees, at))
 
-    def slots(self, lane: int) -> dict[tuple[int, int], tuple[int, int, int]]:
-        """The slots a cache needs in one lane: (step, nth) -> (kv_heads, head_dim, v_head_dim)."""
-        found = {}
-        for step, index in enumerate(self.order):
-            for a in self.layers[index].modules():
-                if isinstance(a, AttentionLayer) and not isinstance(a, CrossAttentionLayer) and a.lane == lane:
-                    found[a.slot(step)] = a.kv_heads, a.head_dim, a.v_head_dim
-        return found
+                # the position encoding: that of an earlier layer, or a new one
+                position = attention.spec.position
+                key = (position, attention.head_dim, attention.heads)
+                if key not in keys or not position.shared:
+                    keys.append(key)
+                    self.position_encodings.append(position.build(attention.head_dim, attention.heads))
+                index = keys.index(key) if position.shared else len(keys) - 1
 
-    def forward(self, rows: Rows, cache: Any, memory: Rows | None = None) -> Tensor:
-        """[B, Q, D] the states of these rows; cross-attention reads memory.states [B, S, D]."""
-        places = rows.places_after(cache.count)
-        aligned = cache.aligned and rows.places is None and rows.gapless
-        x = self.embed(rows, places)
-        lanes = []
-        for number, (rule, at) in enumerate(self.lanes):
-            k_places, keep = cache.keys(number, places, rows.keep)
-            docs = rows.documents
-            sight = Sight(rule, self.positions[at], places, k_places, keep, docs, docs, aligned)  # type: ignore[arg-type]
-            lanes.append(Lane.of(sight, places, x.dtype))
-        cache.advance(places.shape[1], rows.keep)
-        call = Call(tuple(lanes), cache)
-        if memory is not None:
-            call = replace(call, memory=memory.states, cross=self._across(places, rows, memory, x.dtype))
-        again = self.recompute and torch.is_grad_enabled() and cache.made_for is None  # a cache must not be told twice
-        run: Callable[..., Tensor] = self._again if again else self._once
+                # the mask group
+                group = (attention.spec.mask, index)
+                if group not in self.mask_groups:
+                    self.mask_groups.append(group)
+                attention.mask_group = self.mask_groups.index(group)
+
+    def kv_shapes(self, mask_group: int) -> dict[CacheKey, tuple[int, int, int]]:
+        """The entries of a KV cache for one mask group: (step, attn_index) -> (kv_heads, head_dim, v_head_dim)."""
+        shapes = {}
         for step, index in enumerate(self.order):
-            x = run(self.layers[index], x, call, step)
+            for layer in _attention_layers(self.layers[index]):
+                if layer.mask_group == mask_group and not isinstance(layer, CrossAttentionLayer):
+                    shapes[layer.cache_key(step)] = layer.kv_heads, layer.head_dim, layer.v_head_dim
+        return shapes
+
+    def forward(self, inputs: ModelInputs, cache: KVCache, memory: ModelInputs | None = None) -> Tensor:
+        """The last hidden states [B, Q, D]; cross-attention reads memory.hidden_states [B, S, D]."""
+        # the embedding
+        positions = inputs.positions_from(cache.seen_tokens)
+        aligned = cache.aligned and inputs.positions is None and inputs.contiguous_mask
+        x = self.embed(inputs, positions)
+
+        # the masks and rotary tables of each mask group
+        groups = []
+        documents = inputs.document_ids
+        for number, (rule, index) in enumerate(self.mask_groups):
+            k_positions, attention_mask = cache.update_positions(number, positions, inputs.attention_mask)
+            encoding = cast(PositionEncoding, self.position_encodings[index])
+            mask = AttentionMask(rule, encoding, positions, k_positions, attention_mask, documents, documents, aligned)
+            groups.append(MaskGroup.build(mask, positions, x.dtype))
+        cache.advance(positions.shape[1], inputs.attention_mask)
+        if memory is None:
+            context = ForwardContext(tuple(groups), cache)
+        else:
+            cross_group = self._cross_group(positions, inputs, memory, x.dtype)
+            context = ForwardContext(tuple(groups), cache, memory.hidden_states, cross_group)
+
+        # the layers; a KV cache must not be updated twice, so with one nothing is recomputed
+        recompute = self.gradient_checkpointing and torch.is_grad_enabled() and cache.spec is None
+        for step, index in enumerate(self.order):
+            layer = self.layers[index]
+            if recompute:
+                x = checkpoint(layer, x, context, step, use_reentrant=False)
+            else:
+                x = layer(x, context, step)
         return self.dropout(self.final_norm(x))
 
-    def _across(self, places: Tensor, rows: Rows, memory: Rows, dtype: torch.dtype) -> Lane:
-        """What cross-attention may see: all of the source that is real and, where packed, of the same document."""
-        assert memory.states is not None
-        there = torch.arange(memory.states.shape[1], device=places.device)[None]
-        docs = (rows.documents, memory.documents)
-        return Lane.of(Sight(Everyone(), self.nowhere, places, there, memory.keep, *docs), places, dtype)
+    def _cross_group(
+        self, positions: Tensor, inputs: ModelInputs, memory: ModelInputs, dtype: torch.dtype
+    ) -> MaskGroup:
+        """The mask of cross-attention: every source token but padding and, where packed, of the same document."""
+        assert memory.hidden_states is not None
+        k_positions = torch.arange(memory.hidden_states.shape[1], device=positions.device)[None]
+        mask = AttentionMask(
+            Bidirectional(),
+            self.no_position,
+            positions,
+            k_positions,
+            memory.attention_mask,
+            inputs.document_ids,
+            memory.document_ids,
+        )
+        return MaskGroup.build(mask, positions, dtype)
 
-    @staticmethod
-    def _once(layer: nn.Module, x: Tensor, call: Call, step: int) -> Tensor:
-        return layer(x, call, step)
 
-    @staticmethod
-    def _again(layer: nn.Module, x: Tensor, call: Call, step: int) -> Tensor:
-        return checkpoint(layer, x, call, step, use_reentrant=False)
+def _attention_layers(block: nn.Module) -> list[AttentionLayer]:
+    return [module for module in block.modules() if isinstance(module, AttentionLayer)]

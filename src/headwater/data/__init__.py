@@ -1,14 +1,14 @@
-"""From a user's files to batches of ids, and from outputs to scores. numpy only; torch begins after it.
+"""Datasets: from the user's files to batches of token ids, and from model outputs to metrics. numpy only, no torch.
 
-reading/     files -> examples, with every bad row counted and placed
-look         what the files hold, said before training
-split        which rows are held out: a function of their text
-learn        a tokenizer from the data
-ragged       ids as compact arrays
-chance, order   randomness and order without state: functions of (seed, epoch, index)
-batches, packing   batches counted in tokens; documents packed into rows
-objectives/  ids -> what a model is given and what it must say
-augment      small changes of the text
-dates        the embedded data set
-metrics/     outputs -> scores
+readers/     files -> lines -> rows -> examples; every bad row is counted and located
+examples     example types, one per task, how tables hold them, and the train/validation split
+summary      dataset summary, shown before training
+ragged       token ids as ragged arrays; packing of documents into rows
+batching     batch sampler: batches of similar length, limited by tokens
+dataset      Dataset: rows of token ids, in batches
+collate      collate functions: token ids -> TrainBatch
+corruption   self-supervised objectives: MLM, next-sentence prediction, span corruption, denoising
+augment      text augmentation
+dates        the built-in dataset
+metrics      evaluation metrics
 """

@@ -1,6 +1,6 @@
-"""Small changes of a text that leave its meaning: words deleted, swapped, replaced by synonyms, characters disturbed.
+"""Text augmentation: delete words, swap words, replace synonyms, add character noise.
 
-Each is a value; what it does to example `index` in an epoch is a function of (seed, epoch, index), so nothing is saved.
+An augmentation is a value without state: its effect on example `index` is a function of (seed, epoch, index).
 The units are words, and single characters in scripts without spaces.
 """
 
@@ -14,79 +14,80 @@ from typing import TypeAlias
 
 import numpy as np
 
-from headwater.data.chance import below, uniform
-from headwater.data.encode import encode_rows
-from headwater.data.metrics.units import HAN, KANA
-from headwater.data.ragged import Ragged
-from headwater.data.reading.lines import USUAL, Reading, good, lines
-from headwater.data.reading.problems import Problems
+from headwater.data.metrics import HAN, KANA
+from headwater.data.ragged import Ragged, encode_rows
+from headwater.data.readers.lines import DEFAULT_DECODE_OPTIONS, BadRows, DecodeOptions, iter_lines, skip_bad_lines
 from headwater.errors import BadFile, BadSetting, nearest
+from headwater.i18n import _
+from headwater.rng import randint, uniform
 from headwater.text.tokenizer import Tokenizer
 
-Change: TypeAlias = Callable[[str, int, int, int], str]
-UNIT = re.compile(f"(?:[{HAN}{KANA}]|[^\\s{HAN}{KANA}]+)\\s*|\\s+")
+Augmentation: TypeAlias = Callable[[str, int, int, int], str]
+WORD_WITH_SPACE = re.compile(f"(?:[{HAN}{KANA}]|[^\\s{HAN}{KANA}]+)\\s*|\\s+")
 
 
-def augmented(text: str, changes: Sequence[Change], seed: int, epoch: int, index: int) -> str:
-    """The text after all changes, one after the other."""
-    for change in changes:
-        text = change(text, seed, epoch, index)
+def augment_text(text: str, augmentations: Sequence[Augmentation], seed: int, epoch: int, index: int) -> str:
+    """Apply the augmentations to a text, one after the other."""
+    for augmentation in augmentations:
+        text = augmentation(text, seed, epoch, index)
     return text
 
 
 @dataclass(frozen=True)
 class DeleteWords:
-    """Each word is left out with this chance; the last one standing stays."""
+    """Word deletion: each word is dropped with this probability; at least one word stays."""
 
     rate: float = 0.1
 
     def __post_init__(self) -> None:
-        _check(self.rate, self)
+        _check_rate(self.rate, self)
 
     def __call__(self, text: str, seed: int, epoch: int, index: int) -> str:
-        words = UNIT.findall(text)
-        drawn = uniform(seed, epoch, index, "delete", np.arange(len(words)))
-        kept = [word for word, chance in zip(words, drawn, strict=True) if chance >= self.rate]
-        return "".join(kept) or (words[int(drawn.argmax())] if words else text)
+        words = WORD_WITH_SPACE.findall(text)
+        if not words:
+            return text
+        random_numbers = uniform(seed, epoch, index, "delete", np.arange(len(words)))
+        kept = [word for word, number in zip(words, random_numbers, strict=True) if number >= self.rate]
+        return "".join(kept) or words[int(random_numbers.argmax())]
 
 
 @dataclass(frozen=True)
 class SwapWords:
-    """Each word changes places with the next with this chance; the spaces stay where they are."""
+    """Word swap: each word is exchanged with the next with this probability; the spaces stay where they are."""
 
     rate: float = 0.1
 
     def __post_init__(self) -> None:
-        _check(self.rate, self)
+        _check_rate(self.rate, self)
 
     def __call__(self, text: str, seed: int, epoch: int, index: int) -> str:
-        parts = [_apart(word) for word in UNIT.findall(text)]
+        parts = [_split_trailing_space(word) for word in WORD_WITH_SPACE.findall(text)]
         words = [word for word, _ in parts]
-        place = 0
-        drawn = uniform(seed, epoch, index, "swap", np.arange(len(words)))
-        while place + 1 < len(words):
-            if drawn[place] < self.rate:
-                words[place], words[place + 1] = words[place + 1], words[place]
-                place += 1  # a word moves once
-            place += 1
+        random_numbers = uniform(seed, epoch, index, "swap", np.arange(len(words)))
+        position = 0
+        while position + 1 < len(words):
+            if random_numbers[position] < self.rate:
+                words[position], words[position + 1] = words[position + 1], words[position]
+                position += 1  # a word moves once
+            position += 1
         return "".join(word + space for word, (_, space) in zip(words, parts, strict=True))
 
 
 @dataclass(frozen=True)
 class CharacterNoise:
-    """Each letter is, with this chance, left out, doubled, or swapped with the next: what fingers do."""
+    """Character noise: each letter is dropped, doubled or swapped with the next with this probability."""
 
     rate: float = 0.02
 
     def __post_init__(self) -> None:
-        _check(self.rate, self)
+        _check_rate(self.rate, self)
 
     def __call__(self, text: str, seed: int, epoch: int, index: int) -> str:
-        place = np.arange(len(text))
-        hit = np.flatnonzero(uniform(seed, epoch, index, "noise", place) < self.rate)
-        kinds = below(3, seed, epoch, index, "kind", place)
+        positions = np.arange(len(text))
+        noisy = np.flatnonzero(uniform(seed, epoch, index, "noise", positions) < self.rate)
+        kinds = randint(3, seed, epoch, index, "kind", positions)
         letters = list(text)
-        for i in (int(n) for n in hit):
+        for i in noisy.tolist():
             if not text[i].isalpha():
                 continue
             if kinds[i] == 0:
@@ -99,102 +100,125 @@ class CharacterNoise:
 
 
 @dataclass(frozen=True)
-class Synonyms:
-    """Each word that the table knows is replaced by one of its synonyms with this chance."""
+class SynonymReplacement:
+    """Synonym replacement: each word of the table is replaced by one of its synonyms with this probability."""
 
     table: Mapping[str, tuple[str, ...]]
     rate: float = 0.2
 
     def __post_init__(self) -> None:
-        _check(self.rate, self)
+        _check_rate(self.rate, self)
 
     def __call__(self, text: str, seed: int, epoch: int, index: int) -> str:
-        """Longest entries first, so that entries of several words or characters are met too; one pass."""
+        """One pass; longest entries first, so that entries of several words or characters match too."""
         if not self.table:
             return text
-        count, any_case = 0, {word.lower(): others for word, others in self.table.items()}
+        any_case = {word.lower(): synonyms for word, synonyms in self.table.items()}
+        count = 0
 
-        def choose(found: re.Match[str]) -> str:
+        def choose(match: re.Match[str]) -> str:
             nonlocal count
             count += 1
+            word = match[0]
             if uniform(seed, epoch, index, "replace", count) >= self.rate:
-                return found[0]
-            others = self.table.get(found[0]) or any_case.get(found[0].lower(), (found[0],))
-            other = others[int(below(len(others), seed, epoch, index, "which", count))]
-            return other[:1].upper() + other[1:] if found[0][:1].isupper() else other
+                return word
+            synonyms = self.table.get(word) or any_case.get(word.lower(), (word,))
+            synonym = synonyms[int(randint(len(synonyms), seed, epoch, index, "which", count))]
+            return synonym[:1].upper() + synonym[1:] if word[:1].isupper() else synonym
 
-        return _pattern(tuple(self.table)).sub(choose, text)
-
-
-CHANGES: dict[str, Callable[[float], Change]] = {"delete": DeleteWords, "swap": SwapWords, "noise": CharacterNoise}
+        return _synonym_pattern(tuple(self.table)).sub(choose, text)
 
 
-def changes_of(rates: Mapping[str, str | float], synonyms: str = "") -> tuple[Change, ...]:
-    """The changes that settings name: {"delete": "0.1", "noise": "0.02"}; "synonyms" needs the path of a table."""
-    found: list[Change] = []
+AUGMENTATIONS: dict[str, Callable[[float], Augmentation]] = {
+    "delete": DeleteWords,
+    "swap": SwapWords,
+    "noise": CharacterNoise,
+}
+
+
+def parse_augmentations(rates: Mapping[str, str | float], synonyms_path: str = "") -> tuple[Augmentation, ...]:
+    """The augmentations of a config: {"delete": "0.1", "noise": "0.02"}; "synonyms" needs the path of a table."""
+    augmentations: list[Augmentation] = []
     for name, rate in rates.items():
-        if name not in (*CHANGES, "synonyms"):
-            raise BadSetting(f"augment has no change {name!r}; {nearest(name, [*CHANGES, 'synonyms'])}")
+        if name not in (*AUGMENTATIONS, "synonyms"):
+            raise BadSetting(
+                _(
+                    "augment has no change {name!r}; {nearest}",
+                    name=name,
+                    nearest=nearest(name, [*AUGMENTATIONS, "synonyms"]),
+                )
+            )
         try:
-            share = float(rate)
+            probability = float(rate)
         except ValueError:
-            raise BadSetting(f"augment: {name} must have a rate such as {name}=0.1, got {rate!r}") from None
-        if name == "synonyms" and not synonyms:
-            raise BadSetting("augment: synonyms needs a table, none is given; --synonyms TABLE.tsv")
-        found.append(Synonyms(synonym_table(synonyms), share) if name == "synonyms" else CHANGES[name](share))
-    if synonyms and "synonyms" not in rates:
-        raise BadSetting("--synonyms gives a table that nothing uses; add --augment synonyms=0.2")
-    return tuple(found)
+            raise BadSetting(
+                _("augment: {name} must have a rate such as {name}=0.1, got {rate!r}", name=name, rate=rate)
+            ) from None
+        if name == "synonyms" and not synonyms_path:
+            raise BadSetting(_("augment: synonyms needs a table, none is given; --synonyms TABLE.tsv"))
+        if name == "synonyms":
+            augmentations.append(SynonymReplacement(load_synonyms(synonyms_path), probability))
+        else:
+            augmentations.append(AUGMENTATIONS[name](probability))
+    if synonyms_path and "synonyms" not in rates:
+        raise BadSetting(_("--synonyms gives a table that nothing uses; add --augment synonyms=0.2"))
+    return tuple(augmentations)
 
 
 @dataclass(frozen=True)
-class Changing:
-    """Texts that are a little different in each epoch, as ids; most: tokens of one at most."""
+class Augmenter:
+    """Texts, augmented anew in each epoch and encoded; rows are truncated to max_tokens."""
 
     texts: Sequence[str]
-    changes: tuple[Change, ...]
+    augmentations: tuple[Augmentation, ...]
     tokenizer: Tokenizer
     seed: int
-    most: int
+    max_tokens: int
 
-    def rows(self, examples: np.ndarray, epoch: int) -> Ragged:
-        said = (augmented(self.texts[i], self.changes, self.seed, epoch, int(i)) for i in examples)
-        return encode_rows(self.tokenizer, said).cut(self.most)
+    def encode(self, indices: np.ndarray, epoch: int) -> Ragged:
+        """Token ids of the augmented texts at these indices."""
+        texts = (augment_text(self.texts[i], self.augmentations, self.seed, epoch, int(i)) for i in indices)
+        return encode_rows(self.tokenizer, texts).truncate(self.max_tokens)
 
 
-def synonym_table(path: Path | str, reading: Reading = USUAL) -> dict[str, tuple[str, ...]]:
-    """A user's table: a word, a tab, its synonyms separated by tabs; words in lower case match any case."""
-    problems, table = Problems(), dict[str, tuple[str, ...]]()
-    for line in good(Path(path), lines(Path(path), reading, problems), problems):
-        word, *others = (cell.strip() for cell in line.text.split("\t"))
-        others = [other for other in others if other]
-        if word and others:
-            table[word] = (*table.get(word, ()), *others)
+def load_synonyms(
+    path: Path | str, decode_options: DecodeOptions = DEFAULT_DECODE_OPTIONS
+) -> dict[str, tuple[str, ...]]:
+    """Read a synonym table: a word, a tab, its synonyms separated by tabs; words in lower case match any case."""
+    bad_rows = BadRows()
+    table: dict[str, tuple[str, ...]] = {}
+    for line in skip_bad_lines(Path(path), iter_lines(Path(path), decode_options, bad_rows), bad_rows):
+        word, *cells = (cell.strip() for cell in line.text.split("\t"))
+        synonyms = [cell for cell in cells if cell]
+        if word and synonyms:
+            table[word] = (*table.get(word, ()), *synonyms)
         elif line.text.strip():
-            problems.add(Path(path), line.number, "no word with a synonym after a tab")
+            bad_rows.add(Path(path), line.number, _("no word with a synonym after a tab"))
     if not table:
-        raise BadFile(f"{path} must have a word, a tab and a synonym on each line; none has")
+        raise BadFile(_("{path} must have a word, a tab and a synonym on each line; none has", path=path))
     return table
 
 
-_PATTERNS: dict[tuple[str, ...], re.Pattern[str]] = {}
+_PATTERN_CACHE: dict[tuple[str, ...], re.Pattern[str]] = {}
 
 
-def _pattern(words: tuple[str, ...]) -> re.Pattern[str]:
-    """Any of the words, whole where the script has spaces; made once for a table."""
-    if words not in _PATTERNS:
+def _synonym_pattern(words: tuple[str, ...]) -> re.Pattern[str]:
+    """A pattern that matches any of the words, whole words where the script has spaces; compiled once per table."""
+    if words not in _PATTERN_CACHE:
         spaced = [w for w in sorted(words, key=len, reverse=True) if not re.search(f"[{HAN}{KANA}]", w)]
-        others = [w for w in sorted(words, key=len, reverse=True) if w not in set(spaced)]
-        arms = [rf"(?i:\b(?:{'|'.join(map(re.escape, spaced))})\b)"] * bool(spaced)
-        _PATTERNS[words] = re.compile("|".join([*arms, *map(re.escape, others)]))
-    return _PATTERNS[words]
+        unspaced = [w for w in sorted(words, key=len, reverse=True) if w not in set(spaced)]
+        alternatives = [rf"(?i:\b(?:{'|'.join(map(re.escape, spaced))})\b)"] * bool(spaced)
+        _PATTERN_CACHE[words] = re.compile("|".join([*alternatives, *map(re.escape, unspaced)]))
+    return _PATTERN_CACHE[words]
 
 
-def _apart(unit: str) -> tuple[str, str]:
+def _split_trailing_space(unit: str) -> tuple[str, str]:
     word = unit.rstrip()
     return word, unit[len(word) :]
 
 
-def _check(rate: float, who: object) -> None:
+def _check_rate(rate: float, owner: object) -> None:
     if not 0 <= rate < 1:
-        raise BadSetting(f"{type(who).__name__}: rate must be from 0 up to 1, got {rate}; 0.1 is usual")
+        raise BadSetting(
+            _("{name}: rate must be from 0 up to 1, got {rate}; 0.1 is usual", name=type(owner).__name__, rate=rate)
+        )

@@ -1,4 +1,4 @@
-"""The embedded data set: dates as people write them in eleven languages, to ISO 8601 and into each other. No files.
+"""The built-in dataset: dates as people write them in eleven languages, to ISO 8601 and into each other. No files.
 
     le 15 novembre 2026          →  2026-11-15
     >>zh 15 November 2026        →  2026年11月15日
@@ -18,13 +18,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headwater.data.chance import below, bits, uniform
-from headwater.data.examples import Pair
+from headwater.data.examples import TextPair
 from headwater.errors import BadSetting, nearest
+from headwater.i18n import _
+from headwater.rng import randint, random_bits, uniform
 
-FIRST, LAST = date(1900, 1, 1), date(2099, 12, 31)
+FIRST_DATE = date(1900, 1, 1)
+LAST_DATE = date(2099, 12, 31)
 SPLITS = {"train": range(2, 10), "valid": range(1, 2), "test": range(1)}  # tenths of the dates
-PATTERNS: dict[str, tuple[str, ...]] = {  # the first is how the language is written as a target
+PATTERNS: dict[str, tuple[str, ...]] = {  # CLDR patterns; the first is that of targets
     "en": ("MMMM d, y", "d MMMM y", "MMM d, y", "d MMM y", "EEEE, MMMM d, y"),
     "de": ("d. MMMM y", "dd.MM.y", "d. MMM y", "EEEE, d. MMMM y"),
     "fr": ("d MMMM y", "'le' d MMMM y", "d MMM y", "EEEE d MMMM y"),
@@ -37,77 +39,91 @@ PATTERNS: dict[str, tuple[str, ...]] = {  # the first is how the language is wri
     "ja": ("y年M月d日", "y/MM/dd", "y年M月d日EEEE"),
     "ko": ("y년 M월 d일", "y. M. d.", "y년 M월 d일 EEEE"),
 }
-TO_ISO = 0.5  # share of rows without a tag
-FIELD = re.compile(r"'([^']*)'|(EEEE|MMMM|MMM|MM|M|dd|d|y)")
+ISO_FRACTION = 0.5  # fraction of rows without a language tag, whose target is ISO 8601
+PATTERN_FIELD = re.compile(r"'([^']*)'|(EEEE|MMMM|MMM|MM|M|dd|d|y)")
 
 
-class Names(NamedTuple):
+class DateNames(NamedTuple):
     months: tuple[str, ...]
     short_months: tuple[str, ...]
     weekdays: tuple[str, ...]  # from Monday
 
 
-def dates(split: str = "train", rows: int = 20_000, seed: int = 0) -> list[Pair]:
-    """That many rows of a split: 'train', 'valid' or 'test'. Row i depends on (split, seed, i) alone."""
+def dates_dataset(split: str = "train", num_rows: int = 20_000, seed: int = 0) -> list[TextPair]:
+    """Rows of the dates dataset; split is train, valid or test. Row i depends on (split, seed, i) alone."""
     if split not in SPLITS:
-        raise BadSetting(f"the dates have no split {split!r}; {nearest(split, SPLITS)}")
-    place = np.arange(rows)
-    days = days_of(split)
-    chosen = days[below(len(days), "dates", split, seed, "day", place)]
+        raise BadSetting(_("the dates have no split {split!r}; {nearest}", split=split, nearest=nearest(split, SPLITS)))
     languages = list(PATTERNS)
-    sources = below(len(languages) + 1, "dates", split, seed, "from", place)  # the last: ISO 8601
-    targets = below(len(languages), "dates", split, seed, "to", place)
-    ways, kinds = (uniform("dates", split, seed, word, place) for word in ("way", "kind"))
-    found = []
-    for day, source, target, way, kind in zip(chosen, sources, targets, ways, kinds, strict=True):
-        when = date.fromordinal(int(day))
-        to_iso = kind < TO_ISO
+    all_days = split_days(split)
+
+    # random choices of every row
+    rows = np.arange(num_rows)
+    days = all_days[randint(len(all_days), "dates", split, seed, "day", rows)]
+    sources = randint(len(languages) + 1, "dates", split, seed, "from", rows)  # the last: ISO 8601
+    targets = randint(len(languages), "dates", split, seed, "to", rows)
+    pattern_draws = uniform("dates", split, seed, "way", rows)
+    iso_draws = uniform("dates", split, seed, "kind", rows)
+
+    pairs = []
+    for ordinal, source, target, pattern_draw, iso_draw in zip(
+        days, sources, targets, pattern_draws, iso_draws, strict=True
+    ):
+        day = date.fromordinal(int(ordinal))
+        to_iso = iso_draw < ISO_FRACTION
         if source == len(languages) and not to_iso:
-            text = when.isoformat()
+            text = day.isoformat()
         else:
-            text = written(when, languages[source % len(languages)], way)
-        found.append(Pair(text, when.isoformat()) if to_iso else tagged(text, languages[target], when))
-    return found
+            text = format_in_language(day, languages[source % len(languages)], pattern_draw)
+        if to_iso:
+            pairs.append(TextPair(text, day.isoformat()))
+        else:
+            pairs.append(language_tagged_pair(text, languages[target], day))
+    return pairs
 
 
-def tagged(text: str, language: str, when: date) -> Pair:
-    """A row into a language: its tag and the text, and the date as the language writes it."""
-    return Pair(f">>{language} {text}", render(when, language, PATTERNS[language][0]))
+def language_tagged_pair(text: str, language: str, day: date) -> TextPair:
+    """A translation pair: the source begins with the tag of the target language, the target is in its first pattern."""
+    return TextPair(f">>{language} {text}", format_cldr(day, language, PATTERNS[language][0]))
 
 
-def written(when: date, language: str, way: float) -> str:
-    """The date in one of the language's patterns; way, from 0 up to 1, says which."""
+def format_in_language(day: date, language: str, fraction: float) -> str:
+    """The date in one of the language's patterns, chosen by `fraction` in [0, 1)."""
     patterns = PATTERNS[language]
-    return render(when, language, patterns[int(way * len(patterns))])
+    return format_cldr(day, language, patterns[int(fraction * len(patterns))])
 
 
-def render(when: date, language: str, pattern: str) -> str:
+def format_cldr(day: date, language: str, pattern: str) -> str:
     """The date in a CLDR pattern, with a plain space where CLDR has a narrow one.
 
-    >>> render(date(2026, 11, 15), "es", "d 'de' MMMM 'de' y")
+    >>> format_cldr(date(2026, 11, 15), "es", "d 'de' MMMM 'de' y")
     '15 de noviembre de 2026'
     """
-    names = names_of(language)
+    names = date_names(language)
     values = {
-        "EEEE": names.weekdays[when.weekday()], "MMMM": names.months[when.month - 1],
-        "MMM": names.short_months[when.month - 1], "MM": f"{when.month:02}", "M": str(when.month),
-        "dd": f"{when.day:02}", "d": str(when.day), "y": str(when.year)}  # fmt: skip
-    return FIELD.sub(lambda field: values[field[2]] if field[2] else field[1], pattern)
+        "EEEE": names.weekdays[day.weekday()], "MMMM": names.months[day.month - 1],
+        "MMM": names.short_months[day.month - 1], "MM": f"{day.month:02}", "M": str(day.month),
+        "dd": f"{day.day:02}", "d": str(day.day), "y": str(day.year)}  # fmt: skip
+    return PATTERN_FIELD.sub(lambda field: values[field[2]] if field[2] else field[1], pattern)
 
 
 @cache
-def names_of(language: str) -> Names:
+def date_names(language: str) -> DateNames:
     """Names in the form they have inside a date (genitive where the language has one)."""
     from babel import Locale  # its tables are read only when dates are wanted
 
     locale = Locale(language)
-    months, days = locale.months["format"], locale.days["format"]["wide"]
-    wide, short = (tuple(months[width][m] for m in range(1, 13)) for width in ("wide", "abbreviated"))
-    return Names(wide, short, tuple(days[day] for day in range(7)))
+    months = locale.months["format"]
+    days = locale.days["format"]["wide"]
+    return DateNames(
+        months=tuple(months["wide"][month] for month in range(1, 13)),
+        short_months=tuple(months["abbreviated"][month] for month in range(1, 13)),
+        weekdays=tuple(days[day] for day in range(7)),
+    )
 
 
 @cache
-def days_of(split: str) -> np.ndarray:
+def split_days(split: str) -> np.ndarray:
     """The days (proleptic ordinals) of a split, by a hash of the day alone: no seed moves a day between splits."""
-    every = np.arange(FIRST.toordinal(), LAST.toordinal() + 1)
-    return every[np.isin(bits("dates", "split", every) % np.uint64(10), list(SPLITS[split]))]
+    days = np.arange(FIRST_DATE.toordinal(), LAST_DATE.toordinal() + 1)
+    tenths = random_bits("dates", "split", days) % np.uint64(10)
+    return days[np.isin(tenths, list(SPLITS[split]))]

@@ -1,10 +1,12 @@
-"""The family, one short file a relation: a function from a public config.json to parts, and a table of weight names."""
+"""Model families: for each model_type, a function from config.json to a spec and a map of weight names.
+
+Importing this package registers all of them.
+"""
 
 from __future__ import annotations
 
-from headwater.families.family import FAMILIES, Family, family, find, head_kind
-
-from headwater.families import albert, bart, bert, fairseq, gpt2, llama, megatron, neox, t5  # isort: skip  # each registers its relations
+from headwater.families import albert, bart, bert, fairseq, gpt2, llama, neox, t5
+from headwater.families.registry import FAMILIES, Family, detect_head_type, find_family, register_family
 
 __all__ = [
     "FAMILIES",
@@ -12,13 +14,12 @@ __all__ = [
     "albert",
     "bart",
     "bert",
+    "detect_head_type",
     "fairseq",
-    "family",
-    "find",
+    "find_family",
     "gpt2",
-    "head_kind",
     "llama",
-    "megatron",
     "neox",
+    "register_family",
     "t5",
 ]

@@ -1,6 +1,4 @@
-"""BART, mBART, Marian (the 2017 Transformer as it was published), PEGASUS and Blenderbot: encoder-decoders with the
-same names.
-"""
+"""BART, mBART, Marian (the 2017 Transformer), PEGASUS and Blenderbot: encoder-decoders that share tensor names."""
 
 from __future__ import annotations
 
@@ -12,173 +10,216 @@ from torch import Tensor
 from headwater.core import (
     Attention,
     Block,
-    ClassHead,
+    Causal,
+    ClassificationHead,
     CrossAttention,
+    Embeddings,
     FeedForward,
-    LanguageHead,
     LastToken,
     LayerNorm,
     Learned,
+    LMHead,
     Model,
     NoHead,
     NoNorm,
     Normal,
-    Past,
-    Pool,
+    Pooler,
     SinusoidalHalves,
     Stack,
-    TokenHead,
-    Tokens,
+    TokenClassificationHead,
     post,
     pre,
 )
-from headwater.families.family import act, family
-from headwater.families.writer import Config, head_dropout, sizes_of, writer
-from headwater.weights.names import Names, table
-from headwater.weights.settings import Settings
+from headwater.families.config_writers import ConfigDict, head_dropout, register_config_writer, stack_sizes
+from headwater.families.registry import read_activation, register_family
+from headwater.weights.hf_config import HFConfig
+from headwater.weights.name_map import NameMap, name_map
 
 
-def _attention(side: str, theirs: str, ours: str, place: str) -> str:
+def _attention_names(side: str, checkpoint_name: str, param_name: str, norm_name: str) -> str:
+    """The rules of one attention layer and its norm."""
     return f"""
-    [model.]{side}.layers.{{i}}.{theirs}.q_proj      {side}.layers.{{i}}.{ours}.q
-    [model.]{side}.layers.{{i}}.{theirs}.k_proj      {side}.layers.{{i}}.{ours}.k
-    [model.]{side}.layers.{{i}}.{theirs}.v_proj      {side}.layers.{{i}}.{ours}.v
-    [model.]{side}.layers.{{i}}.{theirs}.out_proj    {side}.layers.{{i}}.{ours}.out
-    [model.]{side}.layers.{{i}}.{theirs}_layer_norm  {side}.layers.{{i}}.{ours}_{place}
+    [model.]{side}.layers.{{i}}.{checkpoint_name}.q_proj      {side}.layers.{{i}}.{param_name}.q
+    [model.]{side}.layers.{{i}}.{checkpoint_name}.k_proj      {side}.layers.{{i}}.{param_name}.k
+    [model.]{side}.layers.{{i}}.{checkpoint_name}.v_proj      {side}.layers.{{i}}.{param_name}.v
+    [model.]{side}.layers.{{i}}.{checkpoint_name}.out_proj    {side}.layers.{{i}}.{param_name}.out
+    [model.]{side}.layers.{{i}}.{checkpoint_name}_layer_norm  {side}.layers.{{i}}.{param_name}_{norm_name}
 """
 
 
-def pair_names(place: str, more: str) -> Names:
-    """place: where the norms stand, norm (pre) or post_norm."""
+def seq2seq_names(norm_name: str, extra_rules: str) -> NameMap:
+    """The name map of an encoder-decoder. norm_name: "norm" (pre-norm) or "post_norm"."""
     text = "[model.]shared  encoder.embed.tokens : unless decoder.embed.tokens\n"
     for side in ("encoder", "decoder"):
         text += f"""
     [model.]{side}.embed_tokens                  {side}.embed.tokens
     [model.]{side}.layers.{{i}}.fc1              {side}.layers.{{i}}.ffn.up
     [model.]{side}.layers.{{i}}.fc2              {side}.layers.{{i}}.ffn.down
-    [model.]{side}.layers.{{i}}.final_layer_norm {side}.layers.{{i}}.ffn_{place}
+    [model.]{side}.layers.{{i}}.final_layer_norm {side}.layers.{{i}}.ffn_{norm_name}
     [model.]{side}.version                       -
-    """ + _attention(side, "self_attn", "self_attn", place)
-        text += more.format(side=side)
-    return table(text + _attention("decoder", "encoder_attn", "cross_attn", place))
+    """ + _attention_names(side, "self_attn", "self_attn", norm_name)
+        text += extra_rules.format(side=side)
+    return name_map(text + _attention_names("decoder", "encoder_attn", "cross_attn", norm_name))
 
 
-TABLE = "[model.]{side}.embed_positions  {side}.embed.position.table\n"
+POSITION_TABLE = "[model.]{side}.embed_positions  {side}.embed.position.table\n"
 EMBED_NORM = "[model.]{side}.layernorm_embedding  {side}.embed.norm\n"
 FINAL_NORM = "[model.]{side}.layer_norm  {side}.final_norm\n"
-NO_TABLE = "[model.]{side}.embed_positions  -\n"
-NO_WORDS = table("lm_head  -\nfinal_logits_bias  -")
-HEADS = {
-    "language": table("lm_head  head.out\nfinal_logits_bias  head.out.bias : row"),
-    "states": NO_WORDS,
-    "class": NO_WORDS + table("classification_head.dense  head.pooled.dense\nclassification_head.out_proj  head.out"),
-    "span": NO_WORDS + table("qa_outputs  head.out"),
+IGNORED_POSITION_TABLE = "[model.]{side}.embed_positions  -\n"
+IGNORED_LM_HEAD = name_map("lm_head  -\nfinal_logits_bias  -")
+HEAD_NAMES = {
+    "language": name_map("lm_head  head.out\nfinal_logits_bias  head.out.bias : squeeze"),
+    "hidden_states": IGNORED_LM_HEAD,
+    "sequence_classification": IGNORED_LM_HEAD
+    + name_map("classification_head.dense  head.pooler.dense\nclassification_head.out_proj  head.out"),
+    "question_answering": IGNORED_LM_HEAD + name_map("qa_outputs  head.out"),
 }
-NO_BIAS = ("head.out.bias",)
-WORDS = {kind: HEADS[kind] for kind in ("language", "states")}
+OPTIONAL_BIAS = ("head.out.bias",)
+LM_HEAD_NAMES = {kind: HEAD_NAMES[kind] for kind in ("language", "hidden_states")}
 
 
-def pair(c: Settings, kind: str, place: Any, last: Any, position: Any, embed_norm: Any) -> Model:
-    norm, d_model, dropout = LayerNorm(), c.size("d_model"), c.number("dropout", default=0.1)
-    scale = d_model**0.5 if c.flag("scale_embedding", default=False) else 1.0
-    vocab = c.size("vocab_size")
-    target_vocab = c.size("decoder_vocab_size", default=vocab)
+def seq2seq_spec(
+    config: HFConfig, head_type: str, make_branch: Any, final_norm: Any, position: Any, embed_norm: Any
+) -> Model:
+    """The encoder-decoder they have in common. make_branch: pre or post."""
+    norm = LayerNorm()
+    d_model = config.get_int("d_model")
+    dropout = config.get_float("dropout", default=0.1)
+    scale = d_model**0.5 if config.get_bool("scale_embedding", default=False) else 1.0
+    vocab = config.get_int("vocab_size")
+    target_vocab = config.get_int("decoder_vocab_size", default=vocab)
 
-    def stack(side: str, size: int, sees: dict[str, Any], looks: bool) -> Stack:
-        shape: dict[str, Any] = {
-            "heads": c.size(f"{side}_attention_heads"),
+    def stack(side: str, vocab_size: int, mask_args: dict[str, Any], cross_attends: bool) -> Stack:
+        attn_args: dict[str, Any] = {
+            "heads": config.get_int(f"{side}_attention_heads"),
             "bias": "qkvo",
-            "dropout": c.number("attention_dropout", default=0.0),
+            "dropout": config.get_float("attention_dropout", default=0.0),
         }
         ffn = FeedForward(
-            c.size(f"{side}_ffn_dim"),
-            act(c, "activation_function"),
-            dropout=c.number("activation_dropout", default=0.0),
+            config.get_int(f"{side}_ffn_dim"),
+            read_activation(config, "activation_function"),
+            dropout=config.get_float("activation_dropout", default=0.0),
         )
-        cross = (place(norm, cross_attn=CrossAttention(**shape)),) if looks else ()
-        branches = (place(norm, self_attn=Attention(**shape, **sees)), *cross, place(norm, ffn=ffn))
-        embed = Tokens(size, position, scale, norm=embed_norm, dropout=dropout)
-        return Stack(
-            d_model, embed, (Block(branches, dropout),) * c.layers(f"{side}_layers", "num_hidden_layers"), last
+        cross = (make_branch(norm, cross_attn=CrossAttention(**attn_args)),) if cross_attends else ()
+        branches = (
+            make_branch(norm, self_attn=Attention(**attn_args, **mask_args)),
+            *cross,
+            make_branch(norm, ffn=ffn),
         )
+        embed = Embeddings(vocab_size, position, scale, norm=embed_norm, dropout=dropout)
+        num_layers = config.get_num_layers(f"{side}_layers", "num_hidden_layers")
+        return Stack(d_model, embed, (Block(branches, dropout),) * num_layers, final_norm)
 
     heads = {
-        "language": lambda: LanguageHead(target_vocab, bias=True),
-        "states": NoHead,
-        "class": lambda: ClassHead(len(c.labels(3)), Pool(LastToken()), c.number("classifier_dropout", default=0.0)),
-        "span": lambda: TokenHead(2),
+        "language": lambda: LMHead(target_vocab, bias=True),
+        "hidden_states": NoHead,
+        "sequence_classification": lambda: ClassificationHead(
+            len(config.get_labels(3)), Pooler(LastToken()), config.get_float("classifier_dropout", default=0.0)
+        ),
+        "question_answering": lambda: TokenClassificationHead(2),
     }
-    shared = () if _two(c) else (("decoder.embed.tokens", "encoder.embed.tokens"),)
+    shared = () if _has_separate_vocabularies(config) else (("decoder.embed.tokens", "encoder.embed.tokens"),)
     return Model(
-        encoder=stack("encoder", vocab, {}, looks=False),
-        decoder=stack("decoder", target_vocab, {"sees": Past()}, looks=True),
-        head=heads[kind](),
-        tied=(*shared, ("head.out", "decoder.embed.tokens")) if kind == "language" else shared,
-        init=(("*", Normal(c.number("init_std", default=0.02))),),
+        encoder=stack("encoder", vocab, {}, cross_attends=False),
+        decoder=stack("decoder", target_vocab, {"mask": Causal()}, cross_attends=True),
+        head=heads[head_type](),
+        tied=(*shared, ("head.out", "decoder.embed.tokens")) if head_type == "language" else shared,
+        init=(("*", Normal(config.get_float("init_std", default=0.02))),),
     )
 
 
-def _two(c: Settings) -> bool:
-    """Marian may have a table of its own for each language."""
-    return not c.flag("share_encoder_decoder_embeddings", default=True)
+def _has_separate_vocabularies(config: HFConfig) -> bool:
+    """Whether each language has its own token embeddings, as in some Marian models."""
+    return not config.get_bool("share_encoder_decoder_embeddings", default=True)
 
 
-def places(c: Settings) -> Learned:
-    """The first two rows of the table are never used: it began as one with a padding id."""
-    return Learned(c.size("max_position_embeddings") + 2, first=2)
+def learned_positions(config: HFConfig) -> Learned:
+    """Learned positions that start at row 2: the first rows were for the padding id."""
+    return Learned(config.get_int("max_position_embeddings") + 2, offset=2)
 
 
-@family("bart", names=pair_names("post_norm", TABLE + EMBED_NORM), heads=HEADS, optional=NO_BIAS)
-def bart(c: Settings, kind: str) -> Model:
-    return pair(c, kind, post, NoNorm(), places(c), LayerNorm())
+@register_family(
+    "bart",
+    body_names=seq2seq_names("post_norm", POSITION_TABLE + EMBED_NORM),
+    head_names=HEAD_NAMES,
+    optional_params=OPTIONAL_BIAS,
+)
+def read_bart_spec(config: HFConfig, head_type: str) -> Model:
+    return seq2seq_spec(config, head_type, post, NoNorm(), learned_positions(config), LayerNorm())
 
 
-@family("mbart", names=pair_names("norm", TABLE + EMBED_NORM + FINAL_NORM), heads=HEADS, optional=NO_BIAS)
-def mbart(c: Settings, kind: str) -> Model:
-    c.read_by_now("normalize_before", "add_final_layer_norm")
-    return pair(c, kind, pre, LayerNorm(), places(c), LayerNorm())
+@register_family(
+    "mbart",
+    body_names=seq2seq_names("norm", POSITION_TABLE + EMBED_NORM + FINAL_NORM),
+    head_names=HEAD_NAMES,
+    optional_params=OPTIONAL_BIAS,
+)
+def read_mbart_spec(config: HFConfig, head_type: str) -> Model:
+    config.ignore("normalize_before", "add_final_layer_norm")
+    return seq2seq_spec(config, head_type, pre, LayerNorm(), learned_positions(config), LayerNorm())
 
 
-@family("marian", names=pair_names("post_norm", NO_TABLE), heads=HEADS, optional=NO_BIAS)
-def marian(c: Settings, kind: str) -> Model:
-    c.size("max_position_embeddings", default=512)  # sines have no end
-    return pair(c, kind, post, NoNorm(), SinusoidalHalves(), NoNorm())
+@register_family(
+    "marian",
+    body_names=seq2seq_names("post_norm", IGNORED_POSITION_TABLE),
+    head_names=HEAD_NAMES,
+    optional_params=OPTIONAL_BIAS,
+)
+def read_marian_spec(config: HFConfig, head_type: str) -> Model:
+    config.get_int("max_position_embeddings", default=512)  # not needed by sinusoidal positions
+    return seq2seq_spec(config, head_type, post, NoNorm(), SinusoidalHalves(), NoNorm())
 
 
-@family("pegasus", names=pair_names("norm", NO_TABLE + FINAL_NORM), heads=WORDS, optional=NO_BIAS)
-def pegasus(c: Settings, kind: str) -> Model:
-    c.size("max_position_embeddings", default=1024)  # sines have no end
-    c.read_by_now("normalize_before", "add_final_layer_norm")
-    return pair(c, kind, pre, LayerNorm(), SinusoidalHalves(), NoNorm())
+@register_family(
+    "pegasus",
+    body_names=seq2seq_names("norm", IGNORED_POSITION_TABLE + FINAL_NORM),
+    head_names=LM_HEAD_NAMES,
+    optional_params=OPTIONAL_BIAS,
+)
+def read_pegasus_spec(config: HFConfig, head_type: str) -> Model:
+    config.get_int("max_position_embeddings", default=1024)  # not needed by sinusoidal positions
+    config.ignore("normalize_before", "add_final_layer_norm")
+    return seq2seq_spec(config, head_type, pre, LayerNorm(), SinusoidalHalves(), NoNorm())
 
 
-@family("blenderbot", names=pair_names("norm", TABLE + FINAL_NORM), heads=WORDS, optional=NO_BIAS)
-def blenderbot(c: Settings, kind: str) -> Model:
-    c.read_by_now("normalize_before", "add_final_layer_norm", "layernorm_variant")
-    return pair(c, kind, pre, LayerNorm(), Learned(c.size("max_position_embeddings")), NoNorm())
+@register_family(
+    "blenderbot",
+    body_names=seq2seq_names("norm", POSITION_TABLE + FINAL_NORM),
+    head_names=LM_HEAD_NAMES,
+    optional_params=OPTIONAL_BIAS,
+)
+def read_blenderbot_spec(config: HFConfig, head_type: str) -> Model:
+    config.ignore("normalize_before", "add_final_layer_norm", "layernorm_variant")
+    return seq2seq_spec(
+        config, head_type, pre, LayerNorm(), Learned(config.get_int("max_position_embeddings")), NoNorm()
+    )
 
 
 # ------------------------------------------------------------------------------------------------ config.json of a spec
 
 
-def settings(spec: Model, first: int = 0) -> Config | None:
-    """The inverse of pair(). first: rows of a learned table of positions that are never used."""
-    encoder, decoder = sizes_of(spec.encoder), sizes_of(spec.decoder)
+def bart_like_config(spec: Model, position_offset: int = 0) -> ConfigDict | None:
+    """The keys of config.json they have in common; the inverse of seq2seq_spec().
+
+    position_offset: rows of the position table before position 0.
+    """
+    encoder = stack_sizes(spec.encoder)
+    decoder = stack_sizes(spec.decoder)
     if encoder is None or decoder is None:
         return None
     position = encoder.embed.position
-    sides = {
-        f"{side}_{name}": value
-        for side, s in (("encoder", encoder), ("decoder", decoder))
-        for name, value in (("layers", s.layers), ("attention_heads", s.heads), ("ffn_dim", s.ffn.d_ff))
-    }
     return {
         "vocab_size": encoder.embed.vocab,
         "d_model": encoder.d_model,
-        **sides,
+        "encoder_layers": encoder.num_layers,
+        "encoder_attention_heads": encoder.num_heads,
+        "encoder_ffn_dim": encoder.ffn.d_ff,
+        "decoder_layers": decoder.num_layers,
+        "decoder_attention_heads": decoder.num_heads,
+        "decoder_ffn_dim": decoder.ffn.d_ff,
         "activation_function": encoder.activation,
         "scale_embedding": encoder.embed.scale != 1.0,
-        "max_position_embeddings": position.size - first if isinstance(position, Learned) else 1024,
+        "max_position_embeddings": position.size - position_offset if isinstance(position, Learned) else 1024,
         "dropout": encoder.embed.dropout,
         "attention_dropout": encoder.attn.dropout,
         "activation_dropout": encoder.ffn.dropout,
@@ -187,39 +228,40 @@ def settings(spec: Model, first: int = 0) -> Config | None:
     }
 
 
-def sines(spec: Model, config: Config) -> dict[str, Tensor]:
-    """PEGASUS keeps its computed position table in the file, once for each stack."""
-    model = SinusoidalHalves().build(config["d_model"])
-    model.constants()
-    places = torch.arange(config["max_position_embeddings"])
-    table = model.add(torch.zeros(len(places), config["d_model"]), places)
+def sinusoidal_tables(spec: Model, config: ConfigDict) -> dict[str, Tensor]:
+    """The position tables that transformers expects in a PEGASUS file though they are computed, one per stack."""
+    encoding = SinusoidalHalves().build(config["d_model"])
+    encoding.init_buffers()
+    positions = torch.arange(config["max_position_embeddings"])
+    table = encoding.add(torch.zeros(len(positions), config["d_model"]), positions)
     return {f"model.{side}.embed_positions.weight": table for side in ("encoder", "decoder")}
 
 
-@writer("bart", "Bart", language="ForConditionalGeneration")
-def bart_config(spec: Model) -> Config | None:
-    return settings(spec, first=2)
+@register_config_writer("bart", "Bart", lm_suffix="ForConditionalGeneration")
+def bart_config(spec: Model) -> ConfigDict | None:
+    return bart_like_config(spec, position_offset=2)
 
 
-@writer("mbart", "MBart", language="ForConditionalGeneration")
-def mbart_config(spec: Model) -> Config | None:
-    return settings(spec, first=2)
+@register_config_writer("mbart", "MBart", lm_suffix="ForConditionalGeneration")
+def mbart_config(spec: Model) -> ConfigDict | None:
+    return bart_like_config(spec, position_offset=2)
 
 
-@writer("marian", "Marian", language="MTModel")
-def marian_config(spec: Model) -> Config | None:
-    said, decoder = settings(spec), sizes_of(spec.decoder)
-    if said is None or decoder is None:
+@register_config_writer("marian", "Marian", lm_suffix="MTModel")
+def marian_config(spec: Model) -> ConfigDict | None:
+    config = bart_like_config(spec)
+    decoder = stack_sizes(spec.decoder)
+    if config is None or decoder is None:
         return None
     shared = ("decoder.embed.tokens", "encoder.embed.tokens") in spec.tied
-    return said | {"decoder_vocab_size": decoder.embed.vocab, "share_encoder_decoder_embeddings": shared}
+    return config | {"decoder_vocab_size": decoder.embed.vocab, "share_encoder_decoder_embeddings": shared}
 
 
-@writer("pegasus", "Pegasus", language="ForConditionalGeneration", constants=sines)
-def pegasus_config(spec: Model) -> Config | None:
-    return settings(spec)
+@register_config_writer("pegasus", "Pegasus", lm_suffix="ForConditionalGeneration", extra_tensors=sinusoidal_tables)
+def pegasus_config(spec: Model) -> ConfigDict | None:
+    return bart_like_config(spec)
 
 
-@writer("blenderbot", "Blenderbot", language="ForConditionalGeneration")
-def blenderbot_config(spec: Model) -> Config | None:
-    return settings(spec)
+@register_config_writer("blenderbot", "Blenderbot", lm_suffix="ForConditionalGeneration")
+def blenderbot_config(spec: Model) -> ConfigDict | None:
+    return bart_like_config(spec)

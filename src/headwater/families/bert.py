@@ -1,4 +1,4 @@
-"""BERT, RoBERTa and DistilBERT: post-norm encoders that read both ways, trained to fill in masked words."""
+"""BERT, RoBERTa, DistilBERT and Megatron-BERT: bidirectional encoders, pretrained with masked language modeling."""
 
 from __future__ import annotations
 
@@ -7,61 +7,68 @@ from typing import Any
 from headwater.core import (
     Attention,
     Block,
-    ClassHead,
+    ClassificationHead,
+    Embeddings,
     FeedForward,
-    LanguageHead,
     LayerNorm,
     Learned,
+    LMHead,
+    MLMTransform,
     Model,
     NoHead,
     Normal,
-    Pool,
-    Several,
+    Pooler,
     Stack,
-    TokenHead,
-    Tokens,
-    Transform,
+    TokenClassificationHead,
     post,
+    pre,
 )
-from headwater.families.family import act, family
-from headwater.families.writer import Config, encoder_sizes, head_dropout, writer
-from headwater.weights.names import Names, table
-from headwater.weights.settings import Settings
+from headwater.families.config_writers import ConfigDict, encoder_sizes, head_dropout, register_config_writer
+from headwater.families.registry import read_activation, register_family
+from headwater.variants.multi_task_head import MultiTaskHead
+from headwater.weights.hf_config import HFConfig
+from headwater.weights.name_map import NameMap, name_map
 
 
-def encoder(c: Settings, head: Any, first: int = 0) -> Model:
-    norm, hidden = LayerNorm(c.number("layer_norm_eps", default=1e-12)), c.number("hidden_dropout_prob", default=0.1)
+def encoder_spec(config: HFConfig, head: Any, position_offset: int = 0) -> Model:
+    """The encoder of BERT and RoBERTa. position_offset: rows of the position table before position 0."""
+    norm = LayerNorm(config.get_float("layer_norm_eps", default=1e-12))
+    dropout = config.get_float("hidden_dropout_prob", default=0.1)
     attn = Attention(
-        c.size("num_attention_heads"), bias="qkvo", dropout=c.number("attention_probs_dropout_prob", default=0.1)
+        config.get_int("num_attention_heads"),
+        bias="qkvo",
+        dropout=config.get_float("attention_probs_dropout_prob", default=0.1),
     )
-    ffn = FeedForward(c.size("intermediate_size"), act(c, "hidden_act"))
-    embed = Tokens(
-        c.size("vocab_size"),
-        Learned(c.size("max_position_embeddings"), first),
-        kinds=c.size("type_vocab_size", least=0, default=2),
+    ffn = FeedForward(config.get_int("intermediate_size"), read_activation(config, "hidden_act"))
+    embed = Embeddings(
+        config.get_int("vocab_size"),
+        Learned(config.get_int("max_position_embeddings"), position_offset),
+        token_types=config.get_int("type_vocab_size", minimum=0, default=2),
         norm=norm,
-        dropout=hidden,
+        dropout=dropout,
     )
-    block = Block((post(norm, self_attn=attn), post(norm, ffn=ffn)), hidden)
-    stack = Stack(c.size("hidden_size"), embed, (block,) * c.layers("num_hidden_layers"))
-    std = c.number("initializer_range", default=0.02)
-    return Model(encoder=stack, head=head, tied=tied(head), init=(("*", Normal(std)),))
+    block = Block((post(norm, self_attn=attn), post(norm, ffn=ffn)), dropout)
+    stack = Stack(config.get_int("hidden_size"), embed, (block,) * config.get_num_layers("num_hidden_layers"))
+    std = config.get_float("initializer_range", default=0.02)
+    return Model(encoder=stack, head=head, tied=tied_weights(head), init=(("*", Normal(std)),))
 
 
-def tied(head: Any) -> tuple[tuple[str, str], ...]:
-    """The vocabulary's scores use the token table."""
-    homes = {"LanguageHead": "head.out", "Several": "head.language.out"}
-    name = homes.get(type(head).__name__)
-    return ((name, "encoder.embed.tokens"),) if name else ()
+def tied_weights(head: Any) -> tuple[tuple[str, str], ...]:
+    """The output projection of a language modeling head is tied to the token embeddings."""
+    if isinstance(head, LMHead):
+        return (("head.out", "encoder.embed.tokens"),)
+    if isinstance(head, MultiTaskHead):
+        return (("head.language.out", "encoder.embed.tokens"),)
+    return ()
 
 
-def drop(c: Settings) -> float:
-    """Before a classifier: its own dropout, or where it has none that of the hidden states."""
-    return c.number("classifier_dropout", default=c.number("hidden_dropout_prob", default=0.1))
+def classifier_dropout(config: HFConfig) -> float:
+    """The dropout before a classifier: classifier_dropout, or that of the hidden states."""
+    return config.get_float("classifier_dropout", default=config.get_float("hidden_dropout_prob", default=0.1))
 
 
-def settings(spec: Model) -> Config | None:
-    """What the config.json of BERT and its close kin says; the inverse of encoder()."""
+def bert_like_config(spec: Model) -> ConfigDict | None:
+    """The keys of config.json that BERT and its relatives have in common; the inverse of encoder_spec()."""
     s = encoder_sizes(spec)
     if s is None:
         return None
@@ -69,12 +76,12 @@ def settings(spec: Model) -> Config | None:
     return {
         "vocab_size": s.embed.vocab,
         "hidden_size": s.d_model,
-        "num_hidden_layers": s.layers,
-        "num_attention_heads": s.heads,
+        "num_hidden_layers": s.num_layers,
+        "num_attention_heads": s.num_heads,
         "intermediate_size": s.ffn.d_ff,
         "hidden_act": s.activation,
         "max_position_embeddings": position.size if isinstance(position, Learned) else 512,
-        "type_vocab_size": max(s.embed.kinds, 1),  # transformers adds row 0 of this table to every token
+        "type_vocab_size": max(s.embed.token_types, 1),  # transformers adds row 0 of this table to every token
         "layer_norm_eps": s.norm.eps,
         "hidden_dropout_prob": s.dropout,
         "attention_probs_dropout_prob": s.attn.dropout,
@@ -82,10 +89,10 @@ def settings(spec: Model) -> Config | None:
     }
 
 
-BODY = """
+BODY_TEMPLATE = """
     [{0}.]embeddings.word_embeddings                      encoder.embed.tokens
     [{0}.]embeddings.position_embeddings                  encoder.embed.position.table
-    [{0}.]embeddings.token_type_embeddings                encoder.embed.kinds
+    [{0}.]embeddings.token_type_embeddings                encoder.embed.token_types
     [{0}.]embeddings.LayerNorm                            encoder.embed.norm
     [{0}.]encoder.layer.{{i}}.attention.self.query        encoder.layers.{{i}}.self_attn.q
     [{0}.]encoder.layer.{{i}}.attention.self.key          encoder.layers.{{i}}.self_attn.k
@@ -99,106 +106,123 @@ BODY = """
     .gamma = .weight
     .beta = .bias
 """
-TAGS = table("classifier  head.out")
-SPAN = table("qa_outputs  head.out")
+TOKEN_CLASSIFIER_NAMES = name_map("classifier  head.out")
+QA_HEAD_NAMES = name_map("qa_outputs  head.out")
 
 # -------------------------------------------------------------------------------------------------------------- BERT
 
 
-def _masked(at: str) -> str:
+def _mlm_head_names(prefix: str) -> str:
     return f"""
-    cls.predictions.decoder              {at}.out
-    cls.predictions.bias                 {at}.out.bias
-    cls.predictions.transform.dense      {at}.transform.dense
-    cls.predictions.transform.LayerNorm  {at}.transform.norm
+    cls.predictions.decoder              {prefix}.out
+    cls.predictions.bias                 {prefix}.out.bias
+    cls.predictions.transform.dense      {prefix}.transform.dense
+    cls.predictions.transform.LayerNorm  {prefix}.transform.norm
 """
 
 
-NO_POOLER = "[bert.]pooler.dense  -\n"
-BERT_HEADS: dict[str, Names] = {
-    "language": table(_masked("head") + NO_POOLER + "cls.seq_relationship  -"),
-    "states": table(NO_POOLER + "cls.predictions.decoder -\ncls.predictions.bias -\ncls.seq_relationship -\n"
-                    "cls.predictions.transform.dense -\ncls.predictions.transform.LayerNorm -"),
-    "pooled": table("[bert.]pooler.dense  head.dense"),
-    "class": table("[bert.]pooler.dense  head.pooled.dense\nclassifier  head.out"),
-    "next": table("[bert.]pooler.dense  head.pooled.dense\ncls.seq_relationship  head.out"),
-    "tags": TAGS + table(NO_POOLER),
-    "span": SPAN + table(NO_POOLER),
-    "pretraining": table(
-        _masked("head.language") + "[bert.]pooler.dense  head.next.pooled.dense\ncls.seq_relationship  head.next.out"
+IGNORED_POOLER = "[bert.]pooler.dense  -\n"
+BERT_HEAD_NAMES: dict[str, NameMap] = {
+    "language": name_map(_mlm_head_names("head") + IGNORED_POOLER + "cls.seq_relationship  -"),
+    "hidden_states": name_map(
+        IGNORED_POOLER + "cls.predictions.decoder -\ncls.predictions.bias -\ncls.seq_relationship -\n"
+        "cls.predictions.transform.dense -\ncls.predictions.transform.LayerNorm -"
     ),
-}  # fmt: skip
+    "pooler": name_map("[bert.]pooler.dense  head.dense"),
+    "sequence_classification": name_map("[bert.]pooler.dense  head.pooler.dense\nclassifier  head.out"),
+    "next_sentence": name_map("[bert.]pooler.dense  head.pooler.dense\ncls.seq_relationship  head.out"),
+    "token_classification": TOKEN_CLASSIFIER_NAMES + name_map(IGNORED_POOLER),
+    "question_answering": QA_HEAD_NAMES + name_map(IGNORED_POOLER),
+    "pretraining": name_map(
+        _mlm_head_names("head.language")
+        + "[bert.]pooler.dense  head.next_sentence.pooler.dense\ncls.seq_relationship  head.next_sentence.out"
+    ),
+}
 
 
-@family("bert", names=table(BODY.format("bert")), heads=BERT_HEADS)
-def bert(c: Settings, kind: str) -> Model:
-    eps = c.number("layer_norm_eps", default=1e-12)
-    words = LanguageHead(c.size("vocab_size"), bias=True, transform=Transform(act(c, "hidden_act"), LayerNorm(eps)))
+@register_family("bert", body_names=name_map(BODY_TEMPLATE.format("bert")), head_names=BERT_HEAD_NAMES)
+def read_bert_spec(config: HFConfig, head_type: str) -> Model:
+    """BERT's encoder, with the head of its pretraining or of a task."""
+    eps = config.get_float("layer_norm_eps", default=1e-12)
+    lm_head = LMHead(
+        config.get_int("vocab_size"),
+        bias=True,
+        transform=MLMTransform(read_activation(config, "hidden_act"), LayerNorm(eps)),
+    )
     heads = {
-        "language": words,
-        "states": NoHead(),
-        "pooled": Pool(),
-        "class": ClassHead(len(c.labels()), dropout=drop(c)),
-        "next": ClassHead(2),
-        "tags": TokenHead(len(c.labels()), drop(c)),
-        "span": TokenHead(2),
-        "pretraining": Several((("language", words), ("next", ClassHead(2)))),
+        "language": lm_head,
+        "hidden_states": NoHead(),
+        "pooler": Pooler(),
+        "sequence_classification": ClassificationHead(len(config.get_labels()), dropout=classifier_dropout(config)),
+        "next_sentence": ClassificationHead(2),
+        "token_classification": TokenClassificationHead(len(config.get_labels()), classifier_dropout(config)),
+        "question_answering": TokenClassificationHead(2),
+        "pretraining": MultiTaskHead((("language", lm_head), ("next_sentence", ClassificationHead(2)))),
     }
-    return encoder(c, heads[kind])
+    return encoder_spec(config, heads[head_type])
 
 
-@writer("bert", "Bert", language="ForMaskedLM")
-def bert_config(spec: Model) -> Config | None:
-    return settings(spec)
+@register_config_writer("bert", "Bert", lm_suffix="ForMaskedLM")
+def bert_config(spec: Model) -> ConfigDict | None:
+    return bert_like_config(spec)
 
 
 # ----------------------------------------------------------------------------------------------------------- RoBERTa
 
-NO_ROBERTA_POOLER = table("[roberta.]pooler.dense  -")
-NO_WORDS = table("lm_head.dense  -\nlm_head.layer_norm  -\nlm_head.decoder  -\nlm_head.bias  -")
-ROBERTA_HEADS: dict[str, Names] = {
-    "language": NO_ROBERTA_POOLER
-    + table("""
+IGNORED_ROBERTA_POOLER = name_map("[roberta.]pooler.dense  -")
+IGNORED_LM_HEAD = name_map("lm_head.dense  -\nlm_head.layer_norm  -\nlm_head.decoder  -\nlm_head.bias  -")
+ROBERTA_HEAD_NAMES: dict[str, NameMap] = {
+    "language": IGNORED_ROBERTA_POOLER
+    + name_map("""
         lm_head.decoder     head.out
         lm_head.bias        head.out.bias
         lm_head.dense       head.transform.dense
         lm_head.layer_norm  head.transform.norm
     """),
-    "states": NO_ROBERTA_POOLER + NO_WORDS,
-    "pooled": table("[roberta.]pooler.dense  head.dense"),
-    "class": NO_ROBERTA_POOLER + table("classifier.dense  head.pooled.dense\nclassifier.out_proj  head.out"),
-    "tags": NO_ROBERTA_POOLER + TAGS,
-    "span": NO_ROBERTA_POOLER + SPAN,
+    "hidden_states": IGNORED_ROBERTA_POOLER + IGNORED_LM_HEAD,
+    "pooler": name_map("[roberta.]pooler.dense  head.dense"),
+    "sequence_classification": IGNORED_ROBERTA_POOLER
+    + name_map("classifier.dense  head.pooler.dense\nclassifier.out_proj  head.out"),
+    "token_classification": IGNORED_ROBERTA_POOLER + TOKEN_CLASSIFIER_NAMES,
+    "question_answering": IGNORED_ROBERTA_POOLER + QA_HEAD_NAMES,
 }
 
 
-@family("roberta", "xlm-roberta", "camembert", names=table(BODY.format("roberta")), heads=ROBERTA_HEADS)
-def roberta(c: Settings, kind: str) -> Model:
-    """As BERT, but places begin after the padding id, and the masked-word head is always exact GELU."""
-    eps = c.number("layer_norm_eps", default=1e-12)
+@register_family(
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    body_names=name_map(BODY_TEMPLATE.format("roberta")),
+    head_names=ROBERTA_HEAD_NAMES,
+)
+def read_roberta_spec(config: HFConfig, head_type: str) -> Model:
+    """As BERT, but positions start after the padding id, and the masked LM head always has exact GELU."""
+    eps = config.get_float("layer_norm_eps", default=1e-12)
     heads = {
-        "language": LanguageHead(c.size("vocab_size"), bias=True, transform=Transform("gelu", LayerNorm(eps))),
-        "states": NoHead(),
-        "pooled": Pool(),
-        "class": ClassHead(len(c.labels()), dropout=drop(c)),
-        "tags": TokenHead(len(c.labels()), drop(c)),
-        "span": TokenHead(2),
+        "language": LMHead(config.get_int("vocab_size"), bias=True, transform=MLMTransform("gelu", LayerNorm(eps))),
+        "hidden_states": NoHead(),
+        "pooler": Pooler(),
+        "sequence_classification": ClassificationHead(len(config.get_labels()), dropout=classifier_dropout(config)),
+        "token_classification": TokenClassificationHead(len(config.get_labels()), classifier_dropout(config)),
+        "question_answering": TokenClassificationHead(2),
     }
-    return encoder(c, heads[kind], first=c.size("pad_token_id", least=0, default=1) + 1)
+    return encoder_spec(
+        config, heads[head_type], position_offset=config.get_int("pad_token_id", minimum=0, default=1) + 1
+    )
 
 
-@writer("roberta", "Roberta", language="ForMaskedLM")
-def roberta_config(spec: Model) -> Config | None:
-    said = settings(spec)
-    if said is None:
+@register_config_writer("roberta", "Roberta", lm_suffix="ForMaskedLM")
+def roberta_config(spec: Model) -> ConfigDict | None:
+    config = bert_like_config(spec)
+    if config is None:
         return None
-    first = getattr(getattr(spec.encoder, "embed", None), "position", None)
-    return said | {"pad_token_id": max(getattr(first, "first", 0) - 1, 0)}
+    position = getattr(getattr(spec.encoder, "embed", None), "position", None)
+    return config | {"pad_token_id": max(getattr(position, "offset", 0) - 1, 0)}
 
 
 # -------------------------------------------------------------------------------------------------------- DistilBERT
 
-DISTIL = table("""
+DISTILBERT_NAMES = name_map("""
     [distilbert.]embeddings.word_embeddings                    encoder.embed.tokens
     [distilbert.]embeddings.position_embeddings                encoder.embed.position.table
     [distilbert.]embeddings.LayerNorm                          encoder.embed.norm
@@ -212,41 +236,50 @@ DISTIL = table("""
     [distilbert.]transformer.layer.{i}.output_layer_norm       encoder.layers.{i}.ffn_post_norm
     [distilbert.]embeddings.position_ids                       -
 """)
-DISTIL_HEADS: dict[str, Names] = {
-    "language": table("""
+DISTILBERT_HEAD_NAMES: dict[str, NameMap] = {
+    "language": name_map("""
         vocab_transform   head.transform.dense
         vocab_layer_norm  head.transform.norm
         vocab_projector   head.out
     """),
-    "states": table("vocab_transform  -\nvocab_layer_norm  -\nvocab_projector  -"),
-    "class": table("pre_classifier  head.pooled.dense\nclassifier  head.out"),
-    "tags": TAGS,
-    "span": SPAN,
+    "hidden_states": name_map("vocab_transform  -\nvocab_layer_norm  -\nvocab_projector  -"),
+    "sequence_classification": name_map("pre_classifier  head.pooler.dense\nclassifier  head.out"),
+    "token_classification": TOKEN_CLASSIFIER_NAMES,
+    "question_answering": QA_HEAD_NAMES,
 }
 
 
-@family("distilbert", names=DISTIL, heads=DISTIL_HEADS)
-def distilbert(c: Settings, kind: str) -> Model:
-    """BERT with half of the layers, without token types or pooler."""
-    c.flag("sinusoidal_pos_embds", default=False)  # the table is in the file either way
-    norm, hidden, words = LayerNorm(1e-12), c.number("dropout", default=0.1), act(c, "activation")
-    attn = Attention(c.size("n_heads"), bias="qkvo", dropout=c.number("attention_dropout", default=0.1))
-    branches = post(norm, self_attn=attn), post(norm, ffn=FeedForward(c.size("hidden_dim"), words, dropout=hidden))
-    embed = Tokens(c.size("vocab_size"), Learned(c.size("max_position_embeddings")), norm=norm, dropout=hidden)
-    stack = Stack(c.size("dim"), embed, (Block(branches),) * c.layers("n_layers"))
+@register_family("distilbert", body_names=DISTILBERT_NAMES, head_names=DISTILBERT_HEAD_NAMES)
+def read_distilbert_spec(config: HFConfig, head_type: str) -> Model:
+    """BERT with half of the layers, without token types and pooler."""
+    config.get_bool("sinusoidal_pos_embds", default=False)  # the table is in the file either way
+    norm = LayerNorm(1e-12)
+    dropout = config.get_float("dropout", default=0.1)
+    activation = read_activation(config, "activation")
+    attn = Attention(config.get_int("n_heads"), bias="qkvo", dropout=config.get_float("attention_dropout", default=0.1))
+    branches = (
+        post(norm, self_attn=attn),
+        post(norm, ffn=FeedForward(config.get_int("hidden_dim"), activation, dropout=dropout)),
+    )
+    embed = Embeddings(
+        config.get_int("vocab_size"), Learned(config.get_int("max_position_embeddings")), norm=norm, dropout=dropout
+    )
+    stack = Stack(config.get_int("dim"), embed, (Block(branches),) * config.get_num_layers("n_layers"))
     heads = {
-        "language": LanguageHead(c.size("vocab_size"), bias=True, transform=Transform(words, norm)),
-        "states": NoHead(),
-        "class": ClassHead(len(c.labels()), Pool(activation="relu"), c.number("seq_classif_dropout", default=0.2)),
-        "tags": TokenHead(len(c.labels()), hidden),
-        "span": TokenHead(2),
+        "language": LMHead(config.get_int("vocab_size"), bias=True, transform=MLMTransform(activation, norm)),
+        "hidden_states": NoHead(),
+        "sequence_classification": ClassificationHead(
+            len(config.get_labels()), Pooler(activation="relu"), config.get_float("seq_classif_dropout", default=0.2)
+        ),
+        "token_classification": TokenClassificationHead(len(config.get_labels()), dropout),
+        "question_answering": TokenClassificationHead(2),
     }
-    std = c.number("initializer_range", default=0.02)
-    return Model(encoder=stack, head=heads[kind], tied=tied(heads[kind]), init=(("*", Normal(std)),))
+    std = config.get_float("initializer_range", default=0.02)
+    return Model(encoder=stack, head=heads[head_type], tied=tied_weights(heads[head_type]), init=(("*", Normal(std)),))
 
 
-@writer("distilbert", "DistilBert", language="ForMaskedLM")
-def distilbert_config(spec: Model) -> Config | None:
+@register_config_writer("distilbert", "DistilBert", lm_suffix="ForMaskedLM")
+def distilbert_config(spec: Model) -> ConfigDict | None:
     s = encoder_sizes(spec)
     if s is None:
         return None
@@ -254,8 +287,8 @@ def distilbert_config(spec: Model) -> Config | None:
     return {
         "vocab_size": s.embed.vocab,
         "dim": s.d_model,
-        "n_layers": s.layers,
-        "n_heads": s.heads,
+        "n_layers": s.num_layers,
+        "n_heads": s.num_heads,
         "hidden_dim": s.ffn.d_ff,
         "activation": s.activation,
         "max_position_embeddings": position.size if isinstance(position, Learned) else 512,
@@ -263,3 +296,61 @@ def distilbert_config(spec: Model) -> Config | None:
         "attention_dropout": s.attn.dropout,
         "seq_classif_dropout": head_dropout(spec),
     }
+
+
+# --------------------------------------------------------------------------------------------------
+# Megatron-BERT: BERT with pre-norm and a final norm, and none after the embeddings.
+
+
+BODY_NAMES = name_map("""
+    [bert.]embeddings.word_embeddings                 encoder.embed.tokens
+    [bert.]embeddings.position_embeddings             encoder.embed.position.table
+    [bert.]embeddings.token_type_embeddings           encoder.embed.token_types
+    [bert.]encoder.layer.{i}.attention.ln             encoder.layers.{i}.self_attn_norm
+    [bert.]encoder.layer.{i}.attention.self.query     encoder.layers.{i}.self_attn.q
+    [bert.]encoder.layer.{i}.attention.self.key       encoder.layers.{i}.self_attn.k
+    [bert.]encoder.layer.{i}.attention.self.value     encoder.layers.{i}.self_attn.v
+    [bert.]encoder.layer.{i}.attention.output.dense   encoder.layers.{i}.self_attn.out
+    [bert.]encoder.layer.{i}.ln                       encoder.layers.{i}.ffn_norm
+    [bert.]encoder.layer.{i}.intermediate.dense       encoder.layers.{i}.ffn.up
+    [bert.]encoder.layer.{i}.output.dense             encoder.layers.{i}.ffn.down
+    [bert.]encoder.ln                                 encoder.final_norm
+    [bert.]embeddings.position_ids                    -
+""")
+
+
+@register_family("megatron-bert", body_names=BODY_NAMES, head_names=BERT_HEAD_NAMES)
+def read_megatron_bert_spec(config: HFConfig, head_type: str) -> Model:
+    """A pre-norm encoder with a final norm."""
+    norm = LayerNorm(config.get_float("layer_norm_eps", default=1e-12))
+    dropout = config.get_float("hidden_dropout_prob", default=0.1)
+    vocab = config.get_int("vocab_size")
+    activation = read_activation(config, "hidden_act")
+    attn = Attention(
+        config.get_int("num_attention_heads"),
+        bias="qkvo",
+        dropout=config.get_float("attention_probs_dropout_prob", default=0.1),
+    )
+    ffn = FeedForward(config.get_int("intermediate_size"), activation)
+    position = Learned(config.get_int("max_position_embeddings"))
+    embed = Embeddings(vocab, position, token_types=config.get_int("type_vocab_size", default=2), dropout=dropout)
+    block = Block((pre(norm, self_attn=attn), pre(norm, ffn=ffn)), dropout)
+    lm_head = LMHead(vocab, bias=True, transform=MLMTransform(activation, norm))
+    heads = {
+        "language": lm_head,
+        "hidden_states": NoHead(),
+        "pooler": Pooler(),
+        "sequence_classification": ClassificationHead(len(config.get_labels()), dropout=classifier_dropout(config)),
+        "next_sentence": ClassificationHead(2),
+        "token_classification": TokenClassificationHead(len(config.get_labels()), classifier_dropout(config)),
+        "question_answering": TokenClassificationHead(2),
+        "pretraining": MultiTaskHead((("language", lm_head), ("next_sentence", ClassificationHead(2)))),
+    }
+    stack = Stack(config.get_int("hidden_size"), embed, (block,) * config.get_num_layers("num_hidden_layers"), norm)
+    std = config.get_float("initializer_range", default=0.02)
+    return Model(encoder=stack, head=heads[head_type], tied=tied_weights(heads[head_type]), init=(("*", Normal(std)),))
+
+
+@register_config_writer("megatron-bert", "MegatronBert", lm_suffix="ForMaskedLM")
+def megatron_bert_config(spec: Model) -> ConfigDict | None:
+    return bert_like_config(spec)

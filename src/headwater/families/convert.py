@@ -1,10 +1,10 @@
-"""Models in other layouts: runs for transformers, old checkpoints (pickles) for safetensors; all is compared.
+"""Convert models between layouts, and legacy checkpoints (pickles, fairseq) to safetensors and tokenizer.json.
 
-    a run, a model folder with safetensors, or a .gguf file          the layout that is asked for (see loading.py)
-    a folder with config.json and pytorch_model.bin (or shards)      the public layout, with safetensors
-    fairseq's checkpoint.pt with dict.*.txt and byte-pair codes      a folder of the family `fairseq`
+    a run, a model folder with safetensors, or a .gguf file        the requested layout (load.py)
+    a folder with config.json and pytorch_model.bin (or shards)    a Hugging Face folder with safetensors
+    fairseq's checkpoint.pt with dict.*.txt and BPE codes          a folder of the family `fairseq`
 
-The new folder is built aside, loaded, compared tensor by tensor with what was read, and only then put in place.
+The new folder is built in a temporary one, loaded, compared with the checkpoint tensor by tensor, and then moved.
 """
 
 from __future__ import annotations
@@ -16,104 +16,134 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwater.errors import BadFile, BadSetting, NotFound, nearest
-from headwater.families.export import Misfit
-from headwater.families.family import find
-from headwater.families.folder import Loaded, ModelWeights, load_folder, plan, sizes
-from headwater.families.known import KNOWN, locate
-from headwater.families.loading import find_model, load, save_as
-from headwater.families.old_text import fairseq_tokenizer, public_tokenizer
-from headwater.weights.files import atomic, read_bounded
-from headwater.weights.names import listed
-from headwater.weights.pickles import Read, read
-from headwater.weights.settings import MOST_BYTES
-from headwater.weights.shards import INDEX, WHOLE, write_folder
+from headwater.families.export import FamilyMismatch
+from headwater.families.fairseq import fairseq_args_to_config
+from headwater.families.hf_folder import LoadedModel, ModelWeights, load_hf_folder, read_model_plan, transform_sizes
+from headwater.families.hub import HUB, find_installed
+from headwater.families.load import find_model, load, save_with_result
+from headwater.families.registry import find_family
+from headwater.i18n import _
+from headwater.io.files import atomic_write, read_limited
+from headwater.text.load import load_tokenizer
+from headwater.text.loaders import marian
+from headwater.text.loaders.vocab import BERT_TOKENS, wordpiece_spec
+from headwater.text.tokenizer import PairTokenizer, Tokenizer
+from headwater.weights.hf_config import MAX_CONFIG_BYTES
+from headwater.weights.name_map import format_names
+from headwater.weights.pickles import PickleContents, read_pickles
+from headwater.weights.shards import WEIGHTS_INDEX_NAME, WEIGHTS_NAME, save_weights
 
 
 @dataclass(frozen=True)
-class Converted:
-    """What was written, for a report: what was left out, and why there is no tokenizer where there is none."""
+class ConversionResult:
+    """What convert() wrote: the folder, the model, dropped tensors, a note where there is no tokenizer, rewrites."""
 
     folder: Path
-    loaded: Loaded
-    tensors: int
+    loaded: LoadedModel
+    num_tensors: int
     dropped: list[str] = field(default_factory=list)
-    remark: str = ""
+    tokenizer_note: str = ""
     rewrites: tuple[str, ...] = ()
-    misfit: Misfit | None = None
+    mismatch: FamilyMismatch | None = None
 
 
 def convert(
-    old: str | Path,
-    new: str | Path,
+    input_path: str | Path,
+    output_path: str | Path,
     *,
     vocabulary: str | Path | None = None,
     drop: Iterable[str] = (),
     force: bool = False,
     layout: str = "auto",
-) -> Converted:
-    """Convert a model (a run, a folder, a file or a known name) into a new folder or .gguf file.
+) -> ConversionResult:
+    """Convert a model (a run, a folder, a file or an installed model's name) to a new folder or .gguf file.
 
-    vocabulary: the folder with the tokenizer's files, where they do not lie with the weights.
-    drop: patterns of tensor names to leave out, such as heads of its own that no family has.
-    layout: as in save; an old checkpoint becomes what its config.json says.
+    vocabulary  the folder with the tokenizer's files, where they are not beside the weights
+    drop        patterns of tensor names to leave out, such as custom heads that no family has
+    layout      as in save(); a legacy checkpoint becomes what its config.json says
     """
-    new = Path(new)
-    if new.exists() and (not new.is_dir() or any(new.iterdir())) and not force:
-        raise BadFile(f"{new}: it must be a new or empty folder, it is there already; choose another, or give --force")
-    source = Path(old) if Path(old).exists() or str(old) not in KNOWN else locate(str(old))
-    if source.exists() and (loadable := find_model(source)) and _is_whole(loadable):
+    output_path = Path(output_path)
+    if output_path.exists() and (not output_path.is_dir() or any(output_path.iterdir())) and not force:
+        raise BadFile(
+            _(
+                "{new}: it must be a new or empty folder, it is there already; choose another, or give --force",
+                new=output_path,
+            )
+        )
+    source = Path(input_path)
+    if not source.exists() and str(input_path) in HUB:
+        source = find_installed(str(input_path))
+
+    # A model that loads as it is.
+    if source.exists() and (loadable := find_model(source)) and _is_loadable(loadable):
         if drop or vocabulary:
-            raise BadSetting(f"--drop and --vocabulary are for old checkpoints, {source} is not one; leave them out")
-        return _convert_model(loadable, new, layout)
+            raise BadSetting(
+                _("--drop and --vocabulary are for old checkpoints, {source} is not one; leave them out", source=source)
+            )
+        return _convert_model(loadable, output_path, layout)
     if layout != "auto":
-        raise BadSetting(f"--layout is for models that load, {source} is an old checkpoint; convert it first")
-    folder, pickles = _find(source)
-    public = (folder / "config.json").is_file()
-    if public:
-        plan(folder)  # whatever config.json has wrong is said before anything is read
-    new.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=new.parent, prefix=f".{new.name}-") as aside:
-        made, raw = Path(aside) / "made", Path(aside) / "raw"
-        made.mkdir()
-        raw.mkdir()
-        found = read(pickles, raw)
-        kept, dropped = _without(found.tensors, list(drop), source)
-        write = _write_public if public else _write_fairseq
-        written, remark = write(folder, Read(kept, found.settings), made, Path(vocabulary) if vocabulary else folder)
-        _compare(made, written, source)
-        _put_in_place(made, new)
-    return Converted(new, load_folder(new), len(kept), dropped, remark)
+        raise BadSetting(
+            _("--layout is for models that load, {source} is an old checkpoint; convert it first", source=source)
+        )
+
+    # A legacy checkpoint.
+    folder, pickles = _find_checkpoint(source)
+    is_hf = (folder / "config.json").is_file()
+    if is_hf:
+        read_model_plan(folder)  # errors in config.json come before the pickles are read
+    output_path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output_path.parent, prefix=f".{output_path.name}-") as temp_dir:
+        output_dir = Path(temp_dir) / "converted"
+        work_dir = Path(temp_dir) / "pickles"
+        output_dir.mkdir()
+        work_dir.mkdir()
+        contents = read_pickles(pickles, work_dir)
+        kept, dropped = _drop_tensors(contents.tensors, list(drop), source)
+        contents = PickleContents(kept, contents.training_args)
+        write_folder = _write_hf_folder if is_hf else _write_fairseq_folder
+        written, tokenizer_note = write_folder(folder, contents, output_dir, Path(vocabulary or folder))
+        _check_converted(output_dir, written, source)
+        _move_into_place(output_dir, output_path)
+    return ConversionResult(output_path, load_hf_folder(output_path), len(kept), dropped, tokenizer_note)
 
 
-def _is_whole(path: Path) -> bool:
-    """Whether a model can be loaded as it is, without a pickle."""
-    return path.suffix == ".gguf" or any((path / name).is_file() for name in (WHOLE, INDEX))
+def _is_loadable(path: Path) -> bool:
+    """Whether load() can open a model as it is: it has safetensors, or is a GGUF file."""
+    return path.suffix == ".gguf" or any((path / name).is_file() for name in (WEIGHTS_NAME, WEIGHTS_INDEX_NAME))
 
 
-def _convert_model(source: Path, new: Path, layout: str) -> Converted:
-    new.parent.mkdir(parents=True, exist_ok=True)
+def _convert_model(source: Path, output_path: Path, layout: str) -> ConversionResult:
+    output_path.parent.mkdir(parents=True, exist_ok=True)
     loaded = load(source)
-    with tempfile.TemporaryDirectory(dir=new.parent, prefix=f".{new.name}-") as aside:
-        saved = save_as(loaded, Path(aside) / new.name, layout)
+    with tempfile.TemporaryDirectory(dir=output_path.parent, prefix=f".{output_path.name}-") as temp_dir:
+        saved = save_with_result(loaded, Path(temp_dir) / output_path.name, layout)
         if saved.path.is_dir():
-            _put_in_place(saved.path, new)
+            _move_into_place(saved.path, output_path)
         else:
-            os.replace(saved.path, new)
-    return Converted(new, saved.model, len(ModelWeights(saved.model.model)), [], "", saved.rewrites, saved.misfit)
+            os.replace(saved.path, output_path)
+    num_tensors = len(ModelWeights(saved.model.model))
+    return ConversionResult(output_path, saved.model, num_tensors, rewrites=saved.rewrites, mismatch=saved.mismatch)
 
 
-# ------------------------------------------------------------------------------------------------------------ reading
+# -------------------------------------------------------------------------------------------------- reading checkpoints
 
 
-def _find(source: Path) -> tuple[Path, Path]:
+def _find_checkpoint(source: Path) -> tuple[Path, Path]:
     """The folder of a checkpoint, and the file (or folder) with its pickles."""
     if not source.exists():
-        raise NotFound(f"{source} is not there; name a folder, a .pt or .bin file, or one of {', '.join(KNOWN)}")
+        raise NotFound(
+            _(
+                "{source} is not there; name a folder, a .pt or .bin file, or one of {known}",
+                source=source,
+                known=", ".join(HUB),
+            )
+        )
     if source.is_file():
         return source.parent, source
     if (source / "config.json").is_file():
@@ -122,82 +152,223 @@ def _find(source: Path) -> tuple[Path, Path]:
         if files := sorted(source.glob(pattern)):
             return source, files[0]
     raise NotFound(
-        f"{source} must hold a config.json with a pickle, or a checkpoint of fairseq (*.pt); it holds neither"
+        _(
+            "{source} must hold a config.json with a pickle, or a checkpoint of fairseq (*.pt); it holds neither",
+            source=source,
+        )
     )
 
 
-def _without(tensors: Mapping[str, Tensor], drop: list[str], where: object) -> tuple[dict[str, Tensor], list[str]]:
-    for pattern in drop:
+def _drop_tensors(
+    tensors: Mapping[str, Tensor], patterns: list[str], where: object
+) -> tuple[dict[str, Tensor], list[str]]:
+    """The tensors without those that match a pattern, and the names of these."""
+    for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in tensors):
-            raise BadSetting(f"{where}: no tensor is called {pattern!r}, to be dropped; {nearest(pattern, tensors)}")
-    dropped = [name for name in tensors if any(fnmatchcase(name, pattern) for pattern in drop)]
+            raise BadSetting(
+                _(
+                    "{where}: no tensor is called {pattern!r}, to be dropped; {nearest}",
+                    where=where,
+                    pattern=pattern,
+                    nearest=nearest(pattern, tensors),
+                )
+            )
+    dropped = [name for name in tensors if any(fnmatchcase(name, pattern) for pattern in patterns)]
     return {name: tensor for name, tensor in tensors.items() if name not in set(dropped)}, dropped
 
 
-# ------------------------------------------------------------------------------------------------------------ writing
+# ------------------------------------------------------------------------------------------------------ writing folders
 
 
-def _write_public(folder: Path, found: Read, made: Path, vocabulary: Path) -> tuple[dict[str, Tensor], str]:
-    relation = plan(folder).relation
-    known = [relation.names, *relation.heads.values()]
-    strange = [name for name in found.tensors if not any(names.find_theirs(name) for names in known)]
-    if strange:
-        parts = sorted({name.rpartition(".")[0] + ".*" for name in strange})
+def _write_hf_folder(
+    folder: Path, contents: PickleContents, output_dir: Path, vocabulary: Path
+) -> tuple[dict[str, Tensor], str]:
+    """A Hugging Face folder with safetensors; returns its tensors and a note on the tokenizer."""
+    family = read_model_plan(folder).family
+    name_maps = [family.body_names, *family.head_names.values()]
+    unknown = [name for name in contents.tensors if not any(names.match_checkpoint(name) for names in name_maps)]
+    if unknown:
+        parts = sorted({name.rpartition(".")[0] + ".*" for name in unknown})
         raise BadFile(
-            f"{folder}: {len(strange)} tensors belong to no part of {relation.name}: {listed(strange)}; to leave them "
-            f"out: {' '.join(f'--drop {part!r}' for part in parts[:6])}"
+            _(
+                "{folder}: {num_unknown} tensors belong to no part of {name}: {listed}; to leave them out: {parts}",
+                folder=folder,
+                num_unknown=len(unknown),
+                name=family.name,
+                listed=format_names(unknown),
+                parts=" ".join(_("--drop {part!r}", part=part) for part in parts[:6]),
+            )
         )
     for name in ("config.json", "generation_config.json"):
         if (folder / name).is_file():
-            _write(made / name, read_bounded(folder / name, MOST_BYTES))
-    write_folder(made, found.tensors)
-    return found.tensors, public_tokenizer(vocabulary, made)
+            _write_file(output_dir / name, read_limited(folder / name, MAX_CONFIG_BYTES))
+    save_weights(output_dir, contents.tensors)
+    return contents.tensors, convert_hf_tokenizer(vocabulary, output_dir)
 
 
-def _write_fairseq(folder: Path, found: Read, made: Path, vocabulary: Path) -> tuple[dict[str, Tensor], str]:
-    from headwater.families.fairseq import config_from
-
-    if "arch" not in found.settings or "encoder.embed_tokens.weight" not in found.tensors:
-        raise BadFile(f"{folder} must hold a config.json, or a translator trained by fairseq; it holds neither")
-    config, tensors = config_from(found.settings, folder), dict(found.tensors)
-    tables = [tensors[f"{side}.embed_tokens.weight"] for side in ("encoder", "decoder")]
-    extra = fairseq_tokenizer(vocabulary, made, len(tables[0]), len(tables[1]), found.settings)
-    if extra:  # pieces its dictionary lacks mean <unk> to fairseq: they get rows of their own, equal to that one's
-        tables[0] = torch.cat([tables[0], tables[0][3:4].expand(extra, -1)])
-        tensors["encoder.embed_tokens.weight"] = tables[0]
-    config |= {"source_vocab_size": len(tables[0]), "target_vocab_size": len(tables[1])}
-    _write(made / "config.json", json.dumps(config, indent=2).encode())
-    write_folder(made, tensors)
+def _write_fairseq_folder(
+    folder: Path, contents: PickleContents, output_dir: Path, vocabulary: Path
+) -> tuple[dict[str, Tensor], str]:
+    """A folder of the family `fairseq`, its config.json from the checkpoint's arguments; returns its tensors."""
+    if "arch" not in contents.training_args or "encoder.embed_tokens.weight" not in contents.tensors:
+        raise BadFile(
+            _("{folder} must hold a config.json, or a translator trained by fairseq; it holds neither", folder=folder)
+        )
+    config = fairseq_args_to_config(contents.training_args, folder)
+    tensors = dict(contents.tensors)
+    source_table = tensors["encoder.embed_tokens.weight"]
+    target_table = tensors["decoder.embed_tokens.weight"]
+    num_missing = convert_fairseq_tokenizer(
+        vocabulary, output_dir, len(source_table), len(target_table), contents.training_args
+    )
+    if num_missing:  # pieces that the dictionary lacks are <unk> (id 3) in fairseq: they get rows equal to that one
+        source_table = torch.cat([source_table, source_table[3:4].expand(num_missing, -1)])
+        tensors["encoder.embed_tokens.weight"] = source_table
+    config |= {"source_vocab_size": len(source_table), "target_vocab_size": len(target_table)}
+    _write_file(output_dir / "config.json", json.dumps(config, indent=2).encode())
+    save_weights(output_dir, tensors)
     return tensors, ""
 
 
-def _write(path: Path, content: bytes) -> None:
-    with atomic(path) as file:
+def _write_file(path: Path, content: bytes) -> None:
+    with atomic_write(path) as file:
         file.write(content)
 
 
-# ----------------------------------------------------------------------------------------------------------- checking
+# ------------------------------------------------------------------------------------------------------------- checking
 
 
-def _compare(made: Path, tensors: Mapping[str, Tensor], source: Path) -> None:
-    """Load what was written: the model must hold what was read from the old file, number for number."""
-    loaded = load_folder(made)
-    relation = find(loaded.config["model_type"])
-    names, state = relation.names + relation.heads[loaded.head], loaded.model.state_dict()
-    for theirs, tensor in tensors.items():
-        found = names.find_theirs(theirs)
-        ours = found.ours() if found else []
-        pieces = (found.row.steps.read(tensor.float(), len(ours), sizes(loaded.spec)) if found and ours else None) or []
-        for name, piece in zip(ours, pieces, strict=True):
-            if not torch.equal(state[name], piece):
-                raise BadFile(f"{source}: {theirs} does not come back as it was read; not converted")
+def _check_converted(output_dir: Path, tensors: Mapping[str, Tensor], source: Path) -> None:
+    """Load the converted folder: the model must hold the tensors of the checkpoint, bit for bit."""
+    loaded = load_hf_folder(output_dir)
+    family = find_family(loaded.config["model_type"])
+    names = family.body_names + family.head_names[loaded.head]
+    state_dict = loaded.model.state_dict()
+    sizes = transform_sizes(loaded.spec)
+    for checkpoint_name, tensor in tensors.items():
+        match = names.match_checkpoint(checkpoint_name)
+        params = match.param_names() if match else []
+        if match is None or not params:
+            continue
+        pieces = match.rule.transforms.forward(tensor.float(), len(params), sizes) or []
+        for param, piece in zip(params, pieces, strict=True):
+            if not torch.equal(state_dict[param], piece):
+                raise BadFile(
+                    _(
+                        "{source}: {tensor} does not come back as it was read; not converted",
+                        source=source,
+                        tensor=checkpoint_name,
+                    )
+                )
 
 
-def _put_in_place(made: Path, new: Path) -> None:
-    """File by file, the weights last. Other files of an old folder stay, but for weights that are now out of date."""
-    new.mkdir(exist_ok=True)
-    files = sorted(made.iterdir(), key=lambda path: path.name in (WHOLE, INDEX))
+def _move_into_place(temp_dir: Path, output_path: Path) -> None:
+    """Move the files, the weights last. Other files of an existing folder stay, except weights that are now stale."""
+    output_path.mkdir(exist_ok=True)
+    files = sorted(temp_dir.iterdir(), key=lambda path: path.name in (WEIGHTS_NAME, WEIGHTS_INDEX_NAME))
     for path in files:
-        os.replace(path, new / path.name)
-    for name in {WHOLE, INDEX} - {path.name for path in files}:
-        (new / name).unlink(missing_ok=True)
+        os.replace(path, output_path / path.name)
+    for name in {WEIGHTS_NAME, WEIGHTS_INDEX_NAME} - {path.name for path in files}:
+        (output_path / name).unlink(missing_ok=True)
+
+
+# ------------------------------------------------------------------------------------- tokenizers of legacy checkpoints
+
+MAX_VOCAB_BYTES = 64 << 20
+MIN_RECOVERED_FRACTION = 0.9  # of the pieces of a vocabulary; BERT's [unused17] and the like never encode to themselves
+
+
+def convert_hf_tokenizer(folder: Path, output_dir: Path) -> str:
+    """Save the tokenizer of a Hugging Face folder; returns a note where it has none, or none that works."""
+    try:
+        tokenizer = load_tokenizer(folder)
+    except NotFound:
+        return _("no tokenizer was found; --vocabulary names the folder where it lies")
+    if (folder / "vocab.txt").exists() and not (folder / "tokenizer.json").exists():
+        tokenizer = max((tokenizer, _cased_wordpiece(folder)), key=recovered_fraction)
+        if recovered_fraction(tokenizer) < MIN_RECOVERED_FRACTION:
+            return _("vocab.txt is not WordPiece's (most pieces could never be found), so no tokenizer was written")
+    tokenizer.save(output_dir)
+    return ""
+
+
+def _cased_wordpiece(folder: Path) -> Tokenizer:
+    text = read_limited(folder / "vocab.txt", MAX_VOCAB_BYTES).decode()
+    return Tokenizer(wordpiece_spec(text, BERT_TOKENS, {"do_lower_case": False}, folder), BERT_TOKENS, where=folder)
+
+
+def recovered_fraction(tokenizer: Tokenizer) -> float:
+    """The fraction of word-initial pieces that the tokenizer encodes to themselves."""
+    special = set(tokenizer.special_tokens_map.values())
+    words = [piece for piece in tokenizer.backend.get_vocab() if not piece.startswith("##") and piece not in special]
+    encoded = tokenizer.encode_batch(words, add_special_tokens=False)
+    recovered = sum(ids == [tokenizer.token_to_id(word)] for word, ids in zip(words, encoded, strict=True))
+    return recovered / max(len(words), 1)
+
+
+def convert_fairseq_tokenizer(
+    folder: Path, output_dir: Path, source_size: int, target_size: int, training_args: dict[str, Any]
+) -> int:
+    """Save the pair of tokenizers; returns how many pieces the source dictionary lacks and its table must gain."""
+    candidates = (folder, folder / "data", folder.parent / "data")
+    data_dir = next((path for path in candidates if any(path.glob("dict.*.txt"))), None)
+    if data_dir is None:
+        raise NotFound(
+            _(
+                "{folder}: fairseq's dict.*.txt must lie in it or in data/; --vocabulary names their folder",
+                folder=folder,
+            )
+        )
+    source_vocab, target_vocab = _read_dictionaries(data_dir, source_size, target_size, training_args)
+    merges = _read_merges(data_dir)
+    missing = marian.missing_pieces(source_vocab, merges)
+    for piece in missing:
+        source_vocab[piece] = len(source_vocab)
+    source = Tokenizer(marian.fairseq_spec(source_vocab, merges), marian.FAIRSEQ_SPECIAL_TOKENS)
+    target = Tokenizer(marian.fairseq_spec(target_vocab, merges), marian.FAIRSEQ_SPECIAL_TOKENS)
+    PairTokenizer(source, target).save(output_dir)
+    return len(missing)
+
+
+def _read_dictionaries(
+    data_dir: Path, source_size: int, target_size: int, training_args: dict[str, Any]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """The source and the target dictionary: by the languages in the arguments, else by the sizes of the tables."""
+    dictionaries = {
+        path.name.split(".")[1]: marian.parse_dictionary(_read_text(path), path)
+        for path in sorted(data_dir.glob("dict.*.txt"))
+    }
+
+    def choose(language_key: str, size: int) -> dict[str, int]:
+        named = dictionaries.get(str(training_args.get(language_key)))
+        if named:
+            return named
+        of_size = [vocab for vocab in dictionaries.values() if len(vocab) == size]
+        return of_size[0] if len(of_size) == 1 else {}
+
+    source = choose("source_lang", source_size)
+    target = choose("target_lang", target_size)
+    if [len(source), len(target)] != [source_size, target_size]:
+        sizes = ", ".join(f"{name} {len(vocab)}" for name, vocab in dictionaries.items())
+        raise BadFile(
+            _(
+                "{place}: dictionaries of {source_size} and {target_size} pieces must be there, found: {details}",
+                place=data_dir,
+                source_size=source_size,
+                target_size=target_size,
+                details=sizes,
+            )
+        )
+    return source, target
+
+
+def _read_merges(data_dir: Path) -> list[list[str]]:
+    files = [path for pattern in ("bpe.code*", "*bpecodes", "code*") for path in sorted(data_dir.glob(pattern))]
+    return marian.parse_bpe_codes(_read_text(files[0]), files[0]) if files else []
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return read_limited(path, MAX_VOCAB_BYTES).decode()
+    except UnicodeDecodeError:
+        raise BadFile(_("{path}: not UTF-8 text; the file is damaged or of another kind", path=path)) from None

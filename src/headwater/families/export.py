@@ -1,9 +1,9 @@
-"""Which family of transformers expresses a model, and the model in the layout of that family.
+"""Find the transformers family that expresses a model, and export the model in its layout.
 
-match tries the families in ORDER: a writer gives a config.json, the family's own reader turns it into a spec, and the
-two specs must be equal in all that changes an answer. Where none is, forms of the model that compute the same
-(rewrites.py) are tried too. The first family that fits is taken; where none does, the nearest is named with the first
-difference.
+match_family tries the families in FAMILY_ORDER: a config writer gives a config.json, the family's own reader turns it
+into a spec, and the two specs must be equal in all that affects the output. Where none is, equivalent forms of the
+model (rewrites.py) are tried too. The first family that matches is taken; where none does, the nearest is reported
+with the first difference.
 """
 
 from __future__ import annotations
@@ -15,191 +15,237 @@ from typing import Any
 
 import torch
 
-from headwater.core import Attention, ClassHead, Fused, LanguageHead, Learned, Model, Stack, TokenHead, Transformer
-from headwater.core.init import PAPER
+from headwater.core import (
+    SDPA,
+    Attention,
+    ClassificationHead,
+    Learned,
+    LMHead,
+    Model,
+    Stack,
+    TokenClassificationHead,
+    Transformer,
+)
+from headwater.core.init import PAPER_INIT
 from headwater.errors import BadFile, Fault
-from headwater.families.family import FAMILIES
-from headwater.families.folder import Loaded
-from headwater.families.rewrites import REWRITES, Rewrite, rewritten
-from headwater.families.writer import WRITERS, Config, first
-from headwater.weights.settings import Settings
+from headwater.families.config_writers import CONFIG_WRITERS, ConfigDict, find_part
+from headwater.families.hf_folder import LoadedModel
+from headwater.families.registry import FAMILIES
+from headwater.families.rewrites import REWRITES, Rewrite, apply_rewrites
+from headwater.i18n import _
+from headwater.weights.hf_config import HFConfig
 
-# The plainest first: where two families express a model, the better known one is written.
-ORDER = (
-    "llama", "mistral", "qwen2", "qwen3", "gemma", "mixtral", "gpt2", "gpt_neox",
-    "bert", "megatron-bert", "roberta", "distilbert", "albert",
-    "marian", "pegasus", "blenderbot", "bart", "mbart", "t5", "mt5",
-)  # fmt: skip
-MOST_TOKENS = 256  # of an answer, as headwater.generate has it; transformers would stop after 20
-AGREE = 1e-3  # a rewritten model must give the answers of the first to this share of the largest; rounding is far below
+# The best known first: where two families express a model, the first is written.
+FAMILY_ORDER = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "mixtral",
+    "gpt2",
+    "gpt_neox",
+    "bert",
+    "megatron-bert",
+    "roberta",
+    "distilbert",
+    "albert",
+    "marian",
+    "pegasus",
+    "blenderbot",
+    "bart",
+    "mbart",
+    "t5",
+    "mt5",
+)
+MAX_NEW_TOKENS = 256  # the default of headwater.generate; that of transformers is 20
+OUTPUT_TOLERANCE = 1e-3  # of a rewritten model, relative to the largest output; rounding errors are far smaller
 
 
 @dataclass(frozen=True)
-class Match:
-    """A family whose config.json describes the model, perhaps in a rewritten form."""
+class FamilyMatch:
+    """A family whose config.json describes the model, possibly after rewrites."""
 
-    name: str
-    head: str
-    config: Config
+    family: str
+    head_type: str
+    config: ConfigDict
     rewrites: tuple[Rewrite, ...] = ()
 
 
 @dataclass(frozen=True)
-class Difference:
-    """One place where a family's nearest model has something else than this one."""
+class SpecDifference:
+    """A field in which the nearest model of a family differs from this one."""
 
-    where: str
-    ours: str
-    theirs: str
-
-
-@dataclass(frozen=True)
-class Misfit:
-    """No family expresses the model: the nearest, and its first difference."""
-
-    name: str
-    difference: Difference
+    path: str
+    model_value: str
+    family_value: str
 
 
 @dataclass(frozen=True)
-class Exported:
-    """A model as a family of transformers has it. rewrites: names of the changes of form, see rewrites.py."""
+class FamilyMismatch:
+    """No family expresses the model: the nearest family, and the first difference."""
 
-    model: Loaded
+    family: str
+    difference: SpecDifference
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """A model in the form of a transformers family. rewrites: the names of the rewrites applied (rewrites.py)."""
+
+    model: LoadedModel
     rewrites: tuple[str, ...]
 
 
-def as_public(loaded: Loaded, names: Sequence[str] = ORDER) -> Exported | Misfit:
-    """The same model as one of these families: its config.json, and its weights in the form the family has."""
-    found = match(loaded.spec, names, _said(loaded))
-    if isinstance(found, Misfit):
-        return found
-    model = rewritten(loaded.model, found.rewrites)
-    if found.rewrites:
-        _check_same_answers(loaded.model, model)
-    labels = [str(label) for label in found.config.get("id2label", {}).values()]
-    made = Loaded(model, loaded.tokenizer, found.config, loaded.where, found.head, labels, _generation(loaded))
-    return Exported(made, tuple(change.name for change in found.rewrites))
+def export_to_family(loaded: LoadedModel, families: Sequence[str] = FAMILY_ORDER) -> ExportedModel | FamilyMismatch:
+    """Express a model as one of these families: its config.json, and its weights in the family's form."""
+    match = match_family(loaded.spec, families, _extra_config(loaded))
+    if isinstance(match, FamilyMismatch):
+        return match
+    model = apply_rewrites(loaded.model, match.rewrites)
+    if match.rewrites:
+        _check_same_outputs(loaded.model, model)
+    labels = [str(label) for label in match.config.get("id2label", {}).values()]
+    exported = LoadedModel(
+        model, loaded.tokenizer, match.config, loaded.path, match.head_type, labels, _generation_config(loaded)
+    )
+    return ExportedModel(exported, tuple(rewrite.name for rewrite in match.rewrites))
 
 
-def match(spec: Model, names: Sequence[str] = ORDER, said: Config | None = None) -> Match | Misfit:
-    """The first of these families that expresses a spec. said: more keys of its config.json (token ids, labels)."""
-    nearest: tuple[tuple[bool, int], Misfit] | None = None
-    for changes, form in _forms(spec):
-        wanted = essence(form)
-        for name, head in _candidates(names, form, said or {}):
-            made = _config(name, head, form, said or {})
-            found = _differences_of(made, name, head, wanted)
-            if not found:
-                return Match(name, head, made or {}, changes)
-            far = any(other.where == "head" for other in found), len(found)
-            if nearest is None or far < nearest[0]:
-                nearest = far, Misfit(name, found[0])
+def match_family(
+    spec: Model, families: Sequence[str] = FAMILY_ORDER, extra_config: ConfigDict | None = None
+) -> FamilyMatch | FamilyMismatch:
+    """The first of these families that expresses a spec. extra_config: more keys of config.json (ids, labels)."""
+    nearest: tuple[tuple[bool, int], FamilyMismatch] | None = None
+    for rewrites, form in _equivalent_specs(spec):
+        expected = canonical_spec(form)
+        for family, head_type in _candidates(families, form, extra_config or {}):
+            config = _write_config(family, head_type, form, extra_config or {})
+            differences = _config_differences(config, family, head_type, expected)
+            if not differences:
+                return FamilyMatch(family, head_type, config or {}, rewrites)
+            distance = (any(difference.path == "head" for difference in differences), len(differences))
+            if nearest is None or distance < nearest[0]:
+                nearest = (distance, FamilyMismatch(family, differences[0]))
     assert nearest is not None, "there is at least one family"
     return nearest[1]
 
 
-def _forms(spec: Model) -> Iterator[tuple[tuple[Rewrite, ...], Model]]:
-    """The spec itself, then each of its other forms, those with the fewest changes first."""
+def _equivalent_specs(spec: Model) -> Iterator[tuple[tuple[Rewrite, ...], Model]]:
+    """The spec itself, then its rewritten forms, those with the fewest rewrites first."""
     for count in range(len(REWRITES) + 1):
-        for changes in itertools.combinations(REWRITES, count):
+        for rewrites in itertools.combinations(REWRITES, count):
             form = spec
-            for change in changes:
-                before, form = form, change.spec(form)
-                if form == before:
+            for rewrite in rewrites:
+                before = form
+                form = rewrite.rewrite_spec(form)
+                if form == before:  # nothing to rewrite: the same as without this one
                     break
             else:
-                yield changes, form
+                yield rewrites, form
 
 
-def _candidates(names: Sequence[str], spec: Model, said: Config) -> list[tuple[str, str]]:
-    """Families and heads to try. Two scores a token are the ends of an answer, unless there are labels for them."""
-    ends = isinstance(spec.head, TokenHead) and spec.head.outputs == 2 and "id2label" not in said
-    unfit = "tags" if ends else "span"
-    return [(name, head) for name in names for head in FAMILIES[name].heads if head != unfit]
+def _candidates(families: Sequence[str], spec: Model, extra_config: ConfigDict) -> list[tuple[str, str]]:
+    """Families and head types to try. Two scores per token are question answering, unless they have labels."""
+    is_span = (
+        isinstance(spec.head, TokenClassificationHead) and spec.head.num_labels == 2 and "id2label" not in extra_config
+    )
+    excluded_type = "token_classification" if is_span else "question_answering"
+    return [(name, head) for name in families for head in FAMILIES[name].head_names if head != excluded_type]
 
 
-def _config(name: str, head: str, spec: Model, said: Config) -> Config | None:
-    """config.json as this family's writer makes it."""
-    written = WRITERS[name].config(spec)
-    if written is None:
+def _write_config(family: str, head_type: str, spec: Model, extra_config: ConfigDict) -> ConfigDict | None:
+    """config.json from the family's config writer, with the head's architecture and labels."""
+    config = CONFIG_WRITERS[family].write_config(spec)
+    if config is None:
         return None
-    about = {key: value for key, value in said.items() if key != "id2label"}
-    labels = _labels(spec, said.get("id2label")) if head in ("class", "tags") else {}
+    extra = {key: value for key, value in extra_config.items() if key != "id2label"}
+    labels = (
+        _label_config(spec, extra_config.get("id2label"))
+        if head_type in ("sequence_classification", "token_classification")
+        else {}
+    )
     return {
-        "architectures": [WRITERS[name].classes[head]],
-        "model_type": name,
+        "architectures": [CONFIG_WRITERS[family].architectures[head_type]],
+        "model_type": family,
         "dtype": "float32",
         **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),  # not the defaults of another vocabulary
-        **written,
+        **config,
         **labels,
-        **about,
+        **extra,
     }
 
 
-def _labels(spec: Model, named: dict[str, str] | None) -> Config:
-    count = spec.head.classes if isinstance(spec.head, ClassHead) else getattr(spec.head, "outputs", 2)
-    names = list((named or {}).values())
-    names = names if len(names) == count else [f"LABEL_{i}" for i in range(count)]
-    return {"id2label": {str(i): label for i, label in enumerate(names)},
-            "label2id": {label: i for i, label in enumerate(names)}}  # fmt: skip
+def _label_config(spec: Model, id2label: dict[str, str] | None) -> ConfigDict:
+    count = spec.head.num_labels if isinstance(spec.head, ClassificationHead) else getattr(spec.head, "num_labels", 2)
+    names = list((id2label or {}).values())
+    if len(names) != count:
+        names = [f"LABEL_{i}" for i in range(count)]
+    return {
+        "id2label": {str(i): label for i, label in enumerate(names)},
+        "label2id": {label: i for i, label in enumerate(names)},
+    }
 
 
-def _said(loaded: Loaded) -> Config:
-    """What config.json says beside the spec: the special tokens, the labels, what the model was trained for."""
-    tokenizer, about = loaded.tokenizer, loaded.config.get("about") or {}
-    said: Config = {}
-    if tokenizer is not None:
-        said = {f"{role}_token_id": tokenizer.special(role) for role in ("bos", "eos", "pad")}
-    if loaded.spec.encoder is not None and loaded.spec.decoder is not None and loaded.start is not None:
-        said["decoder_start_token_id"] = loaded.start
-    said |= {"id2label": dict(enumerate(loaded.labels))} if loaded.labels else {}
-    return said | ({"about": about} if about else {})
+def _extra_config(loaded: LoadedModel) -> ConfigDict:
+    """The keys of config.json beside the spec: special token ids, labels, metadata of the training."""
+    extra: ConfigDict = {}
+    if loaded.tokenizer is not None:
+        extra = {f"{role}_token_id": loaded.tokenizer.special_id(role) for role in ("bos", "eos", "pad")}
+    if loaded.spec.encoder is not None and loaded.spec.decoder is not None and loaded.decoder_start_id is not None:
+        extra["decoder_start_token_id"] = loaded.decoder_start_id
+    if loaded.labels:
+        extra["id2label"] = dict(enumerate(loaded.labels))
+    if loaded.config.get("about"):
+        extra["about"] = loaded.config["about"]
+    return extra
 
 
-def _generation(loaded: Loaded) -> dict[str, Any]:
-    """generation_config.json: without one, transformers would fall back on defaults of the family's own tokenizer."""
-    ids = {key: value for key, value in _said(loaded).items() if key.endswith("_token_id") and value is not None}
-    writes = loaded.spec.decoder is not None and isinstance(loaded.spec.head, LanguageHead)
-    return {**loaded.generation, **ids, "max_new_tokens": MOST_TOKENS} if writes else {}
+def _generation_config(loaded: LoadedModel) -> dict[str, Any]:
+    """generation_config.json: without one, transformers uses defaults of the family's own tokenizer."""
+    ids = {
+        key: value for key, value in _extra_config(loaded).items() if key.endswith("_token_id") and value is not None
+    }
+    generates = loaded.spec.decoder is not None and isinstance(loaded.spec.head, LMHead)
+    return {**loaded.generation_config, **ids, "max_new_tokens": MAX_NEW_TOKENS} if generates else {}
 
 
-# ----------------------------------------------------------------------------------------------------------- comparing
+# ------------------------------------------------------------------------------------------------------ comparing specs
 
 
-def essence(spec: Model) -> Model:
-    """A spec without what changes no answer: first weights, dropout, kernels. What may be left out is written out."""
-    return replace(_plain(spec, 0), tied=_groups(spec.tied), init=PAPER)
+def canonical_spec(spec: Model) -> Model:
+    """A spec without what does not affect the output (init, dropout, kernels), and with all defaults filled in."""
+    return replace(_canonical(spec, 0), tied=_canonical_ties(spec.tied), init=PAPER_INIT)
 
 
-def _plain(value: Any, d_model: int) -> Any:
-    """essence of a part, or of a tuple of them; d_model: that of the stack it stands in."""
+def _canonical(value: Any, d_model: int) -> Any:
+    """The canonical form of a part or a tuple of parts; d_model: that of the enclosing stack."""
     if isinstance(value, tuple):
-        made = {item: _plain(item, d_model) for item in dict.fromkeys(value)}  # equal layers are worked out once
-        return tuple(made[item] for item in value)
+        canonical = {item: _canonical(item, d_model) for item in dict.fromkeys(value)}  # equal layers only once
+        return tuple(canonical[item] for item in value)
     if not is_dataclass(value) or isinstance(value, type):
         return value
     d_model = value.d_model if isinstance(value, Stack) else d_model
-    found: dict[str, Any] = {f.name: _plain(getattr(value, f.name), d_model) for f in fields(value)}
-    if "dropout" in found:
-        found["dropout"] = 0.0
+    values: dict[str, Any] = {f.name: _canonical(getattr(value, f.name), d_model) for f in fields(value)}
+    if "dropout" in values:
+        values["dropout"] = 0.0
     if isinstance(value, Stack):
-        found["order"] = value.order or tuple(range(len(value.layers)))
+        values["order"] = value.order or tuple(range(len(value.layers)))
     if isinstance(value, Attention):
-        width = value.head_dim or d_model // value.heads
-        found |= {
+        head_dim = value.head_dim or d_model // value.heads
+        values |= {
             "kv_heads": value.kv_heads or value.heads,
-            "head_dim": width,
-            "v_head_dim": value.v_head_dim or width,
+            "head_dim": head_dim,
+            "v_head_dim": value.v_head_dim or head_dim,
             "bias": "".join(sorted(value.bias)),
-            "scale": width**-0.5 if value.scale is None else value.scale,
-            "kernel": Fused(),
+            "scale": head_dim**-0.5 if value.scale is None else value.scale,
+            "kernel": SDPA(),
         }
-    return replace(value, **found)
+    return replace(value, **values)
 
 
-def _groups(tied: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """The same ties, however they are written: each path with the first of all that are one tensor."""
+def _canonical_ties(tied: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """Ties in one form, however they are written: each path with the first of all that share its tensor."""
     groups: list[set[str]] = []
     for pair in tied:
         joined = set(pair).union(*(group for group in groups if group & set(pair)))
@@ -207,77 +253,92 @@ def _groups(tied: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((path, min(group)) for group in groups for path in group - {min(group)}))
 
 
-def _differences_of(config: Config | None, name: str, head: str, wanted: Model) -> list[Difference]:
-    """What the model of a config.json has else than the wanted one."""
+def _config_differences(
+    config: ConfigDict | None, family: str, head_type: str, expected: Model
+) -> list[SpecDifference]:
+    """The differences between the model of a config.json and the expected spec."""
     if config is None:
-        return [Difference("stacks", _stacks(wanted), _stacks_of(name))] * 100
+        return [SpecDifference("stacks", _stack_names(expected), _family_stack_names(family))] * 100
     try:
-        theirs = essence(FAMILIES[name].read(Settings(dict(config)), head))
+        family_spec = canonical_spec(FAMILIES[family].read_spec(HFConfig(dict(config)), head_type))
     except Fault as fault:
-        return [Difference("config.json", "a setting it does not know", str(fault))] * 99
-    return list(dict.fromkeys(_differences(wanted, theirs, "")))
+        return [SpecDifference("config.json", "a setting it does not know", str(fault))] * 99
+    return list(dict.fromkeys(_iter_differences(expected, family_spec, "")))
 
 
-def differences(ours: Model, theirs: Model) -> list[Difference]:
-    """Where two specs differ in what changes an answer, each place once."""
-    return list(dict.fromkeys(_differences(essence(ours), essence(theirs), "")))
+def spec_differences(model_spec: Model, family_spec: Model) -> list[SpecDifference]:
+    """The differences of two specs that affect the output, each once."""
+    return list(dict.fromkeys(_iter_differences(canonical_spec(model_spec), canonical_spec(family_spec), "")))
 
 
-def is_described(loaded: Loaded) -> bool:
-    """Whether its config.json still tells what the model is: not after a new head, or with numbers of a GGUF file.
+def config_matches_spec(loaded: LoadedModel) -> bool:
+    """Whether config.json still describes the model: not after a new head, or with RoPE factors of a GGUF file.
 
-    Tied tables are left out: the weights decide them.
+    Ties are not compared: the weights decide them.
     """
     try:
-        theirs = FAMILIES[loaded.config["model_type"]].read(Settings(dict(loaded.config)), loaded.head)
+        family_spec = FAMILIES[loaded.config["model_type"]].read_spec(HFConfig(dict(loaded.config)), loaded.head)
     except Fault:
         return False
-    return not differences(loaded.spec, replace(theirs, tied=loaded.spec.tied))
+    return not spec_differences(loaded.spec, replace(family_spec, tied=loaded.spec.tied))
 
 
-def _differences(ours: Any, theirs: Any, where: str) -> Iterator[Difference]:
-    if ours == theirs:
+def _iter_differences(model_value: Any, family_value: Any, path: str) -> Iterator[SpecDifference]:
+    """The fields in which two specs differ, part by part."""
+    if model_value == family_value:
         return
-    if type(ours) is type(theirs) and is_dataclass(ours):
-        for f in fields(ours):
-            yield from _differences(getattr(ours, f.name), getattr(theirs, f.name), f"{where}.{f.name}".strip("."))
-    elif isinstance(ours, tuple) and isinstance(theirs, tuple) and len(ours) == len(theirs):
-        for one, two in zip(ours, theirs, strict=True):
-            role = getattr(one, "role", "")
-            yield from _differences(one, two, where.replace("branches", role) if role else where)
+    if type(model_value) is type(family_value) and is_dataclass(model_value):
+        for f in fields(model_value):
+            yield from _iter_differences(
+                getattr(model_value, f.name), getattr(family_value, f.name), f"{path}.{f.name}".strip(".")
+            )
+    elif isinstance(model_value, tuple) and isinstance(family_value, tuple) and len(model_value) == len(family_value):
+        for model_item, family_item in zip(model_value, family_value, strict=True):
+            role = getattr(model_item, "role", "")
+            item_path = path.replace("branches", role) if role else path
+            yield from _iter_differences(model_item, family_item, item_path)
     else:
-        yield Difference(where, _shown(ours), _shown(theirs))
+        yield SpecDifference(path, _format_value(model_value), _format_value(family_value))
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, tuple) and value and is_dataclass(value[0]):
         return f"{len(value)} {type(value[0]).__name__}s"
     text = "nothing" if value in (None, (), "") else " ".join(repr(value).split())
     return text if len(text) <= 60 else f"another {type(value).__name__}"
 
 
-def _stacks(spec: Model) -> str:
+def _stack_names(spec: Model) -> str:
     return " and ".join(side for side in ("encoder", "decoder") if getattr(spec, side) is not None)
 
 
-def _stacks_of(name: str) -> str:
+def _family_stack_names(family: str) -> str:
     """The stacks that a family has weights for."""
-    named = {pattern.text.partition(".")[0] for row in FAMILIES[name].names.rows for pattern in row.ours}
+    rules = FAMILIES[family].body_names.rules
+    named = {pattern.text.partition(".")[0] for rule in rules for pattern in rule.params}
     return " and ".join(side for side in ("encoder", "decoder") if side in named)
 
 
 @torch.inference_mode()
-def _check_same_answers(one: Transformer, two: Transformer) -> None:
-    """Both forms answer a small padded batch alike, or nothing is written."""
-    table, device = first(one.spec, Learned), next(one.parameters()).device
-    length = 8 if table is None else min(8, table.size - table.first)
-    vocab = min(stack.embed.vocab for stack in (one.spec.encoder, one.spec.decoder) if stack is not None)  # type: ignore
-    ids = torch.randint(vocab, (2, length), generator=torch.Generator().manual_seed(0)).to(device)
-    keep = torch.ones_like(ids, dtype=torch.bool)
-    keep[1, 5:] = False
-    pair = {"source": ids.flip(1), "source_keep": keep} if one.encoder is not None and one.decoder is not None else {}
-    was = one.training
-    before, after = (model.eval()(ids, keep=keep, **pair)[keep] for model in (one, two))
-    one.train(was)
-    if float((before - after).abs().max()) > AGREE * max(1.0, float(before.abs().max())):
-        raise BadFile("the model in the layout of transformers gives other answers than before; not written")
+def _check_same_outputs(original: Transformer, rewritten: Transformer) -> None:
+    """A model and its rewritten form must give the same outputs on a small padded batch."""
+    device = next(original.parameters()).device
+    table = find_part(original.spec, Learned)
+    length = 8 if table is None else min(8, table.size - table.offset)
+    stacks = [stack for stack in (original.spec.encoder, original.spec.decoder) if stack is not None]
+    vocab = min(stack.embed.vocab for stack in stacks)  # type: ignore[attr-defined]
+
+    # A random batch; the second row is padded.
+    ids = torch.randint(vocab, (2, length), generator=torch.Generator().manual_seed(0)).to(device)  # [B, S]
+    attention_mask = torch.ones_like(ids, dtype=torch.bool)
+    attention_mask[1, 5:] = False
+    source = {}
+    if original.encoder is not None and original.decoder is not None:
+        source = {"source": ids.flip(1), "source_attention_mask": attention_mask}
+
+    was_training = original.training
+    before = original.eval()(ids, attention_mask=attention_mask, **source)[attention_mask]
+    after = rewritten.eval()(ids, attention_mask=attention_mask, **source)[attention_mask]
+    original.train(was_training)
+    if float((before - after).abs().max()) > OUTPUT_TOLERANCE * max(1.0, float(before.abs().max())):
+        raise BadFile(_("the model in the layout of transformers gives other answers than before; not written"))

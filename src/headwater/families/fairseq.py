@@ -1,7 +1,7 @@
-"""The 2017 Transformer as fairseq trains it, with fairseq's own names for weights and settings.
+"""fairseq's Transformer: the model of 2017 with fairseq's names of weights and hyper-parameters.
 
-fairseq keeps its settings inside the checkpoint; `headwater convert` writes those that matter into a config.json, with
-the model_type `fairseq` (norms after each branch, as in the paper) or `fairseq_prenorm` (before it).
+fairseq saves its arguments inside the checkpoint; `headwater convert` writes those that matter to a config.json, with
+the model_type `fairseq` (post-norm, as in the paper) or `fairseq_prenorm`.
 """
 
 from __future__ import annotations
@@ -14,68 +14,77 @@ from torch import Tensor
 from headwater.core import (
     Attention,
     Block,
+    Causal,
     CrossAttention,
+    Embeddings,
     FeedForward,
-    LanguageHead,
     LayerNorm,
     Learned,
+    LMHead,
     Model,
     NoHead,
     NoNorm,
-    Past,
     SinusoidalHalves,
     Stack,
-    Tokens,
     post,
     pre,
 )
-from headwater.core.positions import Position, Sines
+from headwater.core.positions import PositionEncoding, SinusoidalEncoding
 from headwater.errors import BadFile
-from headwater.families.bart import EMBED_NORM, FINAL_NORM, TABLE, pair_names
-from headwater.families.family import act, family
+from headwater.families.bart import EMBED_NORM, FINAL_NORM, POSITION_TABLE, seq2seq_names
+from headwater.families.registry import read_activation, register_family
+from headwater.i18n import _
 from headwater.parts import must, part
-from headwater.weights.names import table
-from headwater.weights.settings import Settings
+from headwater.weights.hf_config import HFConfig
+from headwater.weights.name_map import name_map
 
-PAD = 1  # fairseq's first ids are <s> <pad> </s> <unk>; places begin after the padding's
+PAD_ID = 1  # fairseq's first ids are <s> <pad> </s> <unk>; positions start after the padding id
 
 
 @part
-class LateSines(SinusoidalHalves):
-    """All sines, then all cosines, of (place + first) · base^(-i / (D/2 - 1)), i < D/2."""
+class FairseqSinusoidal(SinusoidalHalves):
+    """Sinusoidal positions: all sines, then all cosines, of (position + offset) · base^(-i / (D/2 - 1)), i < D/2."""
 
-    first: int = PAD + 1
+    offset: int = PAD_ID + 1
 
-    def build(self, width: int, heads: int = 1) -> Position:
-        must(width % 2 == 0 and width > 2, self, "the width must be even and above 2", width, "choose another d_model")
-        return LateWaves(width, self.base, self.first)
+    def build(self, width: int, heads: int = 1) -> PositionEncoding:
+        must(
+            width % 2 == 0 and width > 2,
+            self,
+            _("the width must be even and above 2"),
+            width,
+            _("choose another d_model"),
+        )
+        return FairseqSinusoidalEncoding(width, self.base, self.offset)
 
 
-class LateWaves(Sines):
-    def __init__(self, width: int, base: float, first: int) -> None:
+class FairseqSinusoidalEncoding(SinusoidalEncoding):
+    """The module of FairseqSinusoidal."""
+
+    def __init__(self, width: int, base: float, offset: int) -> None:
         super().__init__(width, base, halves=True)
-        self.first = first
+        self.offset = offset
 
-    def constants(self) -> None:
-        count = self.speed.numel()
-        i = torch.arange(count, dtype=torch.float64, device=self.speed.device)
-        self.speed.copy_(self.base ** (-i / (count - 1)))
+    def init_buffers(self) -> None:
+        count = self.inv_freq.numel()
+        i = torch.arange(count, dtype=torch.float64, device=self.inv_freq.device)
+        self.inv_freq.copy_(self.base ** (-i / (count - 1)))
 
-    def add(self, x: Tensor, places: Tensor) -> Tensor:
-        return super().add(x, places + self.first)
+    def add(self, x: Tensor, positions: Tensor) -> Tensor:
+        return super().add(x, positions + self.offset)
 
 
 # ----------------------------------------------------------------------------------------------------------- settings
 
-_KEPT = """
+_COPIED_KEYS = """
     activation_fn activation_dropout attention_dropout dropout no_scale_embedding
     max_source_positions max_target_positions layernorm_embedding
     encoder_embed_dim encoder_ffn_embed_dim encoder_layers encoder_attention_heads encoder_learned_pos
     decoder_embed_dim decoder_ffn_embed_dim decoder_layers decoder_attention_heads decoder_learned_pos
 """
 
-# With any other value the model computes something that is not built here.
-ONLY: dict[str, tuple[Any, ...]] = {
+# With any other value the model computes something that is not supported.
+SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "adaptive_softmax_cutoff": (None, False),
     "adaptive_input": (None, False),
     "cross_self_attention": (None, False),
@@ -86,79 +95,100 @@ ONLY: dict[str, tuple[Any, ...]] = {
 }
 
 
-def config_from(args: dict[str, Any], where: object) -> dict[str, Any]:
-    """config.json from the settings in a fairseq checkpoint; what would change the maths unseen is refused."""
-    for name, known in ONLY.items():
-        if args.get(name) not in known:
-            raise BadFile(f"{where}: fairseq's {name} = {str(args[name])[:40]!r} is not built here; it must be unset")
-    before = {bool(args.get(f"{side}_normalize_before")) for side in ("encoder", "decoder")}
-    width = args.get("decoder_embed_dim")
-    narrow = {args.get(name) or width for name in ("encoder_embed_dim", "decoder_input_dim", "decoder_output_dim")}
-    if len(before) > 1 or narrow != {width}:
-        raise BadFile(f"{where}: encoder and decoder must have one width and one place for their norms; they differ")
+def fairseq_args_to_config(args: dict[str, Any], where: object) -> dict[str, Any]:
+    """config.json from the arguments in a fairseq checkpoint; those that would change the model unseen are rejected."""
+    for name, supported in SUPPORTED_VALUES.items():
+        if args.get(name) not in supported:
+            raise BadFile(
+                _(
+                    "{where}: fairseq's {name} = {args!r} is not built here; it must be unset",
+                    where=where,
+                    name=name,
+                    args=str(args[name])[:40],
+                )
+            )
+    prenorm = {bool(args.get(f"{side}_normalize_before")) for side in ("encoder", "decoder")}
+    d_model = args.get("decoder_embed_dim")
+    dims = {args.get(name) or d_model for name in ("encoder_embed_dim", "decoder_input_dim", "decoder_output_dim")}
+    if len(prenorm) > 1 or dims != {d_model}:
+        raise BadFile(
+            _(
+                "{where}: encoder and decoder must have one width and one place for their norms; they differ",
+                where=where,
+            )
+        )
     return {
-        "model_type": "fairseq_prenorm" if before == {True} else "fairseq",
-        "pad_token_id": PAD,
+        "model_type": "fairseq_prenorm" if prenorm == {True} else "fairseq",
+        "pad_token_id": PAD_ID,
         "bos_token_id": 0,
         "eos_token_id": 2,
         "decoder_start_token_id": 2,
-        **{name: args[name] for name in _KEPT.split() if args.get(name) is not None},
+        **{name: args[name] for name in _COPIED_KEYS.split() if args.get(name) is not None},
     }
 
 
 # ------------------------------------------------------------------------------------------------------------- family
 
-MORE = TABLE + EMBED_NORM + "[model.]{side}.embed_positions._float_tensor  -\n"
-HEADS = {
-    "language": table("[model.]decoder.output_projection  head.out"),
-    "states": table("[model.]decoder.output_projection  -"),
+EXTRA_RULES = POSITION_TABLE + EMBED_NORM + "[model.]{side}.embed_positions._float_tensor  -\n"
+HEAD_NAMES = {
+    "language": name_map("[model.]decoder.output_projection  head.out"),
+    "hidden_states": name_map("[model.]decoder.output_projection  -"),
 }
 
 
-@family("fairseq", names=pair_names("post_norm", MORE), heads=HEADS)
-def fairseq(c: Settings, kind: str) -> Model:
-    return _pair(c, kind, post, NoNorm())
+@register_family("fairseq", body_names=seq2seq_names("post_norm", EXTRA_RULES), head_names=HEAD_NAMES)
+def read_fairseq_spec(config: HFConfig, head_type: str) -> Model:
+    return _seq2seq_spec(config, head_type, post, NoNorm())
 
 
-@family("fairseq_prenorm", names=pair_names("norm", MORE + FINAL_NORM), heads=HEADS)
-def fairseq_prenorm(c: Settings, kind: str) -> Model:
-    return _pair(c, kind, pre, LayerNorm())
+@register_family("fairseq_prenorm", body_names=seq2seq_names("norm", EXTRA_RULES + FINAL_NORM), head_names=HEAD_NAMES)
+def read_fairseq_prenorm_spec(config: HFConfig, head_type: str) -> Model:
+    return _seq2seq_spec(config, head_type, pre, LayerNorm())
 
 
-def _pair(c: Settings, kind: str, place: Any, last: Any) -> Model:
-    words = c.size("vocab_size", "target_vocab_size")
-    head = LanguageHead(words) if kind == "language" else NoHead()
-    tied = (("head.out", "decoder.embed.tokens"),) if kind == "language" else ()
+def _seq2seq_spec(config: HFConfig, head_type: str, make_branch: Any, final_norm: Any) -> Model:
+    target_vocab = config.get_int("vocab_size", "target_vocab_size")
+    source_vocab = config.get_int("source_vocab_size", default=target_vocab)
+    has_lm_head = head_type == "language"
     return Model(
-        encoder=_stack(c, "encoder", c.size("source_vocab_size", default=words), place, last),
-        decoder=_stack(c, "decoder", words, place, last),
-        head=head,
-        tied=tied,
+        encoder=_stack_spec(config, "encoder", source_vocab, make_branch, final_norm),
+        decoder=_stack_spec(config, "decoder", target_vocab, make_branch, final_norm),
+        head=LMHead(target_vocab) if has_lm_head else NoHead(),
+        tied=(("head.out", "decoder.embed.tokens"),) if has_lm_head else (),
     )
 
 
-def _stack(c: Settings, side: str, vocab: int, place: Any, last: Any) -> Stack:
-    d_model, dropout, norm = c.size(f"{side}_embed_dim"), c.number("dropout", default=0.1), LayerNorm()
-    shape: dict[str, Any] = {
-        "heads": c.size(f"{side}_attention_heads"),
+def _stack_spec(config: HFConfig, side: str, vocab: int, make_branch: Any, final_norm: Any) -> Stack:
+    """The encoder or the decoder, from fairseq's arguments."""
+    d_model = config.get_int(f"{side}_embed_dim")
+    dropout = config.get_float("dropout", default=0.1)
+    norm = LayerNorm()
+
+    # Branches of a block.
+    attn_args: dict[str, Any] = {
+        "heads": config.get_int(f"{side}_attention_heads"),
         "bias": "qkvo",
-        "dropout": c.number("attention_dropout", default=0.0),
+        "dropout": config.get_float("attention_dropout", default=0.0),
     }
-    within = c.number("activation_dropout", default=0.0)
-    words = act(c, "activation_fn", default="relu")
-    ffn = place(norm, ffn=FeedForward(c.size(f"{side}_ffn_embed_dim"), words, dropout=within))
+    ffn_dropout = config.get_float("activation_dropout", default=0.0)
+    activation = read_activation(config, "activation_fn", default="relu")
+    ffn = make_branch(norm, ffn=FeedForward(config.get_int(f"{side}_ffn_embed_dim"), activation, dropout=ffn_dropout))
     if side == "encoder":
-        before: tuple[Any, ...] = (place(norm, self_attn=Attention(**shape)),)
+        branches: tuple[Any, ...] = (make_branch(norm, self_attn=Attention(**attn_args)), ffn)
     else:
-        looks = place(norm, cross_attn=CrossAttention(**shape))
-        before = place(norm, self_attn=Attention(**shape, sees=Past())), looks
-    room = c.size(f"max_{'source' if side == 'encoder' else 'target'}_positions", default=1024)
-    learned = c.flag(f"{side}_learned_pos", default=False)
-    embed = Tokens(
+        self_attn = make_branch(norm, self_attn=Attention(**attn_args, mask=Causal()))
+        cross_attn = make_branch(norm, cross_attn=CrossAttention(**attn_args))
+        branches = (self_attn, cross_attn, ffn)
+
+    # Embeddings.
+    max_positions = config.get_int(f"max_{'source' if side == 'encoder' else 'target'}_positions", default=1024)
+    learned = config.get_bool(f"{side}_learned_pos", default=False)
+    embed = Embeddings(
         vocab,
-        Learned(room + PAD + 1, first=PAD + 1) if learned else LateSines(),
-        1.0 if c.flag("no_scale_embedding", default=False) else d_model**0.5,
-        norm=norm if c.flag("layernorm_embedding", default=False) else NoNorm(),
+        Learned(max_positions + PAD_ID + 1, offset=PAD_ID + 1) if learned else FairseqSinusoidal(),
+        1.0 if config.get_bool("no_scale_embedding", default=False) else d_model**0.5,
+        norm=norm if config.get_bool("layernorm_embedding", default=False) else NoNorm(),
         dropout=dropout,
     )
-    return Stack(d_model, embed, (Block((*before, ffn), dropout),) * c.layers(f"{side}_layers"), last)
+    num_layers = config.get_num_layers(f"{side}_layers")
+    return Stack(d_model, embed, (Block(branches, dropout),) * num_layers, final_norm)

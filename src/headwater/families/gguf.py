@@ -1,7 +1,7 @@
-"""GGUF files in: settings, weights, tokenizer and chat template from one file. Quantised weights stay as they are.
+"""Load and save GGUF models: config, weights, tokenizer and chat template in one file; weights stay quantized.
 
-GGUF keeps the rotary rows of LLaMA's queries and keys as neighbouring pairs, ours are two halves: `paired` turns them.
-With the wrong order a model still writes fluent text, only worse; the likelihood of a known text tells.
+GGUF stores the RoPE rows of LLaMA's queries and keys as interleaved pairs, this package as two halves: `deinterleave`
+converts them. With the wrong order a model still writes fluent text, only worse; the likelihood of a text shows it.
 """
 
 from __future__ import annotations
@@ -16,24 +16,31 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwater.core import Model, NoScaling, PerFrequency, RMSNorm, Rotary, Transformer
-from headwater.core.init import constants
+from headwater.core import Model, NoScaling, RMSNorm, Rotary, Transformer
+from headwater.core.init import init_buffers
 from headwater.errors import BadFile, BadSetting, Unavailable, nearest
-from headwater.families.export import Misfit, as_public, differences, is_described
-from headwater.families.family import FAMILIES
-from headwater.families.folder import Loaded, ModelWeights, sizes, ties, value_of
-from headwater.fast.packed import PACKED, PackedLinear, PackedTable
+from headwater.families.export import FamilyMismatch, config_matches_spec, export_to_family, spec_differences
+from headwater.families.hf_folder import (
+    LoadedModel,
+    ModelWeights,
+    detect_ties,
+    load_tensor,
+    param_sources,
+    transform_sizes,
+)
+from headwater.families.registry import FAMILIES
+from headwater.i18n import _
+from headwater.io.files import quote
 from headwater.parts import swap
-from headwater.text.gguf_text import from_gguf, to_gguf
-from headwater.weights.files import shown
-from headwater.weights.finite import check_finite, check_scales
-from headwater.weights.gguf import GgufFile
-from headwater.weights.gguf_write import write_gguf
-from headwater.weights.names import Names, table
-from headwater.weights.room import check_room
-from headwater.weights.settings import Settings
+from headwater.quantization.layers import BLOCK_FORMATS, QuantizedEmbedding, QuantizedLinear, replace_module
+from headwater.text.loaders.gguf import tokenizer_from_gguf, tokenizer_to_gguf
+from headwater.variants.rope_scaling import PerFrequencyScaling
+from headwater.weights.checks import check_finite, check_finite_scales, check_memory
+from headwater.weights.gguf import GgufFile, write_gguf
+from headwater.weights.hf_config import HFConfig
+from headwater.weights.name_map import NameMap, name_map
 
-BODY = """
+NAME_TEMPLATE = """
     token_embd              decoder.embed.tokens
     blk.{{i}}.attn_norm     decoder.layers.{{i}}.self_attn_norm
     blk.{{i}}.attn_q        decoder.layers.{{i}}.self_attn.q       {q}
@@ -50,11 +57,11 @@ BODY = """
     output                  head.out
     rope_freqs              -
 """
-PAIRED = table(BODY.format(q=": paired by heads", k=": paired by kv_heads"))
-HALVED = table(BODY.format(q="", k=""))
+INTERLEAVED_ROPE_NAMES = name_map(NAME_TEMPLATE.format(q=": deinterleave by heads", k=": deinterleave by kv_heads"))
+HALVES_ROPE_NAMES = name_map(NAME_TEMPLATE.format(q="", k=""))
 
-# GGUF's word for a setting, and config.json's.
-SETTINGS = {
+# Metadata keys of GGUF (after the architecture), and the keys of config.json they stand for.
+CONFIG_KEYS = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -66,228 +73,327 @@ SETTINGS = {
     "attention.sliding_window": "sliding_window",
     "rope.freq_base": "rope_theta",
 }
-SILENT = {"vocab_size", "rope.dimension_count", "attention.value_length", "rope.scaling.type", "rope.scaling.factor",
-          "rope.scaling.original_context_length", "rope.scaling.finetuned"}  # fmt: skip
+IGNORED_GGUF_KEYS = {
+    "vocab_size",
+    "rope.dimension_count",
+    "attention.value_length",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.finetuned",
+}
 
-ROLES = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id"}
+TOKEN_ID_KEYS = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id"}
 
-
-PROBE = "The quick brown fox: 1234 → 天地玄黄，naïve\n\tx = y\n"  # a text that a tokenizer must still cut as before
+# A text that the tokenizer must encode as before, after it was written and loaded.
+PROBE_TEXT = "The quick brown fox: 1234 → 天地玄黄，naïve\n\tx = y\n"
 
 
 @dataclass(frozen=True)
-class Layout:
+class GgufArchitecture:
+    """An architecture of GGUF: the family it is loaded as, and its tensor names."""
+
     model_type: str
-    names: Names
+    names: NameMap
 
 
-LAYOUTS = {"llama": Layout("llama", PAIRED), "qwen2": Layout("qwen2", HALVED), "qwen3": Layout("qwen3", HALVED)}
+GGUF_ARCHITECTURES = {
+    "llama": GgufArchitecture("llama", INTERLEAVED_ROPE_NAMES),
+    "qwen2": GgufArchitecture("qwen2", HALVES_ROPE_NAMES),
+    "qwen3": GgufArchitecture("qwen3", HALVES_ROPE_NAMES),
+}
 
 
-def load_gguf(path: str | Path) -> Loaded:
+def load_gguf(path: str | Path) -> LoadedModel:
+    """Load the model and the tokenizer of a GGUF file."""
     file = GgufFile(path)
-    layout, config, spec = plan_of(file)
-    model = build(spec, layout.names, file)
-    tokenizer = from_gguf(file.metadata, path)
-    return Loaded(model, tokenizer, config, Path(path), "language")
+    architecture, config, spec = read_gguf_plan(file)
+    model = build_gguf_model(spec, architecture.names, file)
+    tokenizer = tokenizer_from_gguf(file.metadata, path)
+    return LoadedModel(model, tokenizer, config, Path(path), "language")
 
 
-def plan_of(file: GgufFile) -> tuple[Layout, dict[str, Any], Model]:
-    """What the header alone tells: how the tensors are laid out, the settings as a config.json, and the spec."""
+def read_gguf_plan(file: GgufFile) -> tuple[GgufArchitecture, dict[str, Any], Model]:
+    """What the metadata alone determines: the architecture, the config.json it stands for, and the spec."""
     path = file.where
-    architecture = str(file.metadata.get("general.architecture"))
-    if architecture not in LAYOUTS:
-        said = nearest(architecture, LAYOUTS)
-        raise BadFile(f"{path}: the architecture {architecture[:60]!r} is not read from GGUF here; {said}")
-    layout = LAYOUTS[architecture]
-    config = config_of(file, architecture, layout.model_type)
-    c = Settings(dict(config), path)
-    spec = FAMILIES[layout.model_type].read(c, "language")
-    c.done()
-    return layout, config, swap(spec, Rotary, lambda rotary: _factors(rotary, file))
+    name = str(file.metadata.get("general.architecture"))
+    if name not in GGUF_ARCHITECTURES:
+        raise BadFile(
+            _(
+                "{path}: the architecture {architecture!r} is not read from GGUF here; {details}",
+                path=path,
+                architecture=name[:60],
+                details=nearest(name, GGUF_ARCHITECTURES),
+            )
+        )
+    architecture = GGUF_ARCHITECTURES[name]
+    config = gguf_to_hf_config(file, name, architecture.model_type)
+    hf_config = HFConfig(dict(config), path)
+    spec = FAMILIES[architecture.model_type].read_spec(hf_config, "language")
+    hf_config.refuse_unread()
+    return architecture, config, swap(spec, Rotary, lambda rotary: _with_rope_factors(rotary, file))
 
 
-def config_of(file: GgufFile, architecture: str, model_type: str) -> dict[str, Any]:
-    """The metadata as a config.json. A setting of the architecture that nobody reads is refused by name."""
+def gguf_to_hf_config(file: GgufFile, architecture: str, model_type: str) -> dict[str, Any]:
+    """The metadata as a config.json. A key of the architecture that is not known is rejected by name."""
     config: dict[str, Any] = {"model_type": model_type}
     for key, value in file.metadata.items():
-        head, _, name = key.partition(".")
-        if head != architecture or name in SILENT:
+        prefix, _unused, name = key.partition(".")
+        if prefix != architecture or name in IGNORED_GGUF_KEYS:
             continue
-        if name not in SETTINGS:
-            raise BadFile(f"{file.where}: the setting {key[:80]!r} is not known here and may change what it computes")
-        config[SETTINGS[name]] = value
+        if name not in CONFIG_KEYS:
+            raise BadFile(
+                _(
+                    "{where}: the setting {key!r} is not known here and may change what it computes",
+                    where=file.where,
+                    key=key[:80],
+                )
+            )
+        config[CONFIG_KEYS[name]] = value
     _check_numbers(file, architecture)
-    _check_scaling(file, architecture)
-    if "token_embd.weight" not in file.stored:
-        raise BadFile(f"{file.where}: it has no token_embd.weight, and so no tokens; is it a whole model?")
-    config["vocab_size"] = file.stored["token_embd.weight"].shape[0]
-    config["tie_word_embeddings"] = "output.weight" not in file.stored
-    for role, key in ROLES.items():
+    _check_rope_scaling(file, architecture)
+
+    # what the tensors and the tokenizer determine
+    if "token_embd.weight" not in file.infos:
+        raise BadFile(
+            _("{where}: it has no token_embd.weight, and so no tokens; is it a whole model?", where=file.where)
+        )
+    config["vocab_size"] = file.infos["token_embd.weight"].shape[0]
+    config["tie_word_embeddings"] = "output.weight" not in file.infos
+    for role, key in TOKEN_ID_KEYS.items():
         if f"tokenizer.ggml.{role}_token_id" in file.metadata:
             config[key] = file.metadata[f"tokenizer.ggml.{role}_token_id"]
-    if config.get("head_dim") == config.get("hidden_size", 0) // max(1, config.get("num_attention_heads") or 1):
+    default_head_dim = config.get("hidden_size", 0) // max(1, config.get("num_attention_heads") or 1)
+    if config.get("head_dim") == default_head_dim:
         del config["head_dim"]
     return config
 
 
 def _check_numbers(file: GgufFile, architecture: str) -> None:
-    """Before anything is reckoned with them. Some programs write one number a layer: such models are not read here."""
-    numbers = (*SETTINGS, "rope.dimension_count", "rope.scaling.factor")
-    for key in (*(f"{architecture}.{name}" for name in numbers), *(f"tokenizer.ggml.{r}_token_id" for r in ROLES)):
+    """Numeric keys must hold one number. Some programs write one number per layer: such models are not supported."""
+    names = (*CONFIG_KEYS, "rope.dimension_count", "rope.scaling.factor")
+    keys = [f"{architecture}.{name}" for name in names]
+    keys += [f"tokenizer.ggml.{role}_token_id" for role in TOKEN_ID_KEYS]
+    for key in keys:
         value = file.metadata.get(key, 0)
         if type(value) not in (int, float):
-            raise BadFile(f"{file.where}: {key} must be a number, got {shown(value)}; it is no model that is read here")
+            raise BadFile(
+                _(
+                    "{where}: {key} must be a number, got {value}; it is no model that is read here",
+                    where=file.where,
+                    key=key,
+                    value=quote(value),
+                )
+            )
 
 
-def _check_scaling(file: GgufFile, architecture: str) -> None:
-    kind = file.metadata.get(f"{architecture}.rope.scaling.type", "none")
-    if kind not in ("none", "linear") or file.metadata.get(f"{architecture}.rope.scaling.factor", 1) not in (0, 1):
-        raise BadFile(f"{file.where}: rope scaling {kind!r} in a GGUF file is not read here; load the public folder")
-    turned = file.metadata.get(f"{architecture}.rope.dimension_count")
-    heads, width = (file.metadata.get(f"{architecture}.{k}") for k in ("attention.head_count", "embedding_length"))
-    whole = file.metadata.get(f"{architecture}.attention.key_length") or (heads and width and width // heads)
-    if turned not in (None, whole):
-        raise BadFile(f"{file.where}: rope.dimension_count must be the head width {whole}, got {turned}")
+def _check_rope_scaling(file: GgufFile, architecture: str) -> None:
+    """Refuse RoPE scaling by a factor, and RoPE on a part of each head."""
+    scaling_type = file.metadata.get(f"{architecture}.rope.scaling.type", "none")
+    factor = file.metadata.get(f"{architecture}.rope.scaling.factor", 1)
+    if scaling_type not in ("none", "linear") or factor not in (0, 1):
+        raise BadFile(
+            _(
+                "{where}: rope scaling {kind!r} in a GGUF file is not read here; load the public folder",
+                where=file.where,
+                kind=scaling_type,
+            )
+        )
+    rotary_dim = file.metadata.get(f"{architecture}.rope.dimension_count")
+    heads = file.metadata.get(f"{architecture}.attention.head_count")
+    d_model = file.metadata.get(f"{architecture}.embedding_length")
+    head_dim = file.metadata.get(f"{architecture}.attention.key_length") or (heads and d_model and d_model // heads)
+    if rotary_dim not in (None, head_dim):
+        raise BadFile(
+            _(
+                "{where}: rope.dimension_count must be the head width {head_dim}, got {rotary_dim}",
+                where=file.where,
+                head_dim=head_dim,
+                rotary_dim=rotary_dim,
+            )
+        )
 
 
-def _factors(rotary: Rotary, file: GgufFile) -> Rotary:
-    """LLaMA 3.1 and later: the scaling of each frequency is in the file as a tensor."""
+def _with_rope_factors(rotary: Rotary, file: GgufFile) -> Rotary:
+    """RoPE scaling of LLaMA 3.1 and later: one factor per frequency, stored as a tensor."""
     if "rope_freqs.weight" not in file:
         return rotary
     factors = file["rope_freqs.weight"].float()
     check_finite(factors, "rope_freqs.weight", file.where)
-    return replace(rotary, scaling=PerFrequency(tuple(factors.flatten().tolist())))
+    return replace(rotary, scaling=PerFrequencyScaling(tuple(factors.flatten().tolist())))
 
 
-def build(spec: Model, names: Names, file: GgufFile) -> Transformer:
-    """The model of a spec with the file's tensors; every name and shape is checked before the first is put in place."""
-    check_room(spec, len(file), file.where)
-    sources = {ours: theirs for theirs in file if (found := names.find_theirs(theirs)) for ours in found.ours()}
-    model = replace(spec, tied=()).skeleton()
-    model.spec = spec = replace(spec, tied=ties(model, spec.tied, file, sources))
-    model.tie()
-    wanted, by = dict(model.named_parameters()), sizes(spec)
-    tied = {f"{path}.weight": f"{home}.weight" for path, home in spec.tied}
-    reading = names.read(file, wanted, tied=tied, spare=(), **by)
-    for name in wanted:
-        path, _, last = name.rpartition(".")
-        packed = _packed(model.get_submodule(path), name, names, file, by) if last == "weight" else None
-        if packed is None:
-            setattr(model.get_submodule(path), last, nn.Parameter(value_of(reading, name)))
+def build_gguf_model(spec: Model, names: NameMap, file: GgufFile) -> Transformer:
+    """Build a model with the tensors of a GGUF file; every name and shape is checked before the first is read."""
+    check_memory(spec, len(file), file.where)
+
+    # A model on the meta device, its weights tied as in the file.
+    model = replace(spec, tied=()).on_meta()
+    spec = replace(spec, tied=detect_ties(model, spec.tied, file, param_sources(names, file)))
+    model.spec = spec
+    model.tie_weights()
+
+    # The file under parameter names, every name and shape checked.
+    params = dict(model.named_parameters())
+    sizes = transform_sizes(spec)
+    tied = {f"{path}.weight": f"{owner}.weight" for path, owner in spec.tied}
+    tensors = names.load(file, params, tied=tied, ignored_prefixes=(), **sizes)
+
+    # Parameters, or quantized layers in place of modules.
+    for name in params:
+        path, _, attribute = name.rpartition(".")
+        module = model.get_submodule(path)
+        quantized = _quantized_layer(module, name, names, file, sizes) if attribute == "weight" else None
+        if quantized is None:
+            setattr(module, attribute, nn.Parameter(load_tensor(tensors, name)))
         else:
-            _put(model, path, packed)
-    for path, home in spec.tied:
-        source = model.get_submodule(home)
-        if isinstance(source, PackedTable):  # two modules with the same blocks
-            _put(model, path, PackedLinear(source.blocks, source.kind))
+            replace_module(model, path, quantized)
+    for path, owner in spec.tied:
+        source: Any = model.get_submodule(owner)
+        if isinstance(source, QuantizedEmbedding):  # two modules with the same blocks
+            replace_module(model, path, QuantizedLinear(source.blocks, source.block_format))
         else:
             model.get_submodule(path).weight = source.weight
-    constants(model)
+    init_buffers(model)
     return model.eval()
 
 
-def _packed(module: Any, name: str, names: Names, file: GgufFile, by: Mapping[str, int]) -> nn.Module | None:
-    found = names.find_ours(name)
-    assert found is not None
-    kind = file.stored[found.theirs()].kind
-    if kind.name not in PACKED or not isinstance(module, nn.Linear | nn.Embedding):
+def _quantized_layer(
+    module: nn.Module, name: str, names: NameMap, file: GgufFile, sizes: Mapping[str, int]
+) -> nn.Module | None:
+    """A quantized layer with the blocks of the file; None where the weight is not quantized, or in another format."""
+    match = names.match_param(name)
+    assert match is not None
+    ggml_type = file.infos[match.checkpoint_name()].ggml_type
+    if ggml_type.name not in BLOCK_FORMATS or not isinstance(module, nn.Linear | nn.Embedding):
         return None
-    blocks = file.blocks(found.theirs())
-    check_scales(blocks, kind, name, file.where)
-    rows = found.row.steps.read(blocks, 1, by) or []
-    return PackedTable(rows[0], kind) if isinstance(module, nn.Embedding) else PackedLinear(rows[0], kind)
+    blocks = file.quantized_blocks(match.checkpoint_name())
+    check_finite_scales(blocks, ggml_type, name, file.where)
+    (rows,) = match.rule.transforms.forward(blocks, 1, sizes) or []
+    if isinstance(module, nn.Embedding):
+        return QuantizedEmbedding(rows, ggml_type)
+    return QuantizedLinear(rows, ggml_type)
 
 
-def gguf_form(loaded: Loaded) -> Loaded:
-    """The model as one of the families that GGUF has a name for, or a fault that says what they lack."""
-    if loaded.config.get("model_type") in LAYOUTS and loaded.head == "language" and is_described(loaded):
+# --------------------------------------------------------------------------------------------------------------- saving
+
+
+def to_gguf_family(loaded: LoadedModel) -> LoadedModel:
+    """The model as a family that has a GGUF architecture, or an error that says why it is none."""
+    if (
+        loaded.config.get("model_type") in GGUF_ARCHITECTURES
+        and loaded.head == "language"
+        and config_matches_spec(loaded)
+    ):
         return loaded
-    found = as_public(loaded, list(LAYOUTS))
-    if isinstance(found, Misfit):
-        other = found.difference
+    exported = export_to_family(loaded, list(GGUF_ARCHITECTURES))
+    if isinstance(exported, FamilyMismatch):
+        difference = exported.difference
         raise BadSetting(
-            f"a GGUF file is written of {', '.join(LAYOUTS)} language models: {found.name} has {other.theirs} as "
-            f"{other.where}, this model has {other.ours}; save it as a folder"
+            _(
+                "a GGUF file is written of {architectures} language models: {name} has {family_value} as {where}, "
+                "this model has {model_value}; save it as a folder",
+                architectures=", ".join(GGUF_ARCHITECTURES),
+                name=exported.family,
+                family_value=difference.family_value,
+                where=difference.path,
+                model_value=difference.model_value,
+            )
         )
-    return found.model
+    return exported.model
 
 
-def save_gguf(loaded: Loaded, path: str | Path, kind: str = "F16") -> Path:
-    """Write a model of LLaMA's kin as one GGUF file: F32, F16 or Q8_0, with its tokenizer and chat template inside.
+def save_gguf(loaded: LoadedModel, path: str | Path, outtype: str = "F16") -> Path:
+    """Save a LLaMA-like model as one GGUF file: F32, F16 or Q8_0, with its tokenizer and chat template.
 
-    The file is written aside, read back and compared; then it is put in place.
+    The file is written to a temporary folder, loaded, compared, and then moved.
     """
     path = Path(path)
     if path.exists():
-        raise BadFile(f"{path}: it must be a new file, there is one already; choose another name")
-    loaded = gguf_form(loaded)
+        raise BadFile(_("{path}: it must be a new file, there is one already; choose another name", path=path))
+    loaded = to_gguf_family(loaded)
     if loaded.tokenizer is None:
-        raise BadSetting("a GGUF file holds the model's tokenizer, this model has none; save it as a folder")
-    if not isinstance(_rotary(loaded).scaling, NoScaling):
-        raise BadSetting("a GGUF file is written without rope scaling, this model has some; save it as a folder")
+        raise BadSetting(_("a GGUF file holds the model's tokenizer, this model has none; save it as a folder"))
+    if not isinstance(_rotary_spec(loaded).scaling, NoScaling):
+        raise BadSetting(_("a GGUF file is written without rope scaling, this model has some; save it as a folder"))
     model_type = loaded.config["model_type"]
-    tensors = LAYOUTS[model_type].names.write(ModelWeights(loaded.model), **sizes(loaded.spec))
+    tensors = GGUF_ARCHITECTURES[model_type].names.export(ModelWeights(loaded.model), **transform_sizes(loaded.spec))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as aside:
-        made = Path(aside) / path.name
-        write_gguf(made, {**_metadata(loaded, model_type), **to_gguf(loaded.tokenizer)}, tensors, kind)
-        _check_written(loaded, made, path)
-        os.replace(made, path)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as temp_dir:
+        temp_path = Path(temp_dir) / path.name
+        metadata = {**_gguf_metadata(loaded, model_type), **tokenizer_to_gguf(loaded.tokenizer)}
+        write_gguf(temp_path, metadata, tensors, outtype)
+        _check_written(loaded, temp_path, path)
+        os.replace(temp_path, path)
     return path
 
 
-def _check_written(loaded: Loaded, made: Path, path: Path) -> None:
-    """A GGUF file has no word for some settings of its families (another activation, a bias): those are refused."""
+def _check_written(loaded: LoadedModel, temp_path: Path, path: Path) -> None:
+    """Check that a GGUF file reads back as the model it was written from.
+
+    GGUF has no keys for some settings of its families (another activation, a bias): those are rejected.
+    """
     try:
-        again = load_gguf(made)
+        reloaded = load_gguf(temp_path)
     except BadFile:
         raise BadSetting(
-            f"{path}: a GGUF file of {loaded.config['model_type']} has no room for all tensors of this model, such as "
-            "biases; save it as a folder"
+            _(
+                "{path}: a GGUF file of {model_type} has no room for all tensors of this model, such as "
+                "biases; save it as a folder",
+                path=path,
+                model_type=loaded.config["model_type"],
+            )
         ) from None
-    ours = swap(loaded.spec, RMSNorm, lambda norm: replace(norm, eps=_stored(norm.eps)))
-    ours = swap(ours, Rotary, lambda rotary: replace(rotary, theta=_stored(rotary.theta)))
-    if found := differences(ours, replace(again.spec, tied=ours.tied)):
-        other = found[0]
+
+    # settings; GGUF stores numbers in 32 bits
+    spec = swap(loaded.spec, RMSNorm, lambda norm: replace(norm, eps=_round_to_float32(norm.eps)))
+    spec = swap(spec, Rotary, lambda rotary: replace(rotary, theta=_round_to_float32(rotary.theta)))
+    if differences := spec_differences(spec, replace(reloaded.spec, tied=spec.tied)):
+        difference = differences[0]
         raise BadSetting(
-            f"{path}: a GGUF file of {loaded.config['model_type']} has {other.theirs} as {other.where}, this model "
-            f"has {other.ours}; save it as a folder"
+            _(
+                "{path}: a GGUF file of {model_type} has {family_value} as {where}, this model has {model_value}; "
+                "save it as a folder",
+                path=path,
+                model_type=loaded.config["model_type"],
+                family_value=difference.family_value,
+                where=difference.path,
+                model_value=difference.model_value,
+            )
         )
-    if again.tokenizer.encode(PROBE) != loaded.tokenizer.encode(PROBE):
-        raise Unavailable(f"{path}: the tokenizer reads back changed from a GGUF file; save the model as a folder")
+
+    # tokenizer
+    if reloaded.tokenizer.encode(PROBE_TEXT) != loaded.tokenizer.encode(PROBE_TEXT):
+        raise Unavailable(
+            _("{path}: the tokenizer reads back changed from a GGUF file; save the model as a folder", path=path)
+        )
 
 
-def _stored(number: float) -> float:
-    """A number as GGUF keeps it, in 32 bits."""
+def _round_to_float32(number: float) -> float:
+    """A number as GGUF stores it, in 32 bits."""
     return float(torch.tensor(number, dtype=torch.float32))
 
 
-def _rotary(loaded: Loaded) -> Rotary:
+def _rotary_spec(loaded: LoadedModel) -> Rotary:
     stack: Any = loaded.spec.decoder
-    found: Rotary = stack.layers[0].branches[0].layer.position
-    return found
+    rotary: Rotary = stack.layers[0].branches[0].layer.position
+    return rotary
 
 
-def _metadata(loaded: Loaded, model_type: str) -> dict[str, Any]:
-    """config.json as GGUF's settings."""
+def _gguf_metadata(loaded: LoadedModel, model_type: str) -> dict[str, Any]:
+    """The metadata of a GGUF file, from config.json and the spec."""
     stack: Any = loaded.spec.decoder
     config = loaded.config
-    attn, rotary = stack.layers[0].branches[0].layer, stack.layers[0].branches[0].layer.position
-    told = {
-        "rope_theta": rotary.theta,
-        "head_dim": attn.head_dim or stack.d_model // attn.heads,
-        "sliding_window": None,
-    }
-    found = {theirs: config.get(ours, told.get(ours)) for theirs, ours in SETTINGS.items()}
-    found["attention.head_count_kv"] = attn.kv_heads or attn.heads
-    found["rope.freq_base"], found["attention.key_length"] = rotary.theta, told["head_dim"]
-    found["rope.dimension_count"], found["vocab_size"] = told["head_dim"], config["vocab_size"]
-    name = str(config.get("_name_or_path") or loaded.where.name)
+    attn = stack.layers[0].branches[0].layer
+    head_dim = attn.head_dim or stack.d_model // attn.heads
+
+    sizes = {gguf_key: config.get(hf_key) for gguf_key, hf_key in CONFIG_KEYS.items()}
+    sizes["attention.head_count_kv"] = attn.kv_heads or attn.heads
+    sizes["attention.key_length"] = head_dim
+    sizes["rope.freq_base"] = attn.position.theta
+    sizes["rope.dimension_count"] = head_dim
+    sizes["vocab_size"] = config["vocab_size"]
+
+    name = str(config.get("_name_or_path") or loaded.path.name)
     general = {"general.architecture": model_type, "general.name": name, "general.file_type": 1}
-    return {**general, **{f"{model_type}.{key}": value for key, value in found.items() if value is not None}}
-
-
-def _put(model: nn.Module, path: str, module: nn.Module) -> None:
-    parent, _, last = path.rpartition(".")
-    setattr(model.get_submodule(parent), last, module)
+    return {**general, **{f"{model_type}.{key}": value for key, value in sizes.items() if value is not None}}

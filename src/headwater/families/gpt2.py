@@ -1,79 +1,89 @@
-"""GPT-2: a pre-norm decoder with learned places."""
+"""GPT-2: a pre-norm decoder with learned positions."""
 
 from __future__ import annotations
 
 from headwater.core import (
     Attention,
     Block,
-    ClassHead,
+    Causal,
+    ClassificationHead,
+    Embeddings,
     FeedForward,
-    LanguageHead,
     LastToken,
     LayerNorm,
     Learned,
+    LMHead,
     Model,
     NoHead,
-    Past,
-    Picked,
+    Pooled,
     Stack,
-    TokenHead,
-    Tokens,
+    TokenClassificationHead,
     pre,
     scaled_normal,
 )
-from headwater.families.family import act, family
-from headwater.families.writer import MAX_POSITIONS, Config, decoder_sizes, writer
-from headwater.weights.names import table
-from headwater.weights.settings import Settings
+from headwater.families.config_writers import DEFAULT_MAX_POSITIONS, ConfigDict, decoder_sizes, register_config_writer
+from headwater.families.registry import read_activation, register_family
+from headwater.weights.hf_config import HFConfig
+from headwater.weights.name_map import name_map
 
-NAMES = table("""
+BODY_NAMES = name_map("""
     [transformer.]wte                        decoder.embed.tokens
     [transformer.]wpe                        decoder.embed.position.table
     [transformer.]h.{i}.ln_1                 decoder.layers.{i}.self_attn_norm
-    [transformer.]h.{i}.attn.c_attn          decoder.layers.{i}.self_attn.{q,k,v}  : transposed, split
-    [transformer.]h.{i}.attn.c_proj          decoder.layers.{i}.self_attn.out      : transposed
+    [transformer.]h.{i}.attn.c_attn          decoder.layers.{i}.self_attn.{q,k,v}  : transpose, split
+    [transformer.]h.{i}.attn.c_proj          decoder.layers.{i}.self_attn.out      : transpose
     [transformer.]h.{i}.ln_2                 decoder.layers.{i}.ffn_norm
-    [transformer.]h.{i}.mlp.c_fc             decoder.layers.{i}.ffn.up             : transposed
-    [transformer.]h.{i}.mlp.c_proj           decoder.layers.{i}.ffn.down           : transposed
+    [transformer.]h.{i}.mlp.c_fc             decoder.layers.{i}.ffn.up             : transpose
+    [transformer.]h.{i}.mlp.c_proj           decoder.layers.{i}.ffn.down           : transpose
     [transformer.]ln_f                       decoder.final_norm
     [transformer.]h.{i}.attn.bias            -
     [transformer.]h.{i}.attn.masked_bias     -
 """)
-HEADS = {
-    "language": table("lm_head  head.out"),
-    "states": table("lm_head  -"),
-    "class": table("score  head.out"),
-    "tags": table("classifier  head.out"),
-    "span": table("qa_outputs  head.out"),
+HEAD_NAMES = {
+    "language": name_map("lm_head  head.out"),
+    "hidden_states": name_map("lm_head  -"),
+    "sequence_classification": name_map("score  head.out"),
+    "token_classification": name_map("classifier  head.out"),
+    "question_answering": name_map("qa_outputs  head.out"),
 }
 
 
-@family("gpt2", names=NAMES, heads=HEADS)
-def gpt2(c: Settings, kind: str) -> Model:
-    norm, vocab = LayerNorm(c.number("layer_norm_epsilon", default=1e-5)), c.size("vocab_size")
-    d_model, layers = c.size("n_embd", "hidden_size"), c.layers("n_layer", "num_hidden_layers")
-    c.read_by_now("n_ctx")
+@register_family("gpt2", body_names=BODY_NAMES, head_names=HEAD_NAMES)
+def read_gpt2_spec(config: HFConfig, head_type: str) -> Model:
+    """A pre-norm decoder with learned positions and a tied head."""
+    norm = LayerNorm(config.get_float("layer_norm_epsilon", default=1e-5))
+    vocab = config.get_int("vocab_size")
+    d_model = config.get_int("n_embd", "hidden_size")
+    num_layers = config.get_num_layers("n_layer", "num_hidden_layers")
+    config.ignore("n_ctx")
     attn = Attention(
-        c.size("n_head", "num_attention_heads"), bias="qkvo", sees=Past(), dropout=c.number("attn_pdrop", default=0.1)
+        config.get_int("n_head", "num_attention_heads"),
+        bias="qkvo",
+        mask=Causal(),
+        dropout=config.get_float("attn_pdrop", default=0.1),
     )
-    ffn = FeedForward(c.size("n_inner", default=4 * d_model), act(c, "activation_function", default="gelu_new"))
-    block = Block((pre(norm, self_attn=attn), pre(norm, ffn=ffn)), c.number("resid_pdrop", default=0.1))
-    places = Learned(c.size("n_positions", "max_position_embeddings"))
-    embed = Tokens(vocab, places, dropout=c.number("embd_pdrop", default=0.1))
+    ffn = FeedForward(
+        config.get_int("n_inner", default=4 * d_model),
+        read_activation(config, "activation_function", default="gelu_new"),
+    )
+    block = Block((pre(norm, self_attn=attn), pre(norm, ffn=ffn)), config.get_float("resid_pdrop", default=0.1))
+    position = Learned(config.get_int("n_positions", "max_position_embeddings"))
+    embed = Embeddings(vocab, position, dropout=config.get_float("embd_pdrop", default=0.1))
     heads = {
-        "language": LanguageHead(vocab),
-        "states": NoHead(),
-        "class": ClassHead(len(c.labels()), Picked(LastToken()), bias=False),
-        "tags": TokenHead(len(c.labels())),
-        "span": TokenHead(2),
+        "language": LMHead(vocab),
+        "hidden_states": NoHead(),
+        "sequence_classification": ClassificationHead(len(config.get_labels()), Pooled(LastToken()), bias=False),
+        "token_classification": TokenClassificationHead(len(config.get_labels())),
+        "question_answering": TokenClassificationHead(2),
     }
-    tied = (("head.out", "decoder.embed.tokens"),) if kind == "language" else ()
-    init = scaled_normal(layers, c.number("initializer_range", default=0.02))
-    return Model(decoder=Stack(d_model, embed, (block,) * layers, norm), head=heads[kind], tied=tied, init=init)
+    tied = (("head.out", "decoder.embed.tokens"),) if head_type == "language" else ()
+    init = scaled_normal(num_layers, config.get_float("initializer_range", default=0.02))
+    stack = Stack(d_model, embed, (block,) * num_layers, norm)
+    return Model(decoder=stack, head=heads[head_type], tied=tied, init=init)
 
 
-@writer("gpt2", "GPT2", language="LMHeadModel")
-def gpt2_config(spec: Model) -> Config | None:
+@register_config_writer("gpt2", "GPT2", lm_suffix="LMHeadModel")
+def gpt2_config(spec: Model) -> ConfigDict | None:
     s = decoder_sizes(spec)
     if s is None:
         return None
@@ -81,10 +91,10 @@ def gpt2_config(spec: Model) -> Config | None:
     return {
         "vocab_size": s.embed.vocab,
         "n_embd": s.d_model,
-        "n_layer": s.layers,
-        "n_head": s.heads,
+        "n_layer": s.num_layers,
+        "n_head": s.num_heads,
         "n_inner": s.ffn.d_ff,
-        "n_positions": position.size if isinstance(position, Learned) else MAX_POSITIONS,
+        "n_positions": position.size if isinstance(position, Learned) else DEFAULT_MAX_POSITIONS,
         "activation_function": s.activation,
         "layer_norm_epsilon": s.norm.eps,
         "attn_pdrop": s.attn.dropout,

@@ -1,4 +1,4 @@
-"""LLaMA 1, 2, 3 and its close kin: pre-norm decoders with rotary places and a gated feed-forward."""
+"""LLaMA 1, 2, 3, Mistral, Qwen 2 and 3, Gemma, Mixtral: pre-norm decoders with RoPE and a gated feed-forward layer."""
 
 from __future__ import annotations
 
@@ -7,38 +7,41 @@ from typing import Any
 from headwater.core import (
     Attention,
     Block,
-    ClassHead,
-    DynamicScaling,
+    Causal,
+    ClassificationHead,
+    Embeddings,
     GatedFeedForward,
-    LanguageHead,
     LastToken,
-    LinearScaling,
-    Llama3Scaling,
+    LMHead,
     Model,
     NoHead,
     NoNorm,
     Normal,
     NoScaling,
     OffsetRMSNorm,
-    Past,
-    Picked,
+    Pooled,
     RMSNorm,
     Rotary,
+    SlidingWindow,
     Stack,
-    Tokens,
-    Window,
-    YarnScaling,
     pre,
 )
 from headwater.errors import BadFile
-from headwater.families.family import act, family
-from headwater.families.writer import MAX_POSITIONS, Config, decoder_sizes, first, writer
+from headwater.families.config_writers import (
+    DEFAULT_MAX_POSITIONS,
+    ConfigDict,
+    decoder_sizes,
+    find_part,
+    register_config_writer,
+)
+from headwater.families.registry import read_activation, register_family
+from headwater.i18n import _
 from headwater.variants.experts import Experts
-from headwater.weights.names import table
-from headwater.weights.rope import read_rope
-from headwater.weights.settings import Settings
+from headwater.variants.rope_scaling import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
+from headwater.weights.hf_config import HFConfig, read_rope_config
+from headwater.weights.name_map import name_map
 
-ATTENTION = """
+ATTENTION_RULES = """
     [model.]embed_tokens                           decoder.embed.tokens
     [model.]layers.{i}.input_layernorm             decoder.layers.{i}.self_attn_norm
     [model.]layers.{i}.self_attn.q_proj            decoder.layers.{i}.self_attn.q
@@ -51,144 +54,215 @@ ATTENTION = """
     [model.]norm                                   decoder.final_norm
     [model.]layers.{i}.self_attn.rotary_emb.inv_freq  -
 """
-NAMES = table(ATTENTION + """
+BODY_NAMES = name_map(
+    ATTENTION_RULES
+    + """
     [model.]layers.{i}.mlp.gate_proj               decoder.layers.{i}.ffn.gate
     [model.]layers.{i}.mlp.up_proj                 decoder.layers.{i}.ffn.up
     [model.]layers.{i}.mlp.down_proj               decoder.layers.{i}.ffn.down
-""")  # fmt: skip
-EXPERTS = table(ATTENTION + """
+"""
+)
+MOE_BODY_NAMES = name_map(
+    ATTENTION_RULES
+    + """
     [model.]layers.{i}.block_sparse_moe.gate             decoder.layers.{i}.ffn.router
     [model.]layers.{i}.block_sparse_moe.experts.{j}.w1   decoder.layers.{i}.ffn.experts.{j}.gate
     [model.]layers.{i}.block_sparse_moe.experts.{j}.w2   decoder.layers.{i}.ffn.experts.{j}.down
     [model.]layers.{i}.block_sparse_moe.experts.{j}.w3   decoder.layers.{i}.ffn.experts.{j}.up
-""")  # fmt: skip
-HEADS = {"language": table("lm_head  head.out"), "states": table("lm_head  -"), "class": table("score  head.out")}
+"""
+)
+HEAD_NAMES = {
+    "language": name_map("lm_head  head.out"),
+    "hidden_states": name_map("lm_head  -"),
+    "sequence_classification": name_map("score  head.out"),
+}
 
 
-def decoder(c: Settings, kind: str, norm: Any, **changes: Any) -> Model:
-    """The decoder all of them are. changes: bias, qk_norm, sees (a rule, or one a layer), scale, ffn."""
-    vocab, layers = c.size("vocab_size"), c.layers("num_hidden_layers")
-    sees = changes.get("sees", Past())
+def decoder_spec(config: HFConfig, head_type: str, norm: Any, **overrides: Any) -> Model:
+    """The decoder they have in common.
+
+    overrides: bias, qk_norm, mask (one rule, or a list with one per layer), scale, ffn, tie_embeddings.
+    """
+    # one block for each mask
+    vocab = config.get_int("vocab_size")
+    num_layers = config.get_num_layers("num_hidden_layers")
     ffn = GatedFeedForward(
-        c.size("intermediate_size"),
-        act(c, "hidden_act", "hidden_activation", default="silu"),
-        c.flag("mlp_bias", default=False),
+        config.get_int("intermediate_size"),
+        read_activation(config, "hidden_act", "hidden_activation", default="silu"),
+        config.get_bool("mlp_bias", default=False),
     )
-    make_ffn = changes.get("ffn", lambda plain: plain)
-    position = rotary(c)
+    make_ffn = overrides.get("ffn", lambda dense: dense)
+    position = rotary_spec(config)
 
-    def block(rule: Any) -> Block:
+    def block(mask: Any) -> Block:
         attn = Attention(
-            c.size("num_attention_heads"),
-            c.maybe("size", "num_key_value_heads"),
-            c.maybe("size", "head_dim"),
-            bias=changes.get("bias", ""),
-            sees=rule,
+            config.get_int("num_attention_heads"),
+            config.get_optional("get_int", "num_key_value_heads"),
+            config.get_optional("get_int", "head_dim"),
+            bias=overrides.get("bias", ""),
+            mask=mask,
             position=position,
-            qk_norm=changes.get("qk_norm", NoNorm()),
-            dropout=c.number("attention_dropout", default=0.0),
+            qk_norm=overrides.get("qk_norm", NoNorm()),
+            dropout=config.get_float("attention_dropout", default=0.0),
         )
         return Block((pre(norm, self_attn=attn), pre(norm, ffn=make_ffn(ffn))))
 
-    rules = sees if isinstance(sees, list) else [sees] * layers
-    blocks = {rule: block(rule) for rule in dict.fromkeys(rules)}
-    embed = Tokens(vocab, scale=changes.get("scale", 1.0))
-    stack = Stack(c.size("hidden_size"), embed, tuple(blocks[rule] for rule in rules), norm)
+    mask = overrides.get("mask", Causal())
+    masks = mask if isinstance(mask, list) else [mask] * num_layers
+    blocks = {rule: block(rule) for rule in dict.fromkeys(masks)}
+    embed = Embeddings(vocab, scale=overrides.get("scale", 1.0))
+    stack = Stack(config.get_int("hidden_size"), embed, tuple(blocks[rule] for rule in masks), norm)
+
+    # the head, which may be tied to the embedding
     heads = {
-        "language": LanguageHead(vocab),
-        "states": NoHead(),
-        "class": ClassHead(len(c.labels()), Picked(LastToken()), bias=False),
+        "language": LMHead(vocab),
+        "hidden_states": NoHead(),
+        "sequence_classification": ClassificationHead(len(config.get_labels()), Pooled(LastToken()), bias=False),
     }
-    ties = kind == "language" and c.flag("tie_word_embeddings", default=changes.get("ties", False))
+    ties = head_type == "language" and config.get_bool(
+        "tie_word_embeddings", default=overrides.get("tie_embeddings", False)
+    )
     return Model(
         decoder=stack,
-        head=heads[kind],
+        head=heads[head_type],
         tied=(("head.out", "decoder.embed.tokens"),) if ties else (),
-        init=(("*", Normal(c.number("initializer_range", default=0.02))),),
+        init=(("*", Normal(config.get_float("initializer_range", default=0.02))),),
     )
 
 
-def rotary(c: Settings, partial: float = 1.0) -> Rotary:
-    """RoPE and its scaling, from either generation of config.json."""
-    rope, longest = read_rope(c, partial=partial), c.size("max_position_embeddings", default=2048)
-    n = dict(rope.numbers)
-    trained = int(n.get("original_max_position_embeddings", longest))
-    if rope.kind == "linear":
-        scaling: Any = LinearScaling(n["factor"])
-    elif rope.kind == "dynamic":
-        scaling = DynamicScaling(n["factor"], trained)
-    elif rope.kind == "llama3":
-        scaling = Llama3Scaling(n["factor"], n["low_freq_factor"], n["high_freq_factor"], trained)
-    elif rope.kind == "yarn" and not {"mscale", "mscale_all_dim"} & set(n):
+def rotary_spec(config: HFConfig, partial_rotary_factor: float = 1.0) -> Rotary:
+    """RoPE and its scaling, from either form of config.json."""
+    rope = read_rope_config(config, partial_rotary_factor=partial_rotary_factor)
+    max_positions = config.get_int("max_position_embeddings", default=2048)
+    params = dict(rope.parameters)
+    original = int(params.get("original_max_position_embeddings", max_positions))
+    if rope.rope_type == "linear":
+        scaling: Any = LinearScaling(params["factor"])
+    elif rope.rope_type == "dynamic":
+        scaling = DynamicScaling(params["factor"], original)
+    elif rope.rope_type == "llama3":
+        scaling = Llama3Scaling(params["factor"], params["low_freq_factor"], params["high_freq_factor"], original)
+    elif rope.rope_type == "yarn" and not {"mscale", "mscale_all_dim"} & set(params):
         scaling = YarnScaling(
-            n["factor"], trained, n.get("beta_fast", 32.0), n.get("beta_slow", 1.0), n.get("attention_factor")
+            params["factor"],
+            original,
+            params.get("beta_fast", 32.0),
+            params.get("beta_slow", 1.0),
+            params.get("attention_factor"),
         )
-    elif rope.kind == "default":
+    elif rope.rope_type == "default":
         scaling = NoScaling()
     else:
-        raise BadFile(f"{c.where}: rope scaling {rope.kind!r} with these numbers is not built here; known: default, "
-                      "linear, dynamic, llama3, yarn")  # fmt: skip
-    return Rotary(rope.theta, rope.partial, scaling)
-
-
-def windows(c: Settings, layers: int) -> Any:
-    """Qwen: which layers have a window, said by layer_types or by the older pair of numbers."""
-    size, on = c.maybe("size", "sliding_window"), c.flag("use_sliding_window", default=False)
-    first = c.size("max_window_layers", least=0, default=layers)
-    kinds = c.items("layer_types", str, None)
-    if kinds is None:
-        kinds = ["sliding_attention" if on and size and i >= first else "full_attention" for i in range(layers)]
-    if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
         raise BadFile(
-            f"{c.where}: layer_types must name full_attention or sliding_attention for each of {layers} layers"
+            _(
+                "{where}: rope scaling {kind!r} with these numbers is not built here; known: default, "
+                "linear, dynamic, llama3, yarn",
+                where=config.where,
+                kind=rope.rope_type,
+            )
         )
-    return [Window(size) if kind == "sliding_attention" and size else Past() for kind in kinds]
+    return Rotary(rope.theta, rope.partial_rotary_factor, scaling)
 
 
-def eps(c: Settings, default: float = 1e-6) -> float:
-    return c.number("rms_norm_eps", default=default)
+def layer_masks(config: HFConfig, num_layers: int) -> list[Any]:
+    """Qwen's attention mask of each layer: sliding windows by layer_types, or by the older max_window_layers."""
+    window_size = config.get_optional("get_int", "sliding_window")
+    enabled = config.get_bool("use_sliding_window", default=False)
+    first_windowed = config.get_int("max_window_layers", minimum=0, default=num_layers)
+    layer_types = config.get_list("layer_types", str, None)
+    if layer_types is None:
+        num_full = first_windowed if enabled and window_size else num_layers
+        layer_types = ["full_attention" if i < num_full else "sliding_attention" for i in range(num_layers)]
+    if len(layer_types) != num_layers or not set(layer_types) <= {"full_attention", "sliding_attention"}:
+        raise BadFile(
+            _(
+                "{where}: layer_types must name full_attention or sliding_attention for each of {layers} layers",
+                where=config.where,
+                layers=num_layers,
+            )
+        )
+    window = SlidingWindow(window_size) if window_size else Causal()
+    return [window if layer_type == "sliding_attention" else Causal() for layer_type in layer_types]
 
 
-@family("llama", names=NAMES, heads=HEADS)
-def llama(c: Settings, kind: str) -> Model:
-    return decoder(c, kind, RMSNorm(eps(c)), bias="qkvo" if c.flag("attention_bias", default=False) else "")
+def rms_norm_eps(config: HFConfig, default: float = 1e-6) -> float:
+    return config.get_float("rms_norm_eps", default=default)
 
 
-@family("mistral", names=NAMES, heads=HEADS)
-def mistral(c: Settings, kind: str) -> Model:
-    size = c.maybe("size", "sliding_window")
-    return decoder(c, kind, RMSNorm(eps(c)), sees=Window(size) if size else Past())
+@register_family("llama", body_names=BODY_NAMES, head_names=HEAD_NAMES)
+def read_llama_spec(config: HFConfig, head_type: str) -> Model:
+    return decoder_spec(
+        config,
+        head_type,
+        RMSNorm(rms_norm_eps(config)),
+        bias="qkvo" if config.get_bool("attention_bias", default=False) else "",
+    )
 
 
-@family("qwen2", names=NAMES, heads=HEADS)
-def qwen2(c: Settings, kind: str) -> Model:
-    return decoder(c, kind, RMSNorm(eps(c)), bias="qkv", sees=windows(c, c.layers("num_hidden_layers")))
+@register_family("mistral", body_names=BODY_NAMES, head_names=HEAD_NAMES)
+def read_mistral_spec(config: HFConfig, head_type: str) -> Model:
+    window_size = config.get_optional("get_int", "sliding_window")
+    mask = SlidingWindow(window_size) if window_size else Causal()
+    return decoder_spec(config, head_type, RMSNorm(rms_norm_eps(config)), mask=mask)
 
 
-@family("qwen3", names=NAMES, heads=HEADS)
-def qwen3(c: Settings, kind: str) -> Model:
-    norm, bias = RMSNorm(eps(c)), "qkvo" if c.flag("attention_bias", default=False) else ""
-    return decoder(c, kind, norm, bias=bias, qk_norm=norm, sees=windows(c, c.layers("num_hidden_layers")))
+@register_family("qwen2", body_names=BODY_NAMES, head_names=HEAD_NAMES)
+def read_qwen2_spec(config: HFConfig, head_type: str) -> Model:
+    return decoder_spec(
+        config,
+        head_type,
+        RMSNorm(rms_norm_eps(config)),
+        bias="qkv",
+        mask=layer_masks(config, config.get_num_layers("num_hidden_layers")),
+    )
 
 
-@family("gemma", names=NAMES, heads=HEADS)
-def gemma(c: Settings, kind: str) -> Model:
-    bias = "qkvo" if c.flag("attention_bias", default=False) else ""
-    return decoder(c, kind, OffsetRMSNorm(eps(c)), bias=bias, scale=c.size("hidden_size") ** 0.5, ties=True)
+@register_family("qwen3", body_names=BODY_NAMES, head_names=HEAD_NAMES)
+def read_qwen3_spec(config: HFConfig, head_type: str) -> Model:
+    norm = RMSNorm(rms_norm_eps(config))
+    bias = "qkvo" if config.get_bool("attention_bias", default=False) else ""
+    return decoder_spec(
+        config,
+        head_type,
+        norm,
+        bias=bias,
+        qk_norm=norm,
+        mask=layer_masks(config, config.get_num_layers("num_hidden_layers")),
+    )
 
 
-@family("mixtral", names=EXPERTS, heads=HEADS)
-def mixtral(c: Settings, kind: str) -> Model:
-    size, count, chosen = c.maybe("size", "sliding_window"), c.size("num_local_experts"), c.size("num_experts_per_tok")
-    rule = Window(size) if size else Past()
-    return decoder(c, kind, RMSNorm(eps(c, 1e-5)), sees=rule, ffn=lambda plain: Experts(plain, count, chosen))
+@register_family("gemma", body_names=BODY_NAMES, head_names=HEAD_NAMES)
+def read_gemma_spec(config: HFConfig, head_type: str) -> Model:
+    bias = "qkvo" if config.get_bool("attention_bias", default=False) else ""
+    return decoder_spec(
+        config,
+        head_type,
+        OffsetRMSNorm(rms_norm_eps(config)),
+        bias=bias,
+        scale=config.get_int("hidden_size") ** 0.5,
+        tie_embeddings=True,
+    )
+
+
+@register_family("mixtral", body_names=MOE_BODY_NAMES, head_names=HEAD_NAMES)
+def read_mixtral_spec(config: HFConfig, head_type: str) -> Model:
+    window_size = config.get_optional("get_int", "sliding_window")
+    num_experts = config.get_int("num_local_experts")
+    top_k = config.get_int("num_experts_per_tok")
+    return decoder_spec(
+        config,
+        head_type,
+        RMSNorm(rms_norm_eps(config, 1e-5)),
+        mask=SlidingWindow(window_size) if window_size else Causal(),
+        ffn=lambda dense: Experts(dense, num_experts, top_k),
+    )
 
 
 # ------------------------------------------------------------------------------------------------ config.json of a spec
 
 
-def settings(spec: Model) -> Config | None:
-    """What the config.json of every one of them says; the writers below add their own keys."""
+def llama_like_config(spec: Model) -> ConfigDict | None:
+    """The keys of config.json they have in common; the config writers below add their own."""
     s = decoder_sizes(spec)
     if s is None:
         return None
@@ -196,92 +270,109 @@ def settings(spec: Model) -> Config | None:
         "vocab_size": s.embed.vocab,
         "hidden_size": s.d_model,
         "intermediate_size": s.ffn.d_ff,
-        "num_hidden_layers": s.layers,
-        "num_attention_heads": s.heads,
-        "num_key_value_heads": s.attn.kv_heads or s.heads,
+        "num_hidden_layers": s.num_layers,
+        "num_attention_heads": s.num_heads,
+        "num_key_value_heads": s.attn.kv_heads or s.num_heads,
         "head_dim": s.head_dim,
         "hidden_act": s.activation,
         "rms_norm_eps": s.norm.eps,
         "attention_dropout": s.attn.dropout,
         "tie_word_embeddings": bool(spec.tied),
-        **rope_settings(s.attn.position),
+        **rope_config(s.attn.position),
     }
 
 
-def rope_settings(position: Any) -> Config:
-    """The inverse of rotary(). A scaling that has no public name (PerFrequency) is left out, and so never matched."""
+def rope_config(position: Any) -> ConfigDict:
+    """The inverse of rotary_spec(). A scaling that transformers lacks is left out, so it never matches."""
     if not isinstance(position, Rotary):
-        return {"max_position_embeddings": MAX_POSITIONS}
-    scaling, longest = position.scaling, MAX_POSITIONS
-    rope: Config = {"rope_type": "default", "rope_theta": position.theta}
+        return {"max_position_embeddings": DEFAULT_MAX_POSITIONS}
+    scaling = position.scaling
+    max_positions = DEFAULT_MAX_POSITIONS
+    rope: ConfigDict = {"rope_type": "default", "rope_theta": position.theta}
     if isinstance(scaling, LinearScaling):
         rope |= {"rope_type": "linear", "factor": scaling.factor}
     elif isinstance(scaling, DynamicScaling):
         rope |= {"rope_type": "dynamic", "factor": scaling.factor}
-        longest = scaling.trained
+        max_positions = scaling.original_max_positions
     elif isinstance(scaling, Llama3Scaling):
-        rope |= {"rope_type": "llama3", "factor": scaling.factor, "low_freq_factor": scaling.low,
-                 "high_freq_factor": scaling.high, "original_max_position_embeddings": scaling.trained}  # fmt: skip
-        longest = int(scaling.factor * scaling.trained)
+        rope |= {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_max_positions,
+        }
+        max_positions = int(scaling.factor * scaling.original_max_positions)
     elif isinstance(scaling, YarnScaling):
-        rope |= {"rope_type": "yarn", "factor": scaling.factor, "original_max_position_embeddings": scaling.trained,
-                 "beta_fast": scaling.fast, "beta_slow": scaling.slow}  # fmt: skip
-        rope |= {} if scaling.attention is None else {"attention_factor": scaling.attention}
-        longest = int(scaling.factor * scaling.trained)
-    return {"max_position_embeddings": longest, "rope_parameters": rope}
+        rope |= {
+            "rope_type": "yarn",
+            "factor": scaling.factor,
+            "original_max_position_embeddings": scaling.original_max_positions,
+            "beta_fast": scaling.beta_fast,
+            "beta_slow": scaling.beta_slow,
+        }
+        if scaling.attention_factor is not None:
+            rope["attention_factor"] = scaling.attention_factor
+        max_positions = int(scaling.factor * scaling.original_max_positions)
+    return {"max_position_embeddings": max_positions, "rope_parameters": rope}
 
 
-def _window(spec: Model) -> int | None:
-    window = first(spec.decoder, Window)
+def _window_size(spec: Model) -> int | None:
+    window = find_part(spec.decoder, SlidingWindow)
     return None if window is None else window.size
 
 
-def _layer_types(spec: Model) -> Config:
-    """Qwen's windows: their size, and which layers have one."""
+def _layer_types_config(spec: Model) -> ConfigDict:
+    """The keys of Qwen's sliding windows: their size, and which layers have one."""
     stack: Any = spec.decoder
-    size = _window(spec)
-    kinds = ["full_attention" if first(layer, Window) is None else "sliding_attention" for layer in stack.layers]
-    return {"use_sliding_window": size is not None, "sliding_window": size, "layer_types": kinds}
+    window_size = _window_size(spec)
+    layer_types = [
+        "full_attention" if find_part(layer, SlidingWindow) is None else "sliding_attention" for layer in stack.layers
+    ]
+    return {"use_sliding_window": window_size is not None, "sliding_window": window_size, "layer_types": layer_types}
 
 
-@writer("llama", "Llama")
-def llama_config(spec: Model) -> Config | None:
-    if (said := settings(spec)) is None:
+@register_config_writer("llama", "Llama")
+def llama_config(spec: Model) -> ConfigDict | None:
+    config = llama_like_config(spec)
+    if config is None:
         return None
-    attn, ffn = first(spec.decoder, Attention), first(spec.decoder, GatedFeedForward)
-    return said | {"attention_bias": bool(attn.bias), "mlp_bias": ffn is not None and ffn.bias}
+    attn = find_part(spec.decoder, Attention)
+    ffn = find_part(spec.decoder, GatedFeedForward)
+    return config | {"attention_bias": bool(attn.bias), "mlp_bias": ffn is not None and ffn.bias}
 
 
-@writer("mistral", "Mistral")
-def mistral_config(spec: Model) -> Config | None:
-    said = settings(spec)
-    return None if said is None else said | {"sliding_window": _window(spec)}
+@register_config_writer("mistral", "Mistral")
+def mistral_config(spec: Model) -> ConfigDict | None:
+    config = llama_like_config(spec)
+    return None if config is None else config | {"sliding_window": _window_size(spec)}
 
 
-@writer("qwen2", "Qwen2")
-def qwen2_config(spec: Model) -> Config | None:
-    said = settings(spec)
-    return None if said is None else said | _layer_types(spec)
+@register_config_writer("qwen2", "Qwen2")
+def qwen2_config(spec: Model) -> ConfigDict | None:
+    config = llama_like_config(spec)
+    return None if config is None else config | _layer_types_config(spec)
 
 
-@writer("qwen3", "Qwen3")
-def qwen3_config(spec: Model) -> Config | None:
-    said = settings(spec)
-    if said is None:
+@register_config_writer("qwen3", "Qwen3")
+def qwen3_config(spec: Model) -> ConfigDict | None:
+    config = llama_like_config(spec)
+    if config is None:
         return None
-    return said | _layer_types(spec) | {"attention_bias": bool(first(spec.decoder, Attention).bias)}
+    return config | _layer_types_config(spec) | {"attention_bias": bool(find_part(spec.decoder, Attention).bias)}
 
 
-@writer("gemma", "Gemma")
-def gemma_config(spec: Model) -> Config | None:
-    said = settings(spec)
-    return None if said is None else said | {"attention_bias": bool(first(spec.decoder, Attention).bias)}
+@register_config_writer("gemma", "Gemma")
+def gemma_config(spec: Model) -> ConfigDict | None:
+    config = llama_like_config(spec)
+    return None if config is None else config | {"attention_bias": bool(find_part(spec.decoder, Attention).bias)}
 
 
-@writer("mixtral", "Mixtral")
-def mixtral_config(spec: Model) -> Config | None:
-    said, experts = settings(spec), first(spec.decoder, Experts)
-    if said is None or experts is None:
+@register_config_writer("mixtral", "Mixtral")
+def mixtral_config(spec: Model) -> ConfigDict | None:
+    config = llama_like_config(spec)
+    experts = find_part(spec.decoder, Experts)
+    if config is None or experts is None:
         return None
-    counts = {"num_local_experts": experts.count, "num_experts_per_tok": experts.chosen}
-    return said | counts | {"sliding_window": _window(spec)}
+    moe = {"num_local_experts": experts.num_experts, "num_experts_per_tok": experts.top_k}
+    return config | moe | {"sliding_window": _window_size(spec)}

@@ -1,30 +1,30 @@
-"""GPT-NeoX and Pythia: attention and feed-forward side by side, a quarter of each head turned."""
+"""GPT-NeoX and Pythia: decoders with parallel attention and feed-forward layers, and RoPE on a quarter of each head."""
 
 from __future__ import annotations
 
 from headwater.core import (
     Attention,
     Block,
+    Causal,
+    Embeddings,
     FeedForward,
-    LanguageHead,
     LayerNorm,
+    LMHead,
     Model,
     NoHead,
     Normal,
-    ParallelBlock,
-    Past,
     Rotary,
     Stack,
-    Tokens,
     pre,
 )
-from headwater.families.family import act, family
-from headwater.families.llama import rope_settings, rotary
-from headwater.families.writer import Config, decoder_sizes, first, writer
-from headwater.weights.names import table
-from headwater.weights.settings import Settings
+from headwater.families.config_writers import ConfigDict, decoder_sizes, find_part, register_config_writer
+from headwater.families.llama import rope_config, rotary_spec
+from headwater.families.registry import read_activation, register_family
+from headwater.variants.parallel_block import ParallelBlock
+from headwater.weights.hf_config import HFConfig
+from headwater.weights.name_map import name_map
 
-NAMES = table("""
+BODY_NAMES = name_map("""
     [gpt_neox.]embed_in                                 decoder.embed.tokens
     [gpt_neox.]layers.{i}.input_layernorm               decoder.layers.{i}.self_attn_norm
     [gpt_neox.]layers.{i}.post_attention_layernorm      decoder.layers.{i}.ffn_norm
@@ -37,50 +37,56 @@ NAMES = table("""
     [gpt_neox.]layers.{i}.attention.masked_bias         -
     [gpt_neox.]layers.{i}.attention.rotary_emb.inv_freq -
 """)
-HEADS = {"language": table("embed_out  head.out"), "states": table("embed_out  -")}
+HEAD_NAMES = {"language": name_map("embed_out  head.out"), "hidden_states": name_map("embed_out  -")}
 
 
-@family("gpt_neox", names=NAMES, heads=HEADS)
-def gpt_neox(c: Settings, kind: str) -> Model:
-    norm, vocab = LayerNorm(c.number("layer_norm_eps", default=1e-5)), c.size("vocab_size")
+@register_family("gpt_neox", body_names=BODY_NAMES, head_names=HEAD_NAMES)
+def read_gpt_neox_spec(config: HFConfig, head_type: str) -> Model:
+    """A decoder of parallel blocks, or of sequential ones where use_parallel_residual is false."""
+    norm = LayerNorm(config.get_float("layer_norm_eps", default=1e-5))
+    vocab = config.get_int("vocab_size")
     attn = Attention(
-        c.size("num_attention_heads"),
-        bias="qkvo" if c.flag("attention_bias", default=True) else "",
-        position=rotary(c, partial=0.25),
-        sees=Past(),
-        dropout=c.number("attention_dropout", default=0.0),
+        config.get_int("num_attention_heads"),
+        bias="qkvo" if config.get_bool("attention_bias", default=True) else "",
+        position=rotary_spec(config, partial_rotary_factor=0.25),
+        mask=Causal(),
+        dropout=config.get_float("attention_dropout", default=0.0),
     )
-    ffn = FeedForward(c.size("intermediate_size"), act(c, "hidden_act"))
-    side_by_side = ParallelBlock if c.flag("use_parallel_residual", default=True) else Block
-    block = side_by_side((pre(norm, self_attn=attn), pre(norm, ffn=ffn)), c.number("hidden_dropout", default=0.0))
-    stack = Stack(c.size("hidden_size"), Tokens(vocab), (block,) * c.layers("num_hidden_layers"), norm)
-    ties = kind == "language" and c.flag("tie_word_embeddings", default=False)
+    ffn = FeedForward(config.get_int("intermediate_size"), read_activation(config, "hidden_act"))
+    block_type = ParallelBlock if config.get_bool("use_parallel_residual", default=True) else Block
+    dropout = config.get_float("hidden_dropout", default=0.0)
+    block = block_type((pre(norm, self_attn=attn), pre(norm, ffn=ffn)), dropout)
+    stack = Stack(
+        config.get_int("hidden_size"), Embeddings(vocab), (block,) * config.get_num_layers("num_hidden_layers"), norm
+    )
+    tied = head_type == "language" and config.get_bool("tie_word_embeddings", default=False)
     return Model(
         decoder=stack,
-        head=LanguageHead(vocab) if kind == "language" else NoHead(),
-        tied=(("head.out", "decoder.embed.tokens"),) if ties else (),
-        init=(("*", Normal(c.number("initializer_range", default=0.02))),),
+        head=LMHead(vocab) if head_type == "language" else NoHead(),
+        tied=(("head.out", "decoder.embed.tokens"),) if tied else (),
+        init=(("*", Normal(config.get_float("initializer_range", default=0.02))),),
     )
 
 
-@writer("gpt_neox", "GPTNeoX")
-def gpt_neox_config(spec: Model) -> Config | None:
+@register_config_writer("gpt_neox", "GPTNeoX")
+def gpt_neox_config(spec: Model) -> ConfigDict | None:
     s = decoder_sizes(spec)
     if s is None:
         return None
-    position, rope = s.attn.position, rope_settings(s.attn.position)
+    position = s.attn.position
+    rope = rope_config(position)
     if isinstance(position, Rotary):
-        rope["rope_parameters"]["partial_rotary_factor"] = position.share
+        rope["rope_parameters"]["partial_rotary_factor"] = position.partial_factor
     return {
         "vocab_size": s.embed.vocab,
         "hidden_size": s.d_model,
-        "num_hidden_layers": s.layers,
-        "num_attention_heads": s.heads,
+        "num_hidden_layers": s.num_layers,
+        "num_attention_heads": s.num_heads,
         "intermediate_size": s.ffn.d_ff,
         "hidden_act": s.activation,
         "layer_norm_eps": s.norm.eps,
         "attention_bias": bool(s.attn.bias),
-        "use_parallel_residual": first(spec.decoder, ParallelBlock) is not None,
+        "use_parallel_residual": find_part(spec.decoder, ParallelBlock) is not None,
         "attention_dropout": s.attn.dropout,
         "hidden_dropout": s.dropout,
         "tie_word_embeddings": bool(spec.tied),

@@ -1,4 +1,7 @@
-"""T5 (1.0, 1.1, Flan) and mT5: pre-norm, no biases, distance buckets shared by all layers, scores not scaled."""
+"""T5 (1.0, 1.1, Flan) and mT5: pre-norm encoder-decoders without biases, with one relative position bias per stack.
+
+Attention scores are not scaled.
+"""
 
 from __future__ import annotations
 
@@ -7,46 +10,48 @@ from typing import Any
 from headwater.core import (
     Attention,
     Block,
+    Causal,
     CrossAttention,
+    Embeddings,
     FeedForward,
     GatedFeedForward,
-    LanguageHead,
+    LMHead,
     Model,
     NoHead,
     Normal,
-    Past,
     RelativeBias,
     RMSNorm,
     Stack,
-    Tokens,
     pre,
 )
-from headwater.families.family import ACTIVATIONS, family
-from headwater.families.writer import Config, first, sizes_of, writer
-from headwater.weights.names import table
-from headwater.weights.settings import Settings
+from headwater.families.config_writers import ConfigDict, find_part, register_config_writer, stack_sizes
+from headwater.families.registry import ACTIVATIONS, register_family
+from headwater.weights.hf_config import HFConfig
+from headwater.weights.name_map import name_map
 
 
-def _side(side: str, ffn: int) -> str:
-    block, ours = f"{side}.block.{{i}}.layer", f"{side}.layers.{{i}}"
+def _stack_names(side: str, ffn_index: int) -> str:
+    """The rules of one stack. ffn_index: which sublayer of a block is the feed-forward layer."""
+    block = f"{side}.block.{{i}}.layer"
+    layer = f"{side}.layers.{{i}}"
     return f"""
     {side}.embed_tokens                                           {side}.embed.tokens
-    {block}.0.layer_norm                                          {ours}.self_attn_norm
-    {block}.0.SelfAttention.q                                     {ours}.self_attn.q
-    {block}.0.SelfAttention.k                                     {ours}.self_attn.k
-    {block}.0.SelfAttention.v                                     {ours}.self_attn.v
-    {block}.0.SelfAttention.o                                     {ours}.self_attn.out
-    {side}.block.0.layer.0.SelfAttention.relative_attention_bias  {side}.positions.0.table
-    {block}.{ffn}.layer_norm                                      {ours}.ffn_norm
-    {block}.{ffn}.DenseReluDense.wi                               {ours}.ffn.up  : unless {ours}.ffn.gate
-    {block}.{ffn}.DenseReluDense.wi_0                             {ours}.ffn.gate
-    {block}.{ffn}.DenseReluDense.wi_1                             {ours}.ffn.up
-    {block}.{ffn}.DenseReluDense.wo                               {ours}.ffn.down
+    {block}.0.layer_norm                                          {layer}.self_attn_norm
+    {block}.0.SelfAttention.q                                     {layer}.self_attn.q
+    {block}.0.SelfAttention.k                                     {layer}.self_attn.k
+    {block}.0.SelfAttention.v                                     {layer}.self_attn.v
+    {block}.0.SelfAttention.o                                     {layer}.self_attn.out
+    {side}.block.0.layer.0.SelfAttention.relative_attention_bias  {side}.position_encodings.0.table
+    {block}.{ffn_index}.layer_norm                                      {layer}.ffn_norm
+    {block}.{ffn_index}.DenseReluDense.wi                               {layer}.ffn.up  : unless {layer}.ffn.gate
+    {block}.{ffn_index}.DenseReluDense.wi_0                             {layer}.ffn.gate
+    {block}.{ffn_index}.DenseReluDense.wi_1                             {layer}.ffn.up
+    {block}.{ffn_index}.DenseReluDense.wo                               {layer}.ffn.down
     {side}.final_layer_norm                                       {side}.final_norm
 """
 
 
-CROSS = """
+CROSS_ATTENTION_RULES = """
     shared                                                            encoder.embed.tokens : unless decoder.embed.tokens
     decoder.block.{i}.layer.1.layer_norm                               decoder.layers.{i}.cross_attn_norm
     decoder.block.{i}.layer.1.EncDecAttention.q                        decoder.layers.{i}.cross_attn.q
@@ -55,101 +60,128 @@ CROSS = """
     decoder.block.{i}.layer.1.EncDecAttention.o                        decoder.layers.{i}.cross_attn.out
     decoder.block.0.layer.1.EncDecAttention.relative_attention_bias    -
 """
-NAMES = table(CROSS + _side("encoder", 1) + _side("decoder", 2))
-HEADS = {"language": table("lm_head  head.out"), "states": table("lm_head  -")}
+BODY_NAMES = name_map(CROSS_ATTENTION_RULES + _stack_names("encoder", 1) + _stack_names("decoder", 2))
+HEAD_NAMES = {"language": name_map("lm_head  head.out"), "hidden_states": name_map("lm_head  -")}
 
 
-@family("t5", names=NAMES, heads=HEADS)
-def t5(c: Settings, kind: str) -> Model:
-    """Files of T5 1.0 tie the output to the token table and scale the last states; later ones do neither."""
-    ties = c.flag("tie_word_embeddings", default=True)
-    return _pair(c, kind, ties, scaled=c.flag("scale_decoder_outputs", default=ties), ffn_default="relu")
-
-
-@family("mt5", names=NAMES, heads=HEADS)
-def mt5(c: Settings, kind: str) -> Model:
-    return _pair(c, kind, c.flag("tie_word_embeddings", default=False), scaled=False, ffn_default="gated-gelu")
-
-
-def _pair(c: Settings, kind: str, ties: bool, scaled: bool, ffn_default: str) -> Model:
-    norm, d_model, dropout = RMSNorm(c.number("layer_norm_epsilon", default=1e-6)), c.size("d_model"), _dropout(c)
-    layers, vocab = c.layers("num_layers"), c.size("vocab_size")
-    shape: dict[str, Any] = {
-        "heads": c.size("num_heads"),
-        "head_dim": c.size("d_kv"),
-        "scale": 1.0,
-        "dropout": dropout,
-    }
-    buckets = c.size("relative_attention_num_buckets", default=32)
-    reach = c.size("relative_attention_max_distance", default=128)
-    ffn = pre(norm, ffn=_ffn(c, ffn_default))
-    reads = pre(norm, self_attn=Attention(**shape, position=RelativeBias(buckets, reach)))
-    writes = pre(norm, self_attn=Attention(**shape, position=RelativeBias(buckets, reach, two_way=False), sees=Past()))
-    looks = pre(norm, cross_attn=CrossAttention(**shape))
-    embed = Tokens(vocab, dropout=dropout)
-
-    def stack(branches: tuple[Any, ...], depth: int) -> Stack:
-        return Stack(d_model, embed, (Block(branches, dropout),) * depth, norm, dropout=dropout)
-
-    shared = (("decoder.embed.tokens", "encoder.embed.tokens"),)
-    head = LanguageHead(vocab, scale=d_model**-0.5 if scaled else 1.0) if kind == "language" else NoHead()
-    return Model(
-        encoder=stack((reads, ffn), layers),
-        decoder=stack((writes, looks, ffn), c.layers("num_decoder_layers", default=layers)),
-        head=head,
-        tied=(*shared, ("head.out", "encoder.embed.tokens")) if ties and kind == "language" else shared,
-        init=_init(c, d_model, shape["heads"] * shape["head_dim"], shape["head_dim"]),
+@register_family("t5", body_names=BODY_NAMES, head_names=HEAD_NAMES)
+def read_t5_spec(config: HFConfig, head_type: str) -> Model:
+    """T5 1.0 ties the output to the token embeddings and scales the final hidden states; later versions do neither."""
+    tie_embeddings = config.get_bool("tie_word_embeddings", default=True)
+    return _seq2seq_spec(
+        config,
+        head_type,
+        tie_embeddings,
+        scale_outputs=config.get_bool("scale_decoder_outputs", default=tie_embeddings),
+        default_activation="relu",
     )
 
 
-def _ffn(c: Settings, default: str) -> Any:
-    """relu, or gated-gelu (which means the tanh form), or gated-<any>."""
-    name, d_ff, dropout = c.word("feed_forward_proj", default=default), c.size("d_ff"), _dropout(c)
-    c.read_by_now("dense_act_fn", "is_gated_act")
-    gated, plain = name.startswith("gated-"), name.removeprefix("gated-")
-    plain = "gelu_new" if name == "gated-gelu" else plain
-    inner = Settings({"feed_forward_proj": plain}, c.where).word("feed_forward_proj", known=ACTIVATIONS)
-    kind = GatedFeedForward if gated else FeedForward
-    return kind(d_ff, ACTIVATIONS[inner], bias=False, dropout=dropout)
+@register_family("mt5", body_names=BODY_NAMES, head_names=HEAD_NAMES)
+def read_mt5_spec(config: HFConfig, head_type: str) -> Model:
+    return _seq2seq_spec(
+        config,
+        head_type,
+        config.get_bool("tie_word_embeddings", default=False),
+        scale_outputs=False,
+        default_activation="gated-gelu",
+    )
 
 
-def _dropout(c: Settings) -> float:
-    return c.number("dropout_rate", default=0.1)
+def _seq2seq_spec(
+    config: HFConfig, head_type: str, tie_embeddings: bool, scale_outputs: bool, default_activation: str
+) -> Model:
+    """The encoder-decoder they have in common. scale_outputs: by 1/√d_model, before the head."""
+    norm = RMSNorm(config.get_float("layer_norm_epsilon", default=1e-6))
+    d_model = config.get_int("d_model")
+    dropout = _dropout_rate(config)
+    num_layers = config.get_num_layers("num_layers")
+    vocab = config.get_int("vocab_size")
+
+    # Branches of the blocks.
+    attn_args: dict[str, Any] = {
+        "heads": config.get_int("num_heads"),
+        "head_dim": config.get_int("d_kv"),
+        "scale": 1.0,
+        "dropout": dropout,
+    }
+    num_buckets = config.get_int("relative_attention_num_buckets", default=32)
+    max_distance = config.get_int("relative_attention_max_distance", default=128)
+    encoder_bias = RelativeBias(num_buckets, max_distance)
+    decoder_bias = RelativeBias(num_buckets, max_distance, bidirectional=False)
+    encoder_attn = pre(norm, self_attn=Attention(**attn_args, position=encoder_bias))
+    decoder_attn = pre(norm, self_attn=Attention(**attn_args, position=decoder_bias, mask=Causal()))
+    cross_attn = pre(norm, cross_attn=CrossAttention(**attn_args))
+    ffn = pre(norm, ffn=_feed_forward_spec(config, default_activation))
+    embed = Embeddings(vocab, dropout=dropout)
+
+    def stack(branches: tuple[Any, ...], num_layers: int) -> Stack:
+        return Stack(d_model, embed, (Block(branches, dropout),) * num_layers, norm, dropout=dropout)
+
+    # Tied embeddings, and the model.
+    tied: tuple[tuple[str, str], ...] = (("decoder.embed.tokens", "encoder.embed.tokens"),)
+    if tie_embeddings and head_type == "language":
+        tied = (*tied, ("head.out", "encoder.embed.tokens"))
+    output_scale = d_model**-0.5 if scale_outputs else 1.0
+    return Model(
+        encoder=stack((encoder_attn, ffn), num_layers),
+        decoder=stack((decoder_attn, cross_attn, ffn), config.get_num_layers("num_decoder_layers", default=num_layers)),
+        head=LMHead(vocab, scale=output_scale) if head_type == "language" else NoHead(),
+        tied=tied,
+        init=_init_spec(config, d_model, attn_args["heads"] * attn_args["head_dim"], attn_args["head_dim"]),
+    )
 
 
-def _init(c: Settings, d_model: int, inner: int, d_kv: int) -> tuple[tuple[str, Normal], ...]:
-    """The scores are not scaled, so the scale is in the first queries."""
-    f, d_ff = c.number("initializer_factor", default=1.0), c.size("d_ff")
+def _feed_forward_spec(config: HFConfig, default_activation: str) -> Any:
+    """The feed-forward layer by feed_forward_proj: relu, gated-gelu (which means the tanh form), or gated-<any>."""
+    name = config.get_str("feed_forward_proj", default=default_activation)
+    config.ignore("dense_act_fn", "is_gated_act")
+    activation = "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-")
+    checked = HFConfig({"feed_forward_proj": activation}, config.where)
+    activation = ACTIVATIONS[checked.get_str("feed_forward_proj", choices=ACTIVATIONS)]
+    layer_type = GatedFeedForward if name.startswith("gated-") else FeedForward
+    return layer_type(config.get_int("d_ff"), activation, bias=False, dropout=_dropout_rate(config))
+
+
+def _dropout_rate(config: HFConfig) -> float:
+    return config.get_float("dropout_rate", default=0.1)
+
+
+def _init_spec(config: HFConfig, d_model: int, d_inner: int, d_kv: int) -> tuple[tuple[str, Normal], ...]:
+    """Initial weights. Attention scores are not scaled, so the initial query projection has the scale."""
+    factor = config.get_float("initializer_factor", default=1.0)
+    d_ff = config.get_int("d_ff")
     return (
-        ("*.embed.tokens.weight", Normal(f)),
-        ("*_attn.q.weight", Normal(f * (d_model * d_kv) ** -0.5)),
-        ("*_attn.out.weight", Normal(f * inner**-0.5)),
-        ("*.ffn.down.weight", Normal(f * d_ff**-0.5)),
-        ("*", Normal(f * d_model**-0.5)),
+        ("*.embed.tokens.weight", Normal(factor)),
+        ("*_attn.q.weight", Normal(factor * (d_model * d_kv) ** -0.5)),
+        ("*_attn.out.weight", Normal(factor * d_inner**-0.5)),
+        ("*.ffn.down.weight", Normal(factor * d_ff**-0.5)),
+        ("*", Normal(factor * d_model**-0.5)),
     )
 
 
 # ------------------------------------------------------------------------------------------------ config.json of a spec
 
 
-def settings(spec: Model) -> Config | None:
-    """The inverse of _pair()."""
-    s, decoder = sizes_of(spec.encoder), sizes_of(spec.decoder)
+def t5_like_config(spec: Model) -> ConfigDict | None:
+    """The keys of config.json of T5 and mT5; the inverse of _seq2seq_spec()."""
+    s = stack_sizes(spec.encoder)
+    decoder = stack_sizes(spec.decoder)
     if s is None or decoder is None:
         return None
-    buckets = first(spec.encoder, RelativeBias) or RelativeBias()
-    named = "gelu" if s.ffn.activation == "gelu_tanh" else s.activation  # `gated-gelu` means the tanh form
+    bias = find_part(spec.encoder, RelativeBias) or RelativeBias()
+    gated_name = "gelu" if s.ffn.activation == "gelu_tanh" else s.activation  # `gated-gelu` means the tanh form
     return {
         "vocab_size": s.embed.vocab,
         "d_model": s.d_model,
         "d_kv": s.head_dim,
         "d_ff": s.ffn.d_ff,
-        "num_layers": s.layers,
-        "num_decoder_layers": decoder.layers,
-        "num_heads": s.heads,
-        "feed_forward_proj": f"gated-{named}" if isinstance(s.ffn, GatedFeedForward) else s.activation,
-        "relative_attention_num_buckets": buckets.buckets,
-        "relative_attention_max_distance": buckets.reach,
+        "num_layers": s.num_layers,
+        "num_decoder_layers": decoder.num_layers,
+        "num_heads": s.num_heads,
+        "feed_forward_proj": f"gated-{gated_name}" if isinstance(s.ffn, GatedFeedForward) else s.activation,
+        "relative_attention_num_buckets": bias.num_buckets,
+        "relative_attention_max_distance": bias.max_distance,
         "layer_norm_epsilon": s.norm.eps,
         "dropout_rate": s.dropout,
         "tie_word_embeddings": any(path == "head.out" for path, _ in spec.tied),
@@ -157,11 +189,11 @@ def settings(spec: Model) -> Config | None:
     }
 
 
-@writer("t5", "T5", language="ForConditionalGeneration")
-def t5_config(spec: Model) -> Config | None:
-    return settings(spec)
+@register_config_writer("t5", "T5", lm_suffix="ForConditionalGeneration")
+def t5_config(spec: Model) -> ConfigDict | None:
+    return t5_like_config(spec)
 
 
-@writer("mt5", "MT5", language="ForConditionalGeneration")
-def mt5_config(spec: Model) -> Config | None:
-    return settings(spec)
+@register_config_writer("mt5", "MT5", lm_suffix="ForConditionalGeneration")
+def mt5_config(spec: Model) -> ConfigDict | None:
+    return t5_like_config(spec)

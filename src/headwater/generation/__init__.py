@@ -1,1 +1,1 @@
-"""From a model to text: choosers, loops, beams, guesses and a batching engine. Read choosers, ask, engine, slots."""
+"""Text generation: sampling, beam search, speculative decoding and continuous batching. Start with api and engine."""

@@ -1,19 +1,20 @@
-"""A running batch that requests join and leave between steps (continuous batching), as a plain object.
+"""Inference engine with continuous batching, chunked prefill and speculative decoding.
 
     engine = Engine(model)
-    row = engine.submit(Request(prompt))        # refused here, if it can not be answered
-    while engine.step(): ...                    # each step gives every running row one token
-    row.text, row.stopped
+    sequence = engine.submit(Request(prompt_ids))   # an invalid request is rejected here
+    while engine.step(): ...                        # each step appends a token to every running sequence
+    sequence.text, sequence.finish_reason
 
-Requests are taken in the order in which they came. In each step at most `prefill` tokens of new prompts are read, so
-that one long prompt does not hold up those who are already being answered. The cache never has more than rows ×
-columns places. Every answer is the one its request would have got alone. A fault ends the row it belongs to and no
-other, and after an interruption (Ctrl-C) the next step goes on as if nothing had happened: what the cache knows beyond
-a row's text is taken back before anything is read.
+Requests are scheduled first come, first served. In each step at most max_prefill_tokens tokens of new prompts are
+prefilled, so that one long prompt does not hold up the running sequences. The KV cache never exceeds max_num_seqs ×
+max_seq_len positions. The output of a request does not depend on the other requests. An error ends its own sequence
+alone. After an interruption (Ctrl-C) the next step goes on as if nothing had happened: what the KV cache has beyond a
+sequence's tokens is cropped before anything is computed.
 
-With a drafter (by=LookUp(), see speculative.py) a few tokens of each row are guessed before a step, which reads them
-too: those that are what the row says anyway come in the same step. FEW tokens are read in much less time than in as
-many steps, so they are shared out among the rows; where more than half as many rows run, none is guessed.
+With a drafter (PromptLookup(), see speculative.py) a few tokens of each sequence are drafted before a step and verified
+in it: those that the model samples anyway are appended in the same step. A forward pass of MAX_SPECULATED tokens takes
+much less time than as many steps, so that number is divided among the sequences; where more than half as many run, none
+is drafted.
 """
 
 from __future__ import annotations
@@ -26,221 +27,276 @@ import torch
 from torch import Tensor
 
 from headwater.errors import Fault, TooLong, Unavailable
-from headwater.generation.picking import choose
-from headwater.generation.reading import listen, read, read_each
-from headwater.generation.requests import Event, Request, Row, check
-from headwater.generation.slots import Slots
-from headwater.generation.speculative import Drafter, fits
+from headwater.generation.forward import encode_sources, forward_each, forward_last
+from headwater.generation.kv_cache import BatchKVCache
+from headwater.generation.request import Request, SequenceState, TokenEvent, validate_request
+from headwater.generation.sampling import sample
+from headwater.generation.speculative import Drafter, check_same_vocab
+from headwater.i18n import _
 from headwater.parts import must
 
-FEW = 8  # tokens that a step reads at most, where some of them are guesses
+MAX_SPECULATED = 8  # tokens of a step at most, where some of them are drafted
 
 
-class Joining:
-    """Rows whose prompts are being read, in a cache of their own: several short ones together, or a long one in
-    pieces.
-    """
+class Prefill:
+    """The prefill of new sequences in a KV cache of its own: several short prompts at once, or a long one in chunks."""
 
-    def __init__(self, model: Any, rows: Sequence[Row]) -> None:
-        self.model, self.rows = model, rows
-        prefix = rows[0].request.prefix
-        self.slots = prefix.copy(rows[0], rows[0].request.prompt) if prefix else Slots(model, rows)
-        self.scores: Tensor | None = None
+    def __init__(self, model: Any, sequences: Sequence[SequenceState]) -> None:
+        self.model = model
+        self.sequences = sequences
+        prefix = sequences[0].request.prefix
+        if prefix:
+            self.cache = prefix.copy_cache(sequences[0], sequences[0].request.prompt_ids)
+        else:
+            self.cache = BatchKVCache(model, sequences)
+        self.logits: Tensor | None = None
 
-    def read(self, budget: int) -> bool:
-        """Read the next piece; True when all is read."""
-        if self.rows[0].request.source is not None and self.slots.heard is None:
-            listen(self.model, self.slots, [row.request.source or () for row in self.rows])
-        prompts = [row.request.prompt for row in self.rows]
-        self.slots.crop(len(prompt) - 1 for prompt in prompts)  # takes something back only after an interruption
-        most = budget if len(self.rows) == 1 else None
-        pieces = [prompt[n:][:most] for prompt, n in zip(prompts, self.slots.lengths, strict=True)]
-        self.scores = read(self.model, self.slots, pieces)
-        return self.slots.lengths == [len(prompt) for prompt in prompts]
+    def forward_chunk(self, token_budget: int) -> bool:
+        """Prefill the next chunk; True when the prompts are complete."""
+        if self.sequences[0].request.source_ids is not None and self.cache.source_mask is None:
+            encode_sources(self.model, self.cache, [sequence.request.source_ids or () for sequence in self.sequences])
+        prompts = [sequence.request.prompt_ids for sequence in self.sequences]
+        self.cache.crop(len(prompt) - 1 for prompt in prompts)  # removes something only after an interruption
+        limit = token_budget if len(self.sequences) == 1 else None
+        chunks = [prompt[length:][:limit] for prompt, length in zip(prompts, self.cache.lengths, strict=True)]
+        self.logits = forward_last(self.model, self.cache, chunks)
+        return self.cache.lengths == [len(prompt) for prompt in prompts]
 
 
 class Engine:
+    """Runs requests with continuous batching over one KV cache.
+
+    max_num_seqs: sequences that run at a time. max_seq_len: tokens of a sequence, prompt and output together.
+    max_prefill_tokens: prompt tokens of a step. context_length: the model's own limit. max_queue_size: requests that
+    may wait. drafter, num_draft_tokens: speculative decoding, and tokens drafted for a sequence in a step.
+    """
+
     def __init__(
         self,
         model: Any,
         *,
-        rows: int = 8,
-        columns: int = 4096,
-        prefill: int = 512,
-        context: int | None = None,
-        queue: int = 1024,
-        by: Drafter | None = None,
-        guesses: int = 5,
+        max_num_seqs: int = 8,
+        max_seq_len: int = 4096,
+        max_prefill_tokens: int = 512,
+        context_length: int | None = None,
+        max_queue_size: int = 1024,
+        drafter: Drafter | None = None,
+        num_draft_tokens: int = 5,
     ) -> None:
-        must(1 <= guesses <= 64, "Engine", "guesses must be from 1 to 64", guesses, "5 is usual")
-        for name, value in (("rows", rows), ("columns", columns), ("prefill", prefill), ("queue", queue)):
+        must(
+            1 <= num_draft_tokens <= 64,
+            "Engine",
+            _("num_draft_tokens must be from 1 to 64"),
+            num_draft_tokens,
+            _("5 is usual"),
+        )
+        for name, value in (
+            ("max_num_seqs", max_num_seqs),
+            ("max_seq_len", max_seq_len),
+            ("max_prefill_tokens", max_prefill_tokens),
+            ("max_queue_size", max_queue_size),
+        ):
             must(
                 type(value) is int and 1 <= value <= 2**24,
                 "Engine",
-                f"{name} must be from 1 to 2**24",
+                _("{name} must be from 1 to 2**24", name=name),
                 value,
-                "correct it",
+                _("correct it"),
             )
-        self.model, self.context, self.queue = model, context, queue
-        self.rows, self.prefill, self.columns = rows, prefill, columns
-        self.by, self.guesses = by, guesses
-        if by is not None:
-            fits(by, model)
-        self.slots = Slots(model, most=columns)
-        self.waiting: deque[Row] = deque()
-        self.joining: Joining | None = None
+        if drafter is not None:
+            check_same_vocab(drafter, model)
+        self.model = model
+        self.context_length = context_length
+        self.max_num_seqs = max_num_seqs
+        self.max_seq_len = max_seq_len
+        self.max_prefill_tokens = max_prefill_tokens
+        self.max_queue_size = max_queue_size
+        self.drafter = drafter
+        self.num_draft_tokens = num_draft_tokens
+        self.cache = BatchKVCache(model, max_columns=max_seq_len)
+        self.waiting: deque[SequenceState] = deque()
+        self.prefill: Prefill | None = None
 
-    # ------------------------------------------------------------------------------------------------- asking
+    # ------------------------------------------------------------------------------------------------- requests
 
-    def submit(self, request: Request) -> Row:
-        """Take a request in, or refuse it at once."""
-        limit = check(request, self.model, self.context)
-        need = len(request.prompt) + limit
-        if need > self.columns:
+    def submit(self, request: Request) -> SequenceState:
+        """Queue a request, or reject it at once."""
+        valid_request = validate_request(request, self.model, self.context_length)
+        length = valid_request.max_length
+        if length > self.max_seq_len:
             raise TooLong(
-                f"Engine: there are {self.columns} columns a row, got a request for {need}; ask for fewer tokens"
+                _(
+                    "Engine: a sequence may have {max_seq_len} tokens, got a request for {length}; "
+                    "ask for fewer tokens",
+                    max_seq_len=self.max_seq_len,
+                    length=length,
+                )
             )
-        if len(self.waiting) >= self.queue:
-            raise Unavailable(f"Engine: at most {self.queue} requests may wait, got one more; come again later")
-        if request.prefix is not None and request.prefix.model is not self.model:
-            must(
-                False,
-                "Engine",
-                "a prefix must have been read by the same model",
-                "another's",
-                "make it with this model",
+        if len(self.waiting) >= self.max_queue_size:
+            raise Unavailable(
+                _(
+                    "Engine: at most {max_queue_size} requests may wait, got one more; try again later",
+                    max_queue_size=self.max_queue_size,
+                )
             )
-        row = Row(request, limit)
-        if not row.stopped:
-            self.waiting.append(row)
-        return row
+        must(
+            request.prefix is None or request.prefix.model is self.model,
+            "Engine",
+            _("a prefix must be computed by the same model"),
+            "another's",
+            _("build it with this model"),
+        )
+        sequence = SequenceState(valid_request, valid_request.max_new_tokens)
+        if not sequence.finish_reason:
+            self.waiting.append(sequence)
+        return sequence
 
-    def cancel(self, row: Row) -> None:
-        """End a row; its place is free for the next step."""
-        row.cancelled = True
+    def cancel(self, sequence: SequenceState) -> None:
+        """End a sequence; its row of the KV cache is free in the next step."""
+        sequence.cancelled = True
 
     @property
-    def running(self) -> list[Row]:
-        return [held.owner for held in self.slots.held]
+    def running(self) -> list[SequenceState]:
+        return [row.owner for row in self.cache.rows]
 
-    # ------------------------------------------------------------------------------------------------- answering
+    # ------------------------------------------------------------------------------------------------- decoding
 
     def step(self) -> bool:
-        """One token for each running row (and its guesses that come true), and a piece of the prompts of those who
-        join. False when there is nothing to do.
+        """One decode step: a token for each running sequence (and its accepted drafts), then a chunk of prefill.
+
+        Returns False when there is nothing left to do.
         """
-        self._let_go()
-        rows = self.running
-        if rows:
-            self._read_on(rows)
-        self._admit()
-        return bool(self.waiting) or any(not row.stopped for row in self.running)
+        self._evict_finished()
+        running = self.running
+        if running:
+            self._decode_step(running)
+        self._schedule_prefill()
+        return bool(self.waiting) or any(not sequence.finish_reason for sequence in self.running)
 
     def run(self) -> None:
+        """Step until all requests are finished."""
         while self.step():
             pass
 
-    def stream(self) -> Iterator[tuple[Row, Event]]:
-        """Steps until all is answered; each event once, with its row."""
-        seen: dict[int, int] = {}
-        more = True
-        while more:
-            rows = [*self.running, *self.waiting]
-            more = self.step()
-            for row in rows:
-                for event in row.events[seen.get(id(row), 0) :]:
-                    seen[id(row)] = seen.get(id(row), 0) + 1
-                    yield row, event
+    def stream(self) -> Iterator[tuple[SequenceState, TokenEvent]]:
+        """Step until all requests are finished; yields each event once, with its sequence."""
+        num_yielded: dict[int, int] = {}
+        has_more = True
+        while has_more:
+            sequences = [*self.running, *self.waiting]
+            has_more = self.step()
+            for sequence in sequences:
+                key = id(sequence)
+                for event in sequence.events[num_yielded.get(key, 0) :]:
+                    num_yielded[key] = num_yielded.get(key, 0) + 1
+                    yield sequence, event
 
-    def _read_on(self, rows: list[Row]) -> None:
-        self.slots.crop(len(row) - 1 for row in rows)  # takes back wrong guesses, and an interrupted step
-        tails = [row.after(length) for row, length in zip(rows, self.slots.lengths, strict=True)]
-        guesses = [list(self._guess(row, len(rows))) for row in rows]
-        if not any(guesses):
-            self._take(read(self.model, self.slots, tails), rows)
+    def _decode_step(self, sequences: list[SequenceState]) -> None:
+        self.cache.crop(len(sequence) - 1 for sequence in sequences)  # removes rejected drafts, and an interrupted step
+        lengths = self.cache.lengths
+        new_ids = [sequence.tokens_from(length) for sequence, length in zip(sequences, lengths, strict=True)]
+
+        drafts = [list(self._propose(sequence, len(sequences))) for sequence in sequences]
+        if not any(drafts):
+            self._append_tokens(forward_last(self.model, self.cache, new_ids), sequences)
             return
-        texts = [[*tail, *guess] for tail, guess in zip(tails, guesses, strict=True)]
-        self._take_guessed(read_each(self.model, self.slots, texts, [1 + len(g) for g in guesses]), rows, guesses)
+        with_drafts = [[*ids, *draft] for ids, draft in zip(new_ids, drafts, strict=True)]
+        logits = forward_each(self.model, self.cache, with_drafts, [1 + len(draft) for draft in drafts])
+        self._verify_drafts(logits, sequences, drafts)
 
-    def _guess(self, row: Row, rows: int) -> Sequence[int]:
-        most = min(self.guesses, max(FEW, 1 + self.guesses) // rows - 1, row.limit - len(row.events) - 1)
-        return () if self.by is None or most < 1 or not row.trust.granted() else self.by.guess(row, most)
+    def _propose(self, sequence: SequenceState, batch_size: int) -> Sequence[int]:
+        """Draft tokens for a sequence; none where speculation does not pay."""
+        max_tokens = min(
+            self.num_draft_tokens,
+            max(MAX_SPECULATED, 1 + self.num_draft_tokens) // batch_size - 1,
+            sequence.max_new_tokens - len(sequence.events) - 1,
+        )
+        if self.drafter is None or max_tokens < 1 or not sequence.acceptance_tracker.should_draft():
+            return ()
+        return self.drafter.propose(sequence, max_tokens)
 
-    def _take_guessed(self, scores: list[Tensor], rows: list[Row], guesses: list[list[int]]) -> None:
-        """scores [1 + guesses, V] of each row, which says on for as long as its guesses come true."""
-        left, place = list(zip(rows, scores, guesses, strict=True)), 0
-        while left:
-            self._take(torch.stack([found[place] for _, found, _ in left]), [row for row, _, _ in left])
-            going = []
-            for row, found, guess in left:
-                true = row.new[-1:] == guess[place : place + 1]
-                if true and not row.stopped:
-                    going.append((row, found, guess))
+    def _verify_drafts(self, logits: list[Tensor], sequences: list[SequenceState], drafts: list[list[int]]) -> None:
+        """Append sampled tokens to each sequence while they equal its draft; logits [1 + len(draft), V] of each."""
+        active = list(zip(sequences, logits, drafts, strict=True))
+        position = 0
+        while active:
+            step_logits = torch.stack([sampled[position] for _, sampled, _ in active])  # [B, V]
+            self._append_tokens(step_logits, [sequence for sequence, _, _ in active])
+            still_active = []
+            for sequence, sampled, draft in active:
+                accepted = sequence.output_ids[-1:] == draft[position : position + 1]
+                if accepted and not sequence.finish_reason:
+                    still_active.append((sequence, sampled, draft))
                 else:
-                    row.trust.learn(len(guess), place + true)
-            left, place = going, place + 1
+                    sequence.acceptance_tracker.update(len(draft), position + accepted)
+            active = still_active
+            position += 1
 
-    def _take(self, scores: Tensor, rows: Sequence[Row]) -> None:
-        for row, choice in zip(rows, choose(scores, rows), strict=True):
-            if isinstance(choice, Fault):
-                row.fault = choice
+    def _append_tokens(self, logits: Tensor, sequences: Sequence[SequenceState]) -> None:
+        for sequence, sampled in zip(sequences, sample(logits, sequences), strict=True):
+            if isinstance(sampled, Fault):
+                sequence.fault = sampled
             else:
-                row.take(choice)
+                sequence.append(sampled)
 
-    def _let_go(self) -> None:
-        for number in reversed(range(len(self.slots.held))):
-            if self.slots.held[number].owner.stopped:
-                self.slots.leave(number)
+    def _evict_finished(self) -> None:
+        for row in reversed(range(len(self.cache.rows))):
+            if self.cache.rows[row].owner.finish_reason:
+                self.cache.remove_row(row)
 
-    # ------------------------------------------------------------------------------------------------- joining
+    # ------------------------------------------------------------------------------------------------- prefill
 
-    def _admit(self) -> None:
-        """Read prompts in their order, up to the budget, while there is room for their rows."""
-        budget = self.prefill
-        while budget > 0 and (group := self._next(budget)):
-            if self.joining is None or list(self.joining.rows) != group:
-                self.joining = Joining(self.model, group)
-            budget -= max(len(row.request.prompt) for row in group) * len(group)
-            if self._reads(self.joining):
-                self.joining = None
-        self._forget_joined()
+    def _schedule_prefill(self) -> None:
+        """Prefill prompts in order, up to the token budget, while the KV cache has free rows."""
+        budget = self.max_prefill_tokens
+        while budget > 0 and (group := self._next_prefill_batch(budget)):
+            if self.prefill is None or list(self.prefill.sequences) != group:
+                self.prefill = Prefill(self.model, group)
+            budget -= max(len(sequence.request.prompt_ids) for sequence in group) * len(group)
+            if self._run_prefill(self.prefill):
+                self.prefill = None
+        self._drop_started()
 
-    def _forget_joined(self) -> None:
-        inside = {id(row) for row in self.running}
-        while self.waiting and (self.waiting[0].stopped or id(self.waiting[0]) in inside):
+    def _drop_started(self) -> None:
+        """Remove finished and running sequences from the head of the queue."""
+        running = {id(sequence) for sequence in self.running}
+        while self.waiting and (self.waiting[0].finish_reason or id(self.waiting[0]) in running):
             self.waiting.popleft()
 
-    def _next(self, budget: int) -> list[Row]:
-        """The rows that read together next: as many of the first waiting ones as fit, one at least."""
-        self._forget_joined()
-        if self.joining is not None and self.waiting and self.joining.rows[0] is self.waiting[0]:
-            return list(self.joining.rows)
-        group: list[Row] = []
-        widest = 0
-        for row in self.waiting:
-            widest = max(widest, len(row.request.prompt), len(row.request.source or ()))
-            alone = row.request.prefix is not None
-            full = len(self.slots.held) + len(group) >= self.rows
-            if full or row.stopped or (group and (alone or widest * (len(group) + 1) > budget)):
+    def _next_prefill_batch(self, token_budget: int) -> list[SequenceState]:
+        """The sequences to prefill next: as many of the first waiting ones as the budget allows, one at least."""
+        self._drop_started()
+        if self.prefill is not None and self.waiting and self.prefill.sequences[0] is self.waiting[0]:
+            return list(self.prefill.sequences)
+        group: list[SequenceState] = []
+        width = 0  # of the padded batch
+        for sequence in self.waiting:
+            request = sequence.request
+            width = max(width, len(request.prompt_ids), len(request.source_ids or ()))
+            has_prefix = request.prefix is not None
+            is_full = len(self.cache.rows) + len(group) >= self.max_num_seqs
+            if is_full or sequence.finish_reason:
                 break
-            group.append(row)
-            if alone:
+            if group and (has_prefix or width * (len(group) + 1) > token_budget):
+                break
+            group.append(sequence)
+            if has_prefix:
                 break
         return group
 
-    def _reads(self, joining: Joining) -> bool:
-        """True when the rows have joined, or ended with a fault."""
+    def _run_prefill(self, prefill: Prefill) -> bool:
+        """Run one chunk; True when the sequences run in the batch, or have ended with an error."""
         try:
-            if not joining.read(self.prefill):
+            if not prefill.forward_chunk(self.max_prefill_tokens):
                 return False
         except Fault as fault:
-            if len(joining.rows) == 1:
-                joining.rows[0].fault = fault
+            if len(prefill.sequences) == 1:
+                prefill.sequences[0].fault = fault
                 return True
-            for row in joining.rows:
-                self._reads(Joining(self.model, [row]))
+            for sequence in prefill.sequences:
+                self._run_prefill(Prefill(self.model, [sequence]))
             return True
-        self.slots.join(joining.slots)
-        assert joining.scores is not None
-        self._take(joining.scores, joining.rows)
+        self.cache.append_rows(prefill.cache)
+        assert prefill.logits is not None
+        self._append_tokens(prefill.logits, prefill.sequences)
         return True

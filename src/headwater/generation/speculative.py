@@ -1,14 +1,13 @@
-"""Speculative decoding: several tokens are guessed, and the model reads them all at once and keeps those it would
-have said.
+"""Speculative decoding: drafted tokens are verified in one forward pass; the output does not change.
 
-Noise is tied to (seed, step, token), see chance.py; so the token the model would have chosen at each step is known
-the moment its scores are, and a guess is right or it is not. The text is the one there would have been without
-guessing: greedy or sampled, with any choosers. A drafter only decides how many guesses come true.
+The sampling noise depends on (seed, step, token) alone, see rng.py. So the token that the model samples at each step is
+known as soon as its logits are, and a drafted token either equals it or is rejected. The output is the one without
+drafts: greedy or sampled, with any logits processors. A drafter only decides how many tokens are accepted.
 
-    Draft(model)      a smaller model of the same vocabulary guesses, with the same choosers and the same noise
-    LookUp()          the text so far guesses: where its last tokens occurred before, what followed them there
+    Draft(model)      a smaller model with the same vocabulary drafts, with the same processors and the same noise
+    PromptLookup()    prompt lookup decoding: what followed the last tokens where they occurred before in the text
 
-The engine asks the drafter before each step (engine.py); rejected guesses leave the cache by a smaller length.
+The engine calls the drafter before each step (engine.py); rejected tokens are cropped from the KV cache.
 """
 
 from __future__ import annotations
@@ -17,82 +16,106 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from headwater.errors import BadSetting, Fault
-from headwater.generation.picking import choose
-from headwater.generation.reading import read
-from headwater.generation.requests import Request, Row, places, vocabulary
-from headwater.generation.slots import Slots
+from headwater.generation.forward import forward_last
+from headwater.generation.kv_cache import BatchKVCache
+from headwater.generation.request import Request, SequenceState, vocab_size
+from headwater.generation.sampling import sample
+from headwater.i18n import _
 from headwater.parts import must, part
 
 
 class Drafter(Protocol):
-    def guess(self, row: Row, count: int) -> Sequence[int]:
-        """At most count tokens that may follow the row."""
+    """Proposes draft tokens for speculative decoding."""
+
+    def propose(self, sequence: SequenceState, max_tokens: int) -> Sequence[int]:
+        """At most max_tokens tokens that may follow the sequence."""
         ...
 
 
 @part
-class LookUp:
-    """The longest run of at most `longest` last tokens that occurred before, its latest occurrence, and what
-    followed.
+class PromptLookup:
+    """Prompt lookup decoding: the draft is what followed an earlier occurrence of the last tokens.
+
+    The longest n-gram of at most max_ngram_size last tokens counts, and its latest occurrence.
     """
 
-    longest: int = 3
+    max_ngram_size: int = 3
 
     def __post_init__(self) -> None:
-        must(1 <= self.longest <= 32, self, "longest must be from 1 to 32", self.longest, "3 is usual")
+        must(
+            1 <= self.max_ngram_size <= 32,
+            self,
+            _("max_ngram_size must be from 1 to 32"),
+            self.max_ngram_size,
+            _("3 is usual"),
+        )
 
-    def guess(self, row: Row, count: int) -> Sequence[int]:
-        text = [*(row.request.source or ()), *row.after(0)]
-        for size in range(min(self.longest, len(text) - 1), 0, -1):
-            last = text[-size:]
-            for at in range(len(text) - size - 1, -1, -1):
-                if text[at : at + size] == last:
-                    return text[at + size : at + size + count]
+    def propose(self, sequence: SequenceState, max_tokens: int) -> Sequence[int]:
+        ids = [*(sequence.request.source_ids or ()), *sequence.tokens_from(0)]
+        for size in range(min(self.max_ngram_size, len(ids) - 1), 0, -1):
+            ngram = ids[-size:]
+            for start in range(len(ids) - size - 1, -1, -1):
+                if ids[start : start + size] == ngram:
+                    return ids[start + size : start + size + max_tokens]
         return ()
 
 
 class Draft:
-    """A smaller model that reads the row's text too. It serves one row at a time."""
+    """A smaller draft model with a KV cache of its own, for one sequence at a time."""
 
     def __init__(self, model: Any) -> None:
-        self.model, self.slots, self.read = model, Slots(model, [None]), list[int]()
+        self.model = model
+        self.cache = BatchKVCache(model, [None])
+        self.cached_ids: list[int] = []
         if model.encoder is not None and model.decoder is not None:
-            raise BadSetting("Draft: the draft model must have one stack, got an encoder-decoder; use LookUp()")
+            raise BadSetting(
+                _("Draft: the draft model must have one stack, got an encoder-decoder; use PromptLookup()")
+            )
 
-    def guess(self, row: Row, count: int) -> Sequence[int]:
-        room = places(self.model.writer)
-        count = count if room is None else min(count, room - len(row))
-        ahead = _shadow(row)
-        for _ in range(max(0, count)):
-            text = ahead.after(0)
-            self.slots.crop([min(_alike(self.read, text), len(text) - 1)])
-            scores = read(self.model, self.slots, [text[self.slots.lengths[0] :]])
-            self.read = text
-            choice = choose(scores, [ahead])[0]
-            if isinstance(choice, Fault) or ahead.take(choice).stopped:
+    def propose(self, sequence: SequenceState, max_tokens: int) -> Sequence[int]:
+        max_positions = self.model.output_stack.spec.max_positions
+        if max_positions is not None:
+            max_tokens = min(max_tokens, max_positions - len(sequence))
+        draft = _trial_copy(sequence)
+        for _unused in range(max(0, max_tokens)):
+            ids = draft.tokens_from(0)
+            self.cache.crop([min(_common_prefix_length(self.cached_ids, ids), len(ids) - 1)])
+            logits = forward_last(self.model, self.cache, [ids[self.cache.lengths[0] :]])
+            self.cached_ids = ids
+            sampled = sample(logits, [draft])[0]
+            if isinstance(sampled, Fault) or draft.append(sampled).finish_reason:
                 break
-        return ahead.new[len(row.events) :]
+        return draft.output_ids[len(sequence.events) :]
 
 
-def _alike(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many first tokens two texts have in common."""
-    most = min(len(a), len(b))
-    return next((i for i in range(most) if a[i] != b[i]), most)
+def _common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """The number of first tokens that two sequences have in common."""
+    limit = min(len(a), len(b))
+    return next((i for i in range(limit) if a[i] != b[i]), limit)
 
 
-def _shadow(row: Row) -> Row:
-    """The same row, to be continued on trial: without text, for only its tokens matter."""
-    request = row.request
-    plain = Request(request.prompt, choosers=request.choosers, end=request.end, seed=request.seed)
-    shadow = Row(plain, row.limit)
-    shadow.events = list(row.events)
-    return shadow
+def _trial_copy(sequence: SequenceState) -> SequenceState:
+    """A copy of the sequence to append a draft to; without text, because only the tokens matter."""
+    request = sequence.request
+    ids_only = Request(
+        request.prompt_ids, processors=request.processors, stop_token_ids=request.stop_token_ids, seed=request.seed
+    )
+    copy = SequenceState(ids_only, sequence.max_new_tokens)
+    copy.events = list(sequence.events)
+    return copy
 
 
-def fits(drafter: Drafter, model: Any) -> None:
-    """Refuse a draft model that speaks of other tokens."""
-    if isinstance(drafter, Draft) and vocabulary(drafter.model) != vocabulary(model):
-        sizes = vocabulary(drafter.model), vocabulary(model)
+def check_same_vocab(drafter: Drafter, model: Any) -> None:
+    """Raise BadSetting for a draft model with another vocabulary."""
+    if not isinstance(drafter, Draft):
+        return
+    draft_size = vocab_size(drafter.model)
+    size = vocab_size(model)
+    if draft_size != size:
         raise BadSetting(
-            f"Draft: both models must have one vocabulary, got {sizes[0]} and {sizes[1]}; choose a relative"
+            _(
+                "Draft: both models must have one vocabulary, got {draft_size} and {size}; choose a relative",
+                draft_size=draft_size,
+                size=size,
+            )
         )

@@ -1,38 +1,45 @@
-"""Looking at models and machines: plain data first, pictures and words made from it.
+"""Model inspection: attention, logit lens, losses, gradients, attribution, ablation, costs; as data and figures.
 
-    found = headwater.inspect(headwater.load("smollm2"), "The cat sat on the mat")      # all of the below
-    found.write("report")                                                               # HTML, JSON, PNG
+    report = headwater.inspect(headwater.load("smollm2"), "The cat sat on the mat")      # all analyses below
+    report.write("report")                                                               # HTML, JSON, PNG
 
-`model`: what headwater.load gives, a run (training.use.load_run), or a model alone (then texts are token ids).
-`text`: what is read; for an encoder-decoder the source, and `target` what is written (generated where it is None).
-Every function takes a Reading in the place of `text`, so that a text is cut, and a target generated, only once.
+`model`: the result of headwater.load, a run (training.predict.load_run), or a Transformer (then texts are token ids).
+`text`: the input; of an encoder-decoder the source, and `target` the decoder's text (generated if None).
+Every function accepts a TokenizedInput as `text`, so that a text is tokenized, and a target generated, only once.
 
-    watch(model, *patterns)                        with watch(model, "decoder.layers.*.cross_attn") as seen: seen[path]
-    read(model, text, target=None)                 -> Reading        tokens, source, follows: tuples of Token
-    attention(model, text, target=None, kinds=None, layers=None, heads=None, budget=BUDGET)
-                                                   -> Attention      maps: Map(kind, layer, heads, weights [H, Q, S])
+    watch(model, *patterns)             -> ActivationCache  with watch(model, "**.self_attn") as cache: … cache[path]
+    tokenize_input(model, text, target=None)
+                                        -> TokenizedInput   tokens, source, next_tokens: tuples of Token
+    attention_maps(model, text, target=None, kinds=None, layers=None, heads=None, max_bytes=MAX_WEIGHT_BYTES)
+                                        -> AttentionMaps    maps: AttentionMap(kind, layer, heads, weights [H, Q, S])
     alignment(model, text, target=None, layers=None)
-                                                   -> Alignment      weights [written, source], of cross-attention
-    heads(model, text, target=None)                -> Heads          one Head a head: self, previous, …, does
-    lens(model, text, target=None, top=5, places=None)
-                                                   -> Lens           top ids and shares [layers + 1, Q, top]
-    next_tokens(model, text, n=10, target=None, place=None)
-                                                   -> NextTokens     choices: NextToken(token, share); entropy
-    token_losses(model, text, target=None)         -> TokenLosses    one loss a token, in nats
-    gradients(model, text, target=None)            -> Gradients      norms by parameter, flow by layer
-    first_bad(model, text, target=None)            -> Spoilt | None  the module where NaN or inf first arises
-    attribution(model, text, target=None, place=None, token=None, by="integrated" | "gradient" | "blanked")
-                                                   -> Attribution    a score for each token that was read
+                                        -> Alignment        weights [target, source], the mean of cross-attention
+    classify_heads(model, text, target=None)
+                                        -> HeadPatterns     one HeadPattern a head: diagonal, previous, …, pattern
+    lens(model, text, target=None, top_k=5, positions=None)
+                                        -> LogitLens        top_ids, top_probs [layers + 1, P, top_k]
+    next_tokens(model, text, top_k=10, target=None, position=None)
+                                        -> NextTokens       candidates: NextToken(token, prob); entropy
+    token_losses(model, text, target=None)
+                                        -> TokenLosses      one cross-entropy loss a token, in nats; perplexity
+    gradient_flow(model, text, target=None)
+                                        -> GradientFlow     gradient norms by parameter, flow by layer
+    first_nonfinite(model, text, target=None)
+                                        -> NonFinite | None the first module that outputs NaN or infinity
+    attribute(model, text, target=None, position=None, token_id=None, method="integrated_gradients")
+                                        -> Attribution      a score for each input token
     ablate(model, text, layer, head, target=None, kind=None)
-                                                   -> Ablation       what is said without that head
-    ablations(model, text, target=None, kind=None) -> Ablations      loss without each head [layers, heads]
-    positions(model, length=64)                    -> Positions      what each position of the model does
-    count(model.spec, batch, length)               -> Count          parameters, bytes, operations (costs.py)
-    inspect(model, text, target=None, what=None)   -> Inspection     the results by name; write(folder), html()
-    picture(result)                                -> a matplotlib figure;  save(result, "a.png" or "a.svg")
+                                        -> Ablation         predictions without that head
+    head_importance(model, text, target=None, kind=None)
+                                        -> HeadImportance   change of the loss without each head [layers, heads]
+    position_effects(model, length=64)  -> PositionEffects  what each position encoding of the model computes
+    count(model.spec, batch, length)    -> ModelCosts       parameters, bytes, FLOPs
+    inspect(model, text, target=None, analyses=None)
+                                        -> Inspection       the results by name; write(folder), html()
+    plot(result)                        -> a matplotlib figure;  save_figure(result, "a.png" or "a.svg")
 
-Every result is frozen, has to_plain() for JSON, prints as words, saves itself as a picture (result.save(path)) and
-shows itself in a notebook. A Map gives parts of a matrix as bytes: map.tile(head, rows, columns, size).
+Every result is frozen, has to_dict() for JSON, prints a summary, saves a figure of itself (result.save(path)) and
+displays itself in a notebook. AttentionMap.tile(head, rows, columns, size) returns part of a matrix as uint8.
 """
 
 from __future__ import annotations
@@ -40,30 +47,30 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-HOMES = {
+LAZY_IMPORTS = {
     "ablate": "ablation",
-    "ablations": "ablation",
-    "alignment": "maps",
-    "attention": "maps",
-    "attribution": "credit",
+    "alignment": "attention",
+    "attention_maps": "attention",
+    "attribute": "attribution",
+    "classify_heads": "head_patterns",
     "count": "costs",
-    "first_bad": "flow",
-    "gradients": "flow",
-    "heads": "patterns",
-    "inspect": "gathering",
+    "first_nonfinite": "gradients",
+    "gradient_flow": "gradients",
+    "head_importance": "ablation",
+    "inspect": "api",
     "lens": "logit_lens",
-    "next_tokens": "surprise",
-    "picture": "pictures",
-    "positions": "places",
-    "read": "subjects",
-    "save": "pictures",
-    "token_losses": "surprise",
-    "watch": "watching",
+    "next_tokens": "predictions",
+    "plot": "figures",
+    "position_effects": "position_plots",
+    "save_figure": "figures",
+    "token_losses": "predictions",
+    "tokenize_input": "inputs",
+    "watch": "hooks",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Fetched when asked for, so that help and doctor need no torch."""
-    if name not in HOMES:
+    """Import a public function when it is first used, so that help and doctor need no torch."""
+    if name not in LAZY_IMPORTS:
         raise AttributeError(f"headwater.inspection has no name {name!r}")
-    return getattr(importlib.import_module(f"headwater.inspection.{HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"headwater.inspection.{LAZY_IMPORTS[name]}"), name)

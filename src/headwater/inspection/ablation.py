@@ -1,4 +1,4 @@
-"""Switch a head off and see what changes: its slice of what the attention's `out` reads becomes zero."""
+"""Ablation of attention heads: the head's slice of the input of the output projection is set to zero."""
 
 from __future__ import annotations
 
@@ -12,43 +12,59 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headwater.core.modules import eval_mode
 from headwater.errors import BadInput, BadSetting
-from headwater.inspection.maps import Spot, chosen
-from headwater.inspection.results import Result
-from headwater.inspection.scores import language, vocabulary
-from headwater.inspection.subjects import Reading, Token, read, still
-from headwater.inspection.surprise import last_place
-from headwater.inspection.words import Both
+from headwater.i18n import _
+from headwater.inspection.attention import AttentionSite, select_sites
+from headwater.inspection.inputs import Token, TokenizedInput, tokenize_input
+from headwater.inspection.logit_lens import head_vocab_size, lm_head
+from headwater.inspection.predictions import prediction_position
+from headwater.inspection.results import InspectionResult
 
-TOGETHER = 1 << 25  # scores that exist at one time
+LOGITS_PER_BATCH = 1 << 25  # logits that exist at a time
 
 
 @dataclass(frozen=True)
-class Choice:
+class AblatedToken:
+    """A token with its probability with the head and without it."""
+
     token: Token
-    before: float
-    after: float
+    prob: float
+    ablated_prob: float
 
 
 @dataclass(frozen=True, eq=False)
-class Ablation(Result):
-    """choices: the most probable tokens at the place, with the head and without. loss, loss_without: the mean over
-    the text (NaN where nothing follows). apart [Q]: the divergence of the two distributions at each place, in nats.
+class Ablation(InspectionResult):
+    """Predictions with and without one head. candidates: the most probable tokens at the position, of both.
+
+    loss, ablated_loss: the mean over the text; NaN of a single token. kl_divergence [Q]: of the two distributions at
+    each position, in nats.
     """
 
     kind: str
     layer: int
     head: int
     tokens: tuple[Token, ...]
-    choices: tuple[Choice, ...]
+    candidates: tuple[AblatedToken, ...]
     loss: float
-    loss_without: float
-    apart: np.ndarray
+    ablated_loss: float
+    kl_divergence: np.ndarray
 
     def lines(self) -> list[str]:
-        said = "   ".join(f"{c.token.text!r} {c.before:.1%} → {c.after:.1%}" for c in self.choices[:5])
-        change = "" if math.isnan(self.loss) else f"loss {self.loss:.3f} → {self.loss_without:.3f}   "
-        return [f"without {self.kind} {self.layer}.{self.head}: {change}{said}"]
+        tokens = "   ".join(f"{c.token.text!r} {c.prob:.1%} → {c.ablated_prob:.1%}" for c in self.candidates[:5])
+        change: str = ""
+        if not math.isnan(self.loss):
+            change = _("loss {loss:.3f} → {ablated_loss:.3f}   ", loss=self.loss, ablated_loss=self.ablated_loss)
+        return [
+            _(
+                "without {kind} {layer}.{head}: {change}{tokens}",
+                kind=self.kind,
+                layer=self.layer,
+                head=self.head,
+                change=change,
+                tokens=tokens,
+            )
+        ]
 
 
 def ablate(
@@ -59,123 +75,152 @@ def ablate(
     target: Any = None,
     *,
     kind: str | None = None,
-    place: int | None = None,
-    n: int = 10,
+    position: int | None = None,
+    top_k: int = 10,
 ) -> Ablation:
-    """What the model says without one head, at a place (the last).
+    """Predictions without one attention head, at a position (the last if None; of a masked model the mask token).
 
-    kind: decoder.self_attn unless another is named (encoder.self_attn, …).
+    kind: decoder.self_attn, or encoder.self_attn of an encoder, if None.
     """
-    reading = read(model, text, target)
-    spot = _spot(reading, kind, layer, head)
-    language(reading.model)
-    with still(reading.model):
-        before = _log_p(reading, 1)[0]
-        with without(reading.model, [(spot, head)]):
-            after = _log_p(reading, 1)[0]
-    last = len(reading.tokens) - 1 if reading.causal or not _gaps(reading) else last_place(reading)
-    at = last if place is None else place
-    best = torch.cat((before[at].topk(n).indices, after[at].topk(n).indices)).unique()
-    shares = [(int(i), math.exp(before[at, i]), math.exp(after[at, i])) for i in best]
-    shares.sort(key=lambda row: -max(row[1:]))
-    choices = tuple(Choice(reading.name(i), was, now) for i, was, now in shares)
-    loss, loss_without = (_loss(reading, log_p) for log_p in (before, after))
-    apart = (before.exp() * (before - after)).sum(-1)
-    return Ablation(spot.kind, spot.layer, head, reading.tokens, choices, loss, loss_without, apart.numpy())
+    inputs = tokenize_input(model, text, target)
+    site = _resolve_site(inputs, kind, layer, head)
+    lm_head(inputs.model)
+
+    # log p with the head and without it, each [Q, V]
+    with eval_mode(inputs.model):
+        before = _logprobs(inputs, 1)[0]
+        with heads_ablated(inputs.model, [(site, head)]):
+            after = _logprobs(inputs, 1)[0]
+
+    # the most probable tokens of both at one position
+    if position is None:
+        masked = not inputs.causal and _has_mask_token(inputs)
+        position = prediction_position(inputs) if masked else len(inputs.tokens) - 1
+    top_ids = torch.cat((before[position].topk(top_k).indices, after[position].topk(top_k).indices)).unique()
+    candidates = [
+        AblatedToken(inputs.decode_token(int(n)), math.exp(before[position, n]), math.exp(after[position, n]))
+        for n in top_ids
+    ]
+    candidates.sort(key=lambda candidate: -max(candidate.prob, candidate.ablated_prob))
+    return Ablation(
+        kind=site.kind,
+        layer=site.layer,
+        head=head,
+        tokens=inputs.tokens,
+        candidates=tuple(candidates),
+        loss=_mean_loss(inputs, before),
+        ablated_loss=_mean_loss(inputs, after),
+        kl_divergence=(before.exp() * (before - after)).sum(-1).numpy(),
+    )
 
 
-def _gaps(reading: Reading) -> bool:
-    return any(token.id == getattr(reading.tokenizer, "mask", None) for token in reading.tokens)
+def _has_mask_token(inputs: TokenizedInput) -> bool:
+    mask_id = getattr(inputs.tokenizer, "mask_id", None)
+    return any(token.id == mask_id for token in inputs.tokens)
 
 
-def _spot(reading: Reading, kind: str | None, layer: int, head: int) -> Spot:
-    kind = kind if kind is not None else ("decoder.self_attn" if reading.causal else "encoder.self_attn")
-    return chosen(reading.model, [kind], [layer], [head])[0]
+def _resolve_site(inputs: TokenizedInput, kind: str | None, layer: int, head: int) -> AttentionSite:
+    if kind is None:
+        kind = "decoder.self_attn" if inputs.causal else "encoder.self_attn"
+    return select_sites(inputs.model, [kind], [layer], [head])[0]
 
 
-def _log_p(reading: Reading, rows: int) -> Tensor:
-    """log p [rows, Q, V] of so many equal rows."""
-    size = rows * len(reading.tokens) * vocabulary(language(reading.model))
-    if size > 16 * TOGETHER:
-        en = f"ablate: {len(reading.tokens)} tokens are too many for the whole of two answers; shorten the text"
-        raise BadInput(Both(en, f"{len(reading.tokens)} 个词元太多；请缩短文字"))
-    many = {name: value.expand(rows, -1) for name, value in reading.extras.items()}
-    memory = reading.model.encode(many["source"]) if many else None
-    asked = reading.model.rows(reading.ids.expand(rows, -1), None, None, None, None)
-    return language(reading.model)(reading.model.states(asked, memory=memory), asked).float().log_softmax(-1)
+def _logprobs(inputs: TokenizedInput, batch_size: int) -> Tensor:
+    """log p [B, Q, V] of batch_size equal rows."""
+    model = inputs.model
+    size = batch_size * len(inputs.tokens) * head_vocab_size(lm_head(model))
+    if size > 16 * LOGITS_PER_BATCH:
+        raise BadInput(
+            _(
+                "ablate: {num_tokens} tokens are too many for the whole of two answers; shorten the text",
+                num_tokens=len(inputs.tokens),
+            )
+        )
+    memory = model.encode(inputs.model_kwargs["source"].expand(batch_size, -1)) if inputs.source else None
+    model_inputs = model.inputs(inputs.ids.expand(batch_size, -1), None, None, None, None)
+    states = model.hidden_states(model_inputs, memory=memory)
+    return lm_head(model)(states, model_inputs).float().log_softmax(-1)
 
 
-def _loss(reading: Reading, log_p: Tensor) -> float:
-    """The mean loss of what follows, log_p [Q, V]; of a model that looks both ways, of the tokens themselves."""
-    ids = torch.tensor([token.id for token in (reading.follows if reading.causal else reading.tokens)])
+def _mean_loss(inputs: TokenizedInput, log_p: Tensor) -> float:
+    """The mean loss of the next tokens, from log_p [Q, V]; of a bidirectional model that of the tokens themselves."""
+    tokens = inputs.next_tokens if inputs.causal else inputs.tokens
+    ids = torch.tensor([token.id for token in tokens])
     return float(-log_p[: len(ids)].gather(1, ids[:, None]).mean()) if len(ids) else math.nan
 
 
-Pair = tuple[Spot, int]  # a head
+HeadIndex = tuple[AttentionSite, int]  # attention layer, head
 
 
 @contextlib.contextmanager
-def without(model: nn.Module, pairs: list[Pair]) -> Iterator[None]:
-    """Row r of the batch goes without the head pairs[r]; a single head is taken from every row."""
+def heads_ablated(model: nn.Module, ablated: list[HeadIndex]) -> Iterator[None]:
+    """Ablate the head ablated[r] in row r of the batch; a single head is ablated in every row."""
     with contextlib.ExitStack() as hooks:
-        for path in {spot.path for spot, _ in pairs}:
+        for path in {site.path for site, _ in ablated}:
             attention: Any = model.get_submodule(path)
-            handle = attention.out.register_forward_pre_hook(_silencer(path, attention.heads, pairs))
+            handle = attention.out.register_forward_pre_hook(_zero_heads_hook(path, attention.heads, ablated))
             hooks.callback(handle.remove)
         yield
 
 
-def _silencer(path: str, heads: int, pairs: list[Pair]) -> Any:
-    runs = 0
+def _zero_heads_hook(path: str, num_heads: int, ablated: list[HeadIndex]) -> Any:
+    num_calls = 0
 
     def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        nonlocal runs
-        nth, runs = runs, runs + 1
-        apart = inputs[0].unflatten(-1, (heads, -1)).clone()  # [B, Q, H, V]
-        for row, (spot, head) in enumerate(pairs):
-            if (spot.path, spot.nth) == (path, nth):
-                apart[slice(row, row + 1) if len(pairs) > 1 else slice(None), :, head] = 0
-        return (apart.flatten(2), *inputs[1:])
+        nonlocal num_calls
+        heads = inputs[0].unflatten(-1, (num_heads, -1)).clone()  # [B, Q, H, V]
+        for row, (site, head) in enumerate(ablated):
+            if (site.path, site.call_index) == (path, num_calls):
+                rows = slice(row, row + 1) if len(ablated) > 1 else slice(None)
+                heads[rows, :, head] = 0
+        num_calls += 1
+        return (heads.flatten(2), *inputs[1:])
 
     return hook
 
 
-# --------------------------------------------------------------------------------------------------------- all of them
+# ------------------------------------------------------------------------------------------------- importance of heads
 
 
 @dataclass(frozen=True, eq=False)
-class Ablations(Result):
-    """change [layers, heads]: how much the mean loss of the text rises without each head; NaN where there is none."""
+class HeadImportance(InspectionResult):
+    """The rise of the mean loss without each head: loss_change [layers, heads], NaN where there is no such head."""
 
     kind: str
     loss: float
-    change: np.ndarray
+    loss_change: np.ndarray
 
     def lines(self) -> list[str]:
-        order = np.argsort(-np.nan_to_num(self.change, nan=-np.inf), axis=None)[:5]
-        best = [np.unravel_index(n, self.change.shape) for n in order]
-        said = "   ".join(f"{layer}.{head} {self.change[layer, head]:+.3f}" for layer, head in best)
-        return [f"heads of {self.kind} that this text needs most (loss {self.loss:.3f}, change without): {said}"]
+        order = np.argsort(-np.nan_to_num(self.loss_change, nan=-np.inf), axis=None)[:5]
+        best = [np.unravel_index(n, self.loss_change.shape) for n in order]
+        heads = "   ".join(f"{layer}.{head} {self.loss_change[layer, head]:+.3f}" for layer, head in best)
+        return [
+            _(
+                "heads of {kind} that this text needs most (loss {loss:.3f}, change without): {heads}",
+                kind=self.kind,
+                loss=self.loss,
+                heads=heads,
+            )
+        ]
 
 
-def ablations(
+def head_importance(
     model: Any, text: Any, target: Any = None, *, kind: str | None = None, layers: list[int] | None = None
-) -> Ablations:
-    """The loss without each head in turn (of these layers, or of all); as many heads in one pass as memory allows."""
-    reading = read(model, text, target)
-    where = chosen(reading.model, [_spot(reading, kind, 0, 0).kind], layers)
-    pairs = [(spot, head) for spot in where for head in range(spot.heads)]
-    change = np.full((1 + where[-1].layer, max(spot.heads for spot in where)), np.nan, np.float32)
-    cells = len(reading.tokens) * vocabulary(language(reading.model))
-    size = max(1, TOGETHER // cells)
-    with still(reading.model):
-        loss = _loss(reading, _log_p(reading, 1)[0])
+) -> HeadImportance:
+    """The loss with each head ablated in turn, of these layers or of all; many heads share one forward pass."""
+    inputs = tokenize_input(model, text, target)
+    sites = select_sites(inputs.model, [_resolve_site(inputs, kind, 0, 0).kind], layers)
+    heads = [(site, head) for site in sites for head in range(site.heads)]
+    loss_change = np.full((1 + sites[-1].layer, max(site.heads for site in sites)), np.nan, np.float32)
+    batch_size = max(1, LOGITS_PER_BATCH // (len(inputs.tokens) * head_vocab_size(lm_head(inputs.model))))
+    with eval_mode(inputs.model):
+        loss = _mean_loss(inputs, _logprobs(inputs, 1)[0])
         if math.isnan(loss):
-            en = "ablations: a text must have two tokens or more, got one; give a longer one"
-            raise BadSetting(Both(en, "至少要有两个词元；请写长些"))
-        for first in range(0, len(pairs), size):
-            some = pairs[first : first + size]
-            with without(reading.model, some):
-                for (spot, head), row in zip(some, _log_p(reading, len(some)), strict=True):
-                    change[spot.layer, head] = _loss(reading, row) - loss
-    return Ablations(where[0].kind, loss, change)
+            raise BadSetting(_("head_importance: a text must have two tokens or more, got one; give a longer one"))
+        for first in range(0, len(heads), batch_size):
+            ablated = heads[first : first + batch_size]
+            with heads_ablated(inputs.model, ablated):
+                log_p = _logprobs(inputs, len(ablated))  # [B, Q, V]
+            for (site, head), row in zip(ablated, log_p, strict=True):
+                loss_change[site.layer, head] = _mean_loss(inputs, row) - loss
+    return HeadImportance(sites[0].kind, loss, loss_change)

@@ -1,8 +1,8 @@
-"""The logit lens: what the model would say if it stopped after each layer.
+"""The logit lens (nostalgebraist, 2020): the LM head on the residual stream after each layer; the loss of a text.
 
-The last norm and the head are put on the residual stream as each layer leaves it. A pre-norm stack has a last norm,
-which every layer's stream needs before the head; of a post-norm stack each layer's stream is normed already, and its
-last norm does nothing. So at the last layer the lens says what the model says.
+The final norm and the head are applied to the residual stream after each layer. A pre-norm stack has a final norm,
+which the stream of every layer needs before the head; in a post-norm stack each layer's stream is normed already, and
+the final norm does nothing. So at the last layer the lens gives the model's own predictions.
 """
 
 from __future__ import annotations
@@ -13,90 +13,187 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from headwater.errors import BadSetting
-from headwater.inspection.results import Result
-from headwater.inspection.scores import in_parts, language, vocabulary
-from headwater.inspection.subjects import Reading, Token, named, read, still
+from headwater.core.embeddings import ModelInputs
+from headwater.core.heads import ClassificationHeadLayer, LMHeadLayer, TokenClassificationHeadLayer
+from headwater.core.modules import eval_mode
+from headwater.errors import BadInput, BadSetting
+from headwater.i18n import _
+from headwater.inspection.inputs import Token, TokenizedInput, tokenize_input
+from headwater.inspection.results import InspectionResult
+from headwater.tasks.losses import cross_entropy
+from headwater.variants.multi_task_head import MultiTaskHeadLayer
 
 
 @dataclass(frozen=True, eq=False)
-class Lens(Result):
-    """Row 0 is the embedding, row n the stream after layer n - 1. L layers, P places, K choices.
+class LogitLens(InspectionResult):
+    """Predictions after each layer. Row 0 is the embedding, row n the stream after layer n - 1. L layers, P positions.
 
-    ids, shares [L + 1, P, K]: the most probable tokens. entropy [L + 1, P] in nats. answer [P]: what the model says in
-    the end; answer_shares, answer_ranks [L + 1, P]: how probable that was, and how many were more so.
+    top_ids, top_probs [L + 1, P, K]: the most probable tokens. entropy [L + 1, P] in nats. prediction [P]: the model's
+    own; prediction_probs, prediction_ranks [L + 1, P]: its probability and rank after each layer.
     """
 
     tokens: tuple[Token, ...]
-    places: tuple[int, ...]
+    positions: tuple[int, ...]
     layers: tuple[str, ...]
-    ids: np.ndarray
-    shares: np.ndarray
+    top_ids: np.ndarray
+    top_probs: np.ndarray
     entropy: np.ndarray
-    answer: tuple[Token, ...]
-    answer_shares: np.ndarray
-    answer_ranks: np.ndarray
-    words: tuple[tuple[Token, ...], ...]  # [L + 1][P]: the most probable token as text
+    prediction: tuple[Token, ...]
+    prediction_probs: np.ndarray
+    prediction_ranks: np.ndarray
+    top_tokens: tuple[tuple[Token, ...], ...]  # [L + 1][P]: the most probable token as text
 
-    def settled(self, column: int) -> int:
-        """The first row from which on the answer at a place stays the most probable."""
-        wrong = np.flatnonzero(self.answer_ranks[:, column] > 0)
-        return int(wrong[-1]) + 1 if len(wrong) else 0
+    def converged_layer(self, column: int) -> int:
+        """The first row from which on the model's prediction stays the most probable token."""
+        other_layers = np.flatnonzero(self.prediction_ranks[:, column] > 0)
+        return int(other_layers[-1]) + 1 if len(other_layers) else 0
 
     def lines(self) -> list[str]:
-        made = ["logit lens, at the last place:"]
+        lines: list[str] = [_("logit lens, at the last position:")]
         for row, name in enumerate(self.layers):
-            made.append(f"  {name:<12} {self.words[row][-1].text!r:<16} {self.shares[row, -1, 0]:.1%}")
-        return made
+            lines.append(f"  {name:<12} {self.top_tokens[row][-1].text!r:<16} {self.top_probs[row, -1, 0]:.1%}")
+        return lines
 
 
-def lens(model: Any, text: Any, target: Any = None, *, top: int = 5, places: Any = None) -> Lens:
-    """What each layer would say at each place, or at the places asked for."""
-    reading = read(model, text, target)
-    if top < 1:
-        raise BadSetting(f"lens: top must be at least 1, got {top}; 5 is usual")
-    chosen = list(range(len(reading.tokens))) if places is None else [int(n) % len(reading.tokens) for n in places]
-    with still(reading.model):
-        head, writer = language(reading.model), reading.model.writer
-        states = writer.final_norm(torch.cat(streams(reading))[:, chosen])  # [L + 1, P, D]
-        last = torch.cat([log_p.argmax(1) for _, log_p in _scored(reading, head, states[-1:])])
-        measured = _measured(reading, head, states, last, top)
-    ids, shares, entropy, answer_shares, answer_ranks = (t.unflatten(0, states.shape[:2]).numpy() for t in measured)
-    words = tuple(tuple(reading.name(int(n)) for n in row[:, 0]) for row in ids)
-    names = ("embedding", *(f"layer {n}" for n in range(len(ids) - 1)))
-    answer = tuple(named([int(n)], reading.tokenizer)[0] for n in last)
-    return Lens(
-        reading.tokens, tuple(chosen), names, ids, shares, entropy, answer, answer_shares, answer_ranks, words
-    )  # fmt: skip
+def lens(model: Any, text: Any, target: Any = None, *, top_k: int = 5, positions: Any = None) -> LogitLens:
+    """The logit lens: the predictions after each layer, at each position or at the given ones."""
+    inputs = tokenize_input(model, text, target)
+    if top_k < 1:
+        raise BadSetting(_("lens: top_k must be at least 1, got {top_k}; 5 is usual", top_k=top_k))
+    length = len(inputs.tokens)
+    selected = list(range(length)) if positions is None else [int(n) % length for n in positions]
+    with eval_mode(inputs.model):
+        head = lm_head(inputs.model)
+        streams = torch.cat(residual_streams(inputs))[:, selected]
+        states = inputs.model.output_stack.final_norm(streams)  # [L + 1, P, D]
+        predicted = torch.cat([log_p.argmax(1) for _, log_p in _logprobs(inputs, head, states[-1:])])  # [P]
+        stats = _lens_stats(inputs, head, states, predicted, top_k)
+    top_ids, top_probs, entropy, probs, ranks = (t.unflatten(0, states.shape[:2]).numpy() for t in stats)
+    return LogitLens(
+        tokens=inputs.tokens,
+        positions=tuple(selected),
+        layers=("embedding", *(f"layer {n}" for n in range(len(states) - 1))),
+        top_ids=top_ids,
+        top_probs=top_probs,
+        entropy=entropy,
+        prediction=tuple(inputs.decode_token(int(n)) for n in predicted),
+        prediction_probs=probs,
+        prediction_ranks=ranks,
+        top_tokens=tuple(tuple(inputs.decode_token(int(n)) for n in row[:, 0]) for row in top_ids),
+    )
 
 
-def streams(reading: Reading) -> list[Tensor]:
+def residual_streams(inputs: TokenizedInput) -> list[Tensor]:
     """The residual stream [1, Q, D] after the embedding and after each layer of the stack before the head."""
-    stack = reading.model.writer
-    heard: list[Tensor] = []
+    stack = inputs.model.output_stack
+    captured: list[Tensor] = []
     modules = [stack.embed, *stack.layers]
-    handles = [module.register_forward_hook(lambda m, i, output: heard.append(output)) for module in modules]
+    handles = [module.register_forward_hook(lambda m, i, output: captured.append(output)) for module in modules]
     try:
-        reading.states()
+        inputs.hidden_states()
     finally:
         for handle in handles:
             handle.remove()
-    return heard
+    return captured
 
 
-def _scored(reading: Reading, head: Any, states: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """log p [places, V] in parts, of all layers and places in one row: a packed head is widened as seldom as may be."""
-    rows = reading.model.rows(reading.ids, None, None, None, None)
-    yield from in_parts(head, states.flatten(0, 1)[None], rows, vocabulary(head))
+def _logprobs(inputs: TokenizedInput, head: Any, states: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """log p [positions, V] in chunks, all layers and positions in one row: a quantized head is dequantized seldom."""
+    model_inputs = inputs.model.inputs(inputs.ids, None, None, None, None)
+    yield from logprobs_in_chunks(head, states.flatten(0, 1)[None], model_inputs, head_vocab_size(head))
 
 
-def _measured(reading: Reading, head: Any, states: Tensor, answer: Tensor, top: int) -> list[Tensor]:
-    """For each of (L + 1) · P states: the top ids and their shares, the entropy, the answer's share and rank."""
-    parts, answers = [], answer.repeat(len(states))
-    for first, log_p in _scored(reading, head, states):
-        best, own = log_p.topk(min(top, log_p.shape[1])), log_p.gather(1, answers[first : first + len(log_p), None])
-        entropy = -torch.special.xlogy(p := log_p.exp(), p).sum(1)
-        parts.append((best.indices, best.values.exp(), entropy, own[:, 0].exp(), (log_p > own).sum(1)))
-    return [torch.cat(column) for column in zip(*parts, strict=True)]
+def _lens_stats(inputs: TokenizedInput, head: Any, states: Tensor, prediction: Tensor, top_k: int) -> list[Tensor]:
+    """For each of (L + 1) · P states: the top ids and probabilities, the entropy, the prediction's prob and rank."""
+    predictions = prediction.repeat(len(states))
+    chunks = []
+    for first, log_p in _logprobs(inputs, head, states):
+        top = log_p.topk(min(top_k, log_p.shape[1]))
+        predicted = log_p.gather(1, predictions[first : first + len(log_p), None])
+        probs = log_p.exp()
+        entropy = -torch.special.xlogy(probs, probs).sum(1)
+        chunks.append((top.indices, top.values.exp(), entropy, predicted[:, 0].exp(), (log_p > predicted).sum(1)))
+    return [torch.cat(column) for column in zip(*chunks, strict=True)]
+
+
+# ------------------------------------------------------------------------------------------------------- the LM head
+
+LOGITS_PER_CHUNK = 1 << 24  # logits that exist at a time: 64 MB
+
+
+def lm_head(model: Any) -> nn.Module:
+    """The LM head of a model; a model without one is refused."""
+    heads = list(model.head.values()) if isinstance(model.head, MultiTaskHeadLayer) else [model.head]
+    head = next((head for head in heads if isinstance(head, LMHeadLayer)), None)
+    if head is None:
+        kind = type(model.head).__name__
+        raise BadInput(
+            _("this needs a head that says tokens, the model has {kind}; load it with head='language'", kind=kind)
+        )
+    return head
+
+
+def has_lm_head(model: Any) -> bool:
+    heads = list(model.head.values()) if isinstance(model.head, MultiTaskHeadLayer) else [model.head]
+    return any(isinstance(head, LMHeadLayer) for head in heads)
+
+
+def logprobs_in_chunks(
+    head: nn.Module, states: Tensor, inputs: ModelInputs, vocab: int
+) -> Iterator[tuple[int, Tensor]]:
+    """The first position of each chunk, and log p [positions, V] in float32, from states [1, Q, D]."""
+    size = max(1, LOGITS_PER_CHUNK // vocab)
+    for first in range(0, states.shape[1], size):
+        yield first, head(states[:, first : first + size], inputs)[0].float().log_softmax(-1)
+
+
+def head_vocab_size(head: Any) -> int:
+    return int(head.out.out_features)
+
+
+# ------------------------------------------------------------------------------------------------------------- the loss
+
+
+def text_loss(inputs: TokenizedInput) -> tuple[Tensor, str]:
+    """The loss of a text, with its gradient, and its name.
+
+    Causal language model: the mean cross-entropy of the next tokens. Masked: that of every seventh token, masked.
+    Classifier: the cross-entropy of its own prediction. Without a head: half the mean square of the hidden states.
+    """
+    if inputs.causal:
+        return _causal_lm_loss(inputs), _("mean surprise of the tokens")
+    mask_id = getattr(inputs.tokenizer, "mask_id", None)
+    if has_lm_head(inputs.model) and mask_id is not None:
+        return _masked_lm_loss(inputs, mask_id), _("mean surprise of every seventh token, hidden")
+    output = inputs.forward()
+    if isinstance(inputs.model.head, (ClassificationHeadLayer, TokenClassificationHeadLayer)):
+        return _mean_cross_entropy(output, output.argmax(-1)), _("surprise of the label it gives itself")
+    states = _token_logits(output)
+    return states.float().square().mean() / 2, _("half the mean square of the states")
+
+
+def _causal_lm_loss(inputs: TokenizedInput) -> Tensor:
+    lm_head(inputs.model)
+    ids = torch.tensor([[token.id for token in inputs.next_tokens]])
+    if not ids.shape[1]:
+        raise BadInput(_("a loss needs two tokens or more, got one; give a longer text"))
+    return _mean_cross_entropy(_token_logits(inputs.forward())[:, : ids.shape[1]], ids)
+
+
+def _masked_lm_loss(inputs: TokenizedInput, mask_id: int) -> Tensor:
+    ids = inputs.ids
+    masked = slice(1, None, 7) if len(inputs.tokens) > 1 else slice(0, 1)
+    targets = ids[:, masked].clone()
+    ids[:, masked] = mask_id
+    return _mean_cross_entropy(_token_logits(inputs.model(ids))[:, masked], targets)
+
+
+def _token_logits(output: Any) -> Tensor:
+    """The logits over tokens; of several heads, those of the LM head."""
+    return max(output.values(), key=lambda t: t.shape[-1]) if isinstance(output, dict) else output
+
+
+def _mean_cross_entropy(logits: Tensor, ids: Tensor) -> Tensor:
+    return cross_entropy(logits, ids) / ids.numel()

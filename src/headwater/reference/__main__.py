@@ -8,6 +8,8 @@ import os
 import sys
 from pathlib import Path
 
+from headwater.i18n import _
+
 # Matrices this small are quickest on one thread. NumPy asks once, when it is first imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -16,17 +18,18 @@ import numpy as np
 from headwater.errors import BadFile, Fault
 from headwater.reference import copy_task as task
 from headwater.reference.decode import greedy
-from headwater.reference.figures import heat_maps, learning_curves, name, pattern_bars
+from headwater.reference.figures import heat_maps, learning_curves, pattern_bars, token_label
 from headwater.reference.gradients import Array
 from headwater.reference.weights import write
 
 
 def main(arguments: list[str] | None = None) -> int:
-    chosen = _parser().parse_args(arguments)
+    """Run the command line."""
+    args = _parser().parse_args(arguments)
     try:
-        _writable(chosen.out)  # before a minute of work, not after it
-        reports = compare(chosen.seed, chosen.quick)
-        draw(reports, chosen.out, chosen.seed)
+        _make_output_folder(args.out)  # before a minute of work, not after it
+        reports = compare(args.seed, args.quick)
+        draw(reports, args.out, args.seed)
     except Fault as fault:
         print(f"error: {fault}", file=sys.stderr)
         return fault.exit_code
@@ -40,48 +43,57 @@ def compare(seed: int, quick: bool) -> dict[str, task.Report]:
     print(f"{'':8}{'d_model':>8}{'heads':>7}{'layers':>8}{'parameters':>12}{'seconds':>9}{'loss':>8}{'exact':>8}")
     reports = {}
     for size in sizes:
-        c = task.SIZES[size]
-        print(f"{size:8}{c.d_model:8}{c.heads:7}{c.layers:8}", end="", flush=True)
-        reports[size] = r = task.train(c, steps, seed)
-        print(f"{r.parameters:12,}{r.seconds:9.1f}{r.losses[-1]:8.3f}{r.exact:8.1%}", flush=True)
-    print(f"\nloss: {least_loss():.3f} is the least that smoothed labels allow.")
+        config = task.SIZES[size]
+        print(f"{size:8}{config.d_model:8}{config.heads:7}{config.layers:8}", end="", flush=True)
+        report = task.train(config, steps, seed)
+        print(f"{report.parameters:12,}{report.seconds:9.1f}{report.losses[-1]:8.3f}{report.exact:8.1%}", flush=True)
+        reports[size] = report
+    print(f"\nloss: {min_loss():.3f} is the least that smoothed labels allow.")
     print("exact: rows of 500 new ones that greedy decoding copies without a mistake.")
     return reports
 
 
-def least_loss(smoothing: float = 0.1, vocab: int = task.VOCAB) -> float:
-    """The entropy of the smoothed goal: −Σ t log t."""
-    rest = smoothing / vocab
-    right = 1 - smoothing + rest
-    return -right * math.log(right) - (vocab - 1) * rest * math.log(rest)
+def min_loss(smoothing: float = 0.1, vocab: int = task.VOCAB) -> float:
+    """The smallest possible loss, the entropy of the smoothed target distribution: −Σ t log t."""
+    other_prob = smoothing / vocab
+    target_prob = 1 - smoothing + other_prob
+    return -target_prob * math.log(target_prob) - (vocab - 1) * other_prob * math.log(other_prob)
 
 
 def draw(reports: dict[str, task.Report], out: Path, seed: int) -> None:
+    """Draw the attention of the small model and the learning curves, and save the model."""
     model = reports["Small"].model
-    chance = np.random.default_rng(seed + 2)
-    source = chance.integers(task.STOP + 1, task.VOCAB, (64, task.LONGEST))
-    entry = np.concatenate([np.full((64, 1), task.START), source[:, :-1]], axis=1)
-    seen: dict[str, Array] = {}
-    model(entry, source=source, seen=seen)
-    said = greedy(model, [[task.START]], task.STOP, task.LONGEST + 2, source[:1])[0]
-    read, spoke = [name(t) for t in source[0]], [name(t) for t in entry[0]]
-    print(f"\nread  {' '.join(read)}\nsaid  {' '.join(map(name, said))}\n")
-    heat_maps(out / "encoder-self-attention.png", seen, "encoder.self_attn", read, read)
-    heat_maps(out / "decoder-self-attention.png", seen, "decoder.self_attn", spoke, spoke)
-    heat_maps(out / "decoder-cross-attention.png", seen, "decoder.cross_attn", spoke, read)
-    pattern_bars(out / "attention-patterns.png", seen)
-    learning_curves(out / "learning-curves.png", reports, least_loss())
+    rng = np.random.default_rng(seed + 2)
+    source = rng.integers(task.STOP + 1, task.VOCAB, (64, task.LONGEST))
+    decoder_input = np.concatenate([np.full((64, 1), task.START), source[:, :-1]], axis=1)
+    attention_weights: dict[str, Array] = {}
+    model(decoder_input, source=source, attention_weights=attention_weights)
+    generated = greedy(model, [[task.START]], task.STOP, task.LONGEST + 2, source[:1])[0]
+    source_labels = [token_label(t) for t in source[0]]
+    target_labels = [token_label(t) for t in decoder_input[0]]
+    print(f"\nsource     {' '.join(source_labels)}\ngenerated  {' '.join(map(token_label, generated))}\n")
+    heat_maps(out / "encoder-self-attention.png", attention_weights, "encoder.self_attn", source_labels, source_labels)
+    heat_maps(out / "decoder-self-attention.png", attention_weights, "decoder.self_attn", target_labels, target_labels)
+    heat_maps(
+        out / "decoder-cross-attention.png", attention_weights, "decoder.cross_attn", target_labels, source_labels
+    )
+    pattern_bars(out / "attention-patterns.png", attention_weights)
+    learning_curves(out / "learning-curves.png", reports, min_loss())
     write(out / "small.safetensors", model.values)
     for path in sorted(out.iterdir()):
         print(f"wrote {path}")
 
 
-def _writable(out: Path) -> None:
+def _make_output_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadFile(
-            f"--out must be a folder that can be written, got {out}: {error.strerror}; choose another"
+            _(
+                "--out must be a folder that can be written, got {out}: {strerror}; choose another",
+                out=out,
+                strerror=error.strerror,
+            )
         ) from None
 
 

@@ -1,10 +1,10 @@
-"""1. The one idea of this edition: every part returns its value and the way back.
+"""1. Backpropagation by hand: every operation returns its value and its backward function.
 
-    y, back = part(x, w)        y = f(x; w)
-    dx = back(dy)               dy = ∂L/∂y comes in, dx = ∂L/∂x = (∂y/∂x)ᵀ dy goes out,
-                                and ∂L/∂w = (∂y/∂w)ᵀ dy is added to w's gradients on the way
+    y, backward = op(x, w)      y = f(x; w)
+    dx = backward(dy)           dy = ∂L/∂y comes in, dx = ∂L/∂x = (∂y/∂x)ᵀ dy goes out,
+                                and ∂L/∂w = (∂y/∂w)ᵀ dy is added to w's gradients
 
-The chain rule is then nothing but composition: what went through f and then g comes back through g and then f.
+The chain rule is then composition: the gradient passes the operations in reverse order.
 Throughout, `dx` is short for ∂L/∂x, the gradient of the loss with respect to x; it has the shape of x.
 """
 
@@ -16,32 +16,32 @@ from typing import Any
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-Back = Callable[[Array], Any]
-Layer = Callable[[Array], tuple[Array, Back]]
+Backward = Callable[[Array], Any]
+Layer = Callable[[Array], tuple[Array, Backward]]
 
 
 def identity(dy: Array) -> Array:
-    """The way back through y = x."""
+    """The backward function of y = x."""
     return dy
 
 
-def chain(backs: list[Back]) -> Back:
-    """The way back through parts that were passed in this order: the last one first.
+def chain(backwards: list[Backward]) -> Backward:
+    """The backward function of operations applied in this order: the last one first.
 
     >>> chain([lambda dy: dy + 1, lambda dy: dy * 10])(2)
     21
     """
 
-    def back(dy: Array) -> Any:
-        for part in reversed(backs):
+    def backward(dy: Array) -> Any:
+        for part in reversed(backwards):
             dy = part(dy)
         return dy
 
-    return back
+    return backward
 
 
 class Parameters:
-    """Arrays by path, seen from one place in the tree, and the gradients gathered for them.
+    """Parameters by path, relative to one module of the tree, and their accumulated gradients.
 
     >>> import numpy as np
     >>> w = Parameters({"ffn.up.weight": np.ones((3, 2))})
@@ -53,7 +53,8 @@ class Parameters:
     """
 
     def __init__(self, values: dict[str, Array], gradients: dict[str, Array] | None = None, path: str = "") -> None:
-        self.values, self.path = values, path
+        self.values = values
+        self.path = path
         self.gradients: dict[str, Array] = {} if gradients is None else gradients
 
     def __truediv__(self, name: str) -> Parameters:
@@ -66,6 +67,6 @@ class Parameters:
         return self.path + name in self.values
 
     def add(self, name: str, gradient: Array) -> None:
-        """Gradients add up: a weight that is used twice (a tied table) learns from both uses."""
+        """Accumulate a gradient: a weight that is used twice (a tied embedding) gets the sum of both."""
         key = self.path + name
         self.gradients[key] = self.gradients[key] + gradient if key in self.gradients else gradient

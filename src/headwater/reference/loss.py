@@ -1,4 +1,4 @@
-"""8. What the model is told: cross-entropy with label smoothing; padding counts for nothing."""
+"""8. Cross-entropy loss with label smoothing; padding is ignored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headwater.reference.gradients import Array
 
 
 def log_softmax(x: Array) -> Array:
-    """log p_j = (x_j − m) − log Σ_k exp(x_k − m), with m = max x."""
+    """Log-softmax: log p_j = (x_j − m) − log Σ_k exp(x_k − m), with m = max x."""
     shifted = x - x.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
@@ -18,21 +18,27 @@ def log_softmax(x: Array) -> Array:
 def cross_entropy(
     logits: Array, targets: Array, padding: int, smoothing: float = 0.0
 ) -> tuple[float, Callable[..., Array]]:
-    """L = −(1/N) Σ_tokens Σ_v t_v log p_v, over the N targets that are not padding; logits [..., V], targets [...].
+    """Cross-entropy: L = −(1/N) Σ_tokens Σ_v t_v log p_v, over the N targets that are not padding.
 
-    The goal t is 1 − ε on the right id with ε spread evenly over all V ids: no logit is driven to infinity.
-    The way back takes dL, which is 1 at the end of every chain.
+    logits [..., V], targets [...]. smoothing: ε of label smoothing.
+    The target distribution t is 1 − ε on the target id, with ε spread over all V ids: no logit is driven to infinity.
+    The backward function takes dL, which is 1 by default.
     """
     counts = targets != padding
-    goal = np.full_like(logits, smoothing / logits.shape[-1])
-    right = np.where(counts, targets, 0)[..., None]
-    np.put_along_axis(goal, right, np.take_along_axis(goal, right, axis=-1) + (1 - smoothing), axis=-1)
-    each = counts[..., None] / max(int(counts.sum()), 1)
-    logs = log_softmax(logits)
-    loss = -float((each * goal * logs).sum())
 
-    def back(dloss: float = 1.0) -> Array:
+    # the target distribution [..., V]
+    target_probs = np.full_like(logits, smoothing / logits.shape[-1])
+    indices = np.where(counts, targets, 0)[..., None]
+    peaks = np.take_along_axis(target_probs, indices, axis=-1) + (1 - smoothing)
+    np.put_along_axis(target_probs, indices, peaks, axis=-1)
+
+    # the mean over the targets that count
+    weight = counts[..., None] / max(int(counts.sum()), 1)
+    log_probs = log_softmax(logits)
+    loss = -float((weight * target_probs * log_probs).sum())
+
+    def backward(dloss: float = 1.0) -> Array:
         # log p_j = x_j − log Σ exp x gives d(−Σ t log p)/dx = p Σ t − t, and Σ t = 1
-        return ((np.exp(logs) - goal) * each * dloss).astype(logits.dtype)
+        return ((np.exp(log_probs) - target_probs) * weight * dloss).astype(logits.dtype)
 
-    return loss, back
+    return loss, backward

@@ -1,7 +1,7 @@
-"""3. Who may look at whom. One convention everywhere: True = may attend. Rules are joined with `&`.
+"""3. Attention masks: causal, window, padding and packed documents. True = may attend; masks are combined with `&`.
 
-A place is the number of earlier tokens of the same document in the row, so it counts the same whether padding stands
-on the left, on the right or nowhere. Padding is simply document 0, which nobody sees.
+A position is the number of earlier tokens of the same document in the row, so it is the same with padding on the left,
+on the right or without. Padding is document 0, to which nothing attends.
 """
 
 from __future__ import annotations
@@ -11,63 +11,72 @@ from dataclasses import dataclass
 import numpy as np
 
 from headwater.errors import BadInput
+from headwater.i18n import _
 from headwater.reference.gradients import Array
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """A batch of rows of ids, and where each token stands."""
+    """A batch of token ids with their document ids and positions."""
 
     ids: Array  # [B, Q]
-    documents: Array  # [B, Q] 1, 2, 3 … per row; 0 is padding
-    places: Array  # [B, Q]
+    document_ids: Array  # [B, Q] 1, 2, 3 … per row; 0 is padding
+    positions: Array  # [B, Q]
 
 
-def lay_out(ids: Array, keep: Array | None = None, documents: Array | None = None) -> Tokens:
-    """keep [B, Q]: True = a real token. documents [B, Q]: which packed document a token is of, 0 = padding.
+def prepare_tokens(ids: Array, attention_mask: Array | None = None, document_ids: Array | None = None) -> Tokens:
+    """Compute the positions of a batch. attention_mask [B, Q]: False = padding. document_ids [B, Q]: 0 = padding.
 
-    >>> lay_out(np.array([[7, 7, 8, 8, 8]]), documents=np.array([[1, 1, 2, 2, 2]])).places
+    >>> prepare_tokens(np.array([[7, 7, 8, 8, 8]]), document_ids=np.array([[1, 1, 2, 2, 2]])).positions
     array([[0, 1, 0, 1, 2]])
     """
-    for name, mask in (("keep", keep), ("documents", documents)):
+    for name, mask in (("attention_mask", attention_mask), ("document_ids", document_ids)):
         if mask is not None and mask.shape != ids.shape:
-            raise BadInput(f"{name} must have the shape of ids {ids.shape}, got {mask.shape}; give one value per token")
-    owner = np.ones(ids.shape, dtype=np.int64) if documents is None else documents
-    owner = owner if keep is None else owner * keep
+            raise BadInput(
+                _(
+                    "{name} must have the shape of ids {shape}, got {shape2}; give one value per token",
+                    name=name,
+                    shape=ids.shape,
+                    shape2=mask.shape,
+                )
+            )
+    owner = np.ones(ids.shape, dtype=np.int64) if document_ids is None else document_ids
+    owner = owner if attention_mask is None else owner * attention_mask
     earlier = np.tri(ids.shape[1], k=-1, dtype=bool)
-    places = (same_document(owner, owner) & earlier).sum(axis=-1)
-    return Tokens(ids, owner, places)
+    positions = (document_mask(owner, owner) & earlier).sum(axis=-1)
+    return Tokens(ids, owner, positions)
 
 
-def same_document(q_documents: Array, k_documents: Array) -> Array:
-    return q_documents[:, :, None] == k_documents[:, None, :]
+def document_mask(q_document_ids: Array, k_document_ids: Array) -> Array:
+    """Tokens attend within their document."""
+    return q_document_ids[:, :, None] == k_document_ids[:, None, :]
 
 
-def real(k_documents: Array) -> Array:
-    """The padding mask: every query may look at every key that is not padding."""
-    return (k_documents != 0)[:, None, :]
+def padding_mask(k_document_ids: Array) -> Array:
+    """The padding mask: every query may attend to every key that is not padding."""
+    return (k_document_ids != 0)[:, None, :]
 
 
-def past(q_places: Array, k_places: Array) -> Array:
-    """The causal mask: a token sees itself and what stands before it."""
-    return k_places[:, None, :] <= q_places[:, :, None]
+def causal_mask(q_positions: Array, k_positions: Array) -> Array:
+    """The causal mask: a token attends to itself and to earlier ones."""
+    return k_positions[:, None, :] <= q_positions[:, :, None]
 
 
-def near(q_places: Array, k_places: Array, window: int) -> Array:
-    """Fewer than `window` places away: with `past`, the last `window` tokens, oneself among them."""
-    return np.abs(k_places[:, None, :] - q_places[:, :, None]) < window
+def window_mask(q_positions: Array, k_positions: Array, window: int) -> Array:
+    """Fewer than `window` positions away: with causal_mask, the last `window` tokens including itself."""
+    return np.abs(k_positions[:, None, :] - q_positions[:, :, None]) < window
 
 
 def self_mask(tokens: Tokens, causal: bool, window: int) -> Array:
-    """Everything that holds for tokens that look at one another, [B, Q, Q]. window 0: no window."""
-    allowed = real(tokens.documents) & same_document(tokens.documents, tokens.documents)
+    """The mask of self-attention, [B, Q, Q]. window 0: no window."""
+    allowed = padding_mask(tokens.document_ids) & document_mask(tokens.document_ids, tokens.document_ids)
     if causal:
-        allowed = allowed & past(tokens.places, tokens.places)
+        allowed = allowed & causal_mask(tokens.positions, tokens.positions)
     if window:
-        allowed = allowed & near(tokens.places, tokens.places, window)
+        allowed = allowed & window_mask(tokens.positions, tokens.positions, window)
     return allowed
 
 
 def cross_mask(q: Tokens, k: Tokens) -> Array:
-    """For tokens that look at those of another stack, [B, Q, S]: the real ones of the document with the same number."""
-    return real(k.documents) & same_document(q.documents, k.documents)
+    """The mask of cross-attention, [B, Q, S]: source tokens of the document with the same id, without padding."""
+    return padding_mask(k.document_ids) & document_mask(q.document_ids, k.document_ids)

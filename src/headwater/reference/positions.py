@@ -1,8 +1,8 @@
-"""5. Six ways to say where a token stands. Attention alone does not know: it would read a bag of words.
+"""5. Position encodings: sinusoidal, learned, rotary, ALiBi, T5's relative bias, Transformer-XL.
 
-A position may add to the embedding, turn queries and keys, or add a bias to the scores. Each class answers all three
-and leaves alone what it does not use, so that no caller asks which one it is.
-B batch, H heads, Q queries, S keys, K head width, D model width. Places are whole numbers, [B, Q] and [B, S].
+Attention alone has no order: it would read a bag of words. A position encoding may add to the embedding, rotate queries
+and keys, or add a bias to the scores. Each class implements all three, so that no caller asks which one it is.
+B batch, H heads, Q queries, S keys, K head width, D model width. Positions are integers, [B, Q] and [B, S].
 """
 
 from __future__ import annotations
@@ -13,99 +13,113 @@ from collections.abc import Callable
 import numpy as np
 
 from headwater.errors import TooLong
-from headwater.reference.config import BUCKETS, Config
-from headwater.reference.gradients import Array, Back, Parameters, identity
+from headwater.i18n import _
+from headwater.reference.config import NUM_BUCKETS, Config
+from headwater.reference.gradients import Array, Backward, Parameters, identity
 from headwater.reference.ops import linear, lookup
 
-BiasBack = Callable[[Array], tuple[Array, Array]]
+BiasBackward = Callable[[Array], tuple[Array, Array]]
 
 
 class NoPosition:
-    """Order is told by nothing but the causal mask."""
+    """No position encoding; the order shows only through the causal mask."""
 
     def __init__(self, config: Config, w: Parameters, layer: int = 0) -> None:
-        self.config, self.w, self.layer = config, w, layer  # w: the parameters of the stack
+        self.config = config
+        self.w = w  # the parameters of the stack
+        self.layer = layer
 
-    def add(self, x: Array, places: Array) -> tuple[Array, Back]:
+    def add(self, x: Array, positions: Array) -> tuple[Array, Backward]:
         return x, identity
 
-    def turn(self, x: Array, places: Array) -> tuple[Array, Back]:
+    def rotate(self, x: Array, positions: Array) -> tuple[Array, Backward]:
         return x, identity
 
-    def bias(self, q: Array, k: Array, q_places: Array, k_places: Array) -> tuple[Array, BiasBack]:
-        """What is added to the scores [B, H, Q, S]; the way back gives dq and dk."""
-        nothing = np.zeros((), q.dtype)
-        return nothing, lambda dbias: (nothing, nothing)
+    def bias(self, q: Array, k: Array, q_positions: Array, k_positions: Array) -> tuple[Array, BiasBackward]:
+        """What is added to the scores [B, H, Q, S]; its backward function gives dq and dk."""
+        zero_bias = np.zeros((), q.dtype)
+        return zero_bias, lambda dbias: (zero_bias, zero_bias)
 
 
-def sinusoid(places: Array, width: int) -> Array:
-    """PE(p, i) = sin(p / 10000^(i/width)) for even i, and cos of the same angle at i + 1: [..., width].
+def sinusoid(positions: Array, width: int) -> Array:
+    """Sinusoids: PE(p, i) = sin(p / 10000^(i/width)) for even i, and cos of the same angle at i + 1: [..., width].
 
-    Each pair is a clock hand; the first turns once in 2π places, the last in about 10000 · 2π.
+    Each pair is a point on a circle; the first rotates once in 2π positions, the last in about 10000 · 2π.
     """
-    angles = turns(places, width)
-    return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(*places.shape, width)
+    angles = rotation_angles(positions, width)
+    return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(*positions.shape, width)
 
 
-def turns(places: Array, width: int) -> Array:
-    """The angles place / 10000^(i/width) for i = 0, 2, 4 …: [..., width / 2]. Not 2i/width: i is even already."""
-    return places[..., None] / 10000.0 ** (np.arange(0, width, 2) / width)
+def rotation_angles(positions: Array, width: int) -> Array:
+    """The angles position / 10000^(i/width) for i = 0, 2, 4 …: [..., width / 2]. Not 2i/width: i is even already."""
+    return positions[..., None] / 10000.0 ** (np.arange(0, width, 2) / width)
 
 
 class Sinusoidal(NoPosition):
-    """x + PE(place): nothing to learn, no longest length."""
+    """Sinusoidal: x + PE(position); no parameters and no maximum length."""
 
-    def add(self, x: Array, places: Array) -> tuple[Array, Back]:
-        return x + sinusoid(places, x.shape[-1]).astype(x.dtype), identity
+    def add(self, x: Array, positions: Array) -> tuple[Array, Backward]:
+        return x + sinusoid(positions, x.shape[-1]).astype(x.dtype), identity
 
 
 class Learned(NoPosition):
-    """x + T[place]: one learned vector for each place, up to config.longest places."""
+    """Learned: x + T[position], one vector for each of config.max_positions positions."""
 
-    def add(self, x: Array, places: Array) -> tuple[Array, Back]:
-        if places.max(initial=0) >= self.config.longest:
-            longest = int(places.max()) + 1
-            raise TooLong(f"at most {self.config.longest} places are learned, got {longest}; shorten the text")
-        vectors, table_back = lookup(places, self.w / "embed.position.table")
+    def add(self, x: Array, positions: Array) -> tuple[Array, Backward]:
+        if positions.max(initial=0) >= self.config.max_positions:
+            length = int(positions.max()) + 1
+            raise TooLong(
+                _(
+                    "at most {max_positions} positions are learned, got {length}; shorten the text",
+                    max_positions=self.config.max_positions,
+                    length=length,
+                )
+            )
+        vectors, table_backward = lookup(positions, self.w / "embed.position.table")
 
-        def back(dy: Array) -> Array:
-            table_back(dy)
+        def backward(dy: Array) -> Array:
+            table_backward(dy)
             return dy
 
-        return x + vectors, back
+        return x + vectors, backward
 
 
 class Rotary(NoPosition):
-    """RoPE: the pair (x_i, x_{i+K/2}) of a head turns by the angle place · 10000^(−2i/K).
+    """RoPE: the pair (x_i, x_{i+K/2}) of a head is rotated by position · 10000^(−2i/K).
 
-    a cos − b sin           q at place m and k at place n then meet at the angle between them:
+    a cos − b sin           q at position m and k at position n then meet at the angle between them:
     b cos + a sin           their product depends on m − n alone
     """
 
-    def turn(self, x: Array, places: Array) -> tuple[Array, Back]:
+    def rotate(self, x: Array, positions: Array) -> tuple[Array, Backward]:
         width = x.shape[-1]
-        angles = turns(places[:, None], width)
-        cos, sin = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
+        angles = rotation_angles(positions[:, None], width)
+        cos = np.cos(angles).astype(x.dtype)
+        sin = np.sin(angles).astype(x.dtype)
 
-        def rotate(x: Array, sin: Array) -> Array:
-            a, b = x[..., : width // 2], x[..., width // 2 :]
+        def apply_rotary(x: Array, sin: Array) -> Array:
+            a = x[..., : width // 2]
+            b = x[..., width // 2 :]
             return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
-        return rotate(x, sin), lambda dy: rotate(dy, -sin)  # the inverse of a rotation is its transpose
+        return apply_rotary(x, sin), lambda dy: apply_rotary(dy, -sin)  # the inverse of a rotation is its transpose
 
 
 class Alibi(NoPosition):
-    """score − slope_h · |m − n|: far keys count less, at a rate fixed for each head; nothing to learn."""
+    """ALiBi: score − slope_h · |m − n|, with a fixed slope for each head; no parameters."""
 
-    def bias(self, q: Array, k: Array, q_places: Array, k_places: Array) -> tuple[Array, BiasBack]:
-        far = np.abs(q_places[:, :, None] - k_places[:, None, :])
+    def bias(self, q: Array, k: Array, q_positions: Array, k_positions: Array) -> tuple[Array, BiasBackward]:
+        distance = np.abs(q_positions[:, :, None] - k_positions[:, None, :])
         slopes = np.array(alibi_slopes(q.shape[1]))
-        _, back = super().bias(q, k, q_places, k_places)
-        return (-slopes[:, None, None] * far[:, None]).astype(q.dtype), back
+        _, backward = super().bias(q, k, q_positions, k_positions)
+        return (-slopes[:, None, None] * distance[:, None]).astype(q.dtype), backward
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """2^(−8h/H) for h = 1 … H; beyond the largest power of two in H, the steps between those of twice as many heads."""
+    """ALiBi slopes: 2^(−8h/H) for h = 1 … H.
+
+    Beyond the largest power of two in H, the slopes are those between the slopes of twice as many heads.
+    """
     power = 2 ** (heads.bit_length() - 1)
     slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
     return slopes + [2 ** (-4 * h / power) for h in range(1, 2 * (heads - power), 2)]
@@ -114,62 +128,71 @@ def alibi_slopes(heads: int) -> list[float]:
 class RelativeBias(NoPosition):
     """T5: score + T[bucket(n − m), h]: one learned number for each head and bucket of distances."""
 
-    def bias(self, q: Array, k: Array, q_places: Array, k_places: Array) -> tuple[Array, BiasBack]:
-        two_way = self.w.path.startswith("encoder")  # a decoder never looks ahead and spends no buckets on it
-        distance = k_places[:, None, :] - q_places[:, :, None]
-        per_head, table_back = lookup(bucket(distance, two_way), self.w / "positions.0.table")
-        _, nothing = super().bias(q, k, q_places, k_places)
+    def bias(self, q: Array, k: Array, q_positions: Array, k_positions: Array) -> tuple[Array, BiasBackward]:
+        bidirectional = self.w.path.startswith("encoder")  # a decoder never looks ahead and spends no buckets on it
+        distance = k_positions[:, None, :] - q_positions[:, :, None]
+        per_head, table_backward = lookup(
+            relative_bucket(distance, bidirectional), self.w / "position_encodings.0.table"
+        )
+        _, zero_grads = super().bias(q, k, q_positions, k_positions)
 
-        def back(dbias: Array) -> tuple[Array, Array]:
-            table_back(dbias.transpose(0, 2, 3, 1))
-            return nothing(dbias)
+        def backward(dbias: Array) -> tuple[Array, Array]:
+            table_backward(dbias.transpose(0, 2, 3, 1))
+            return zero_grads(dbias)
 
-        return per_head.transpose(0, 3, 1, 2), back
-
-
-REACH = 128
+        return per_head.transpose(0, 3, 1, 2), backward
 
 
-def bucket(distance: Array, two_way: bool) -> Array:
-    """Half of the buckets hold one distance each, the others grow with its logarithm; the last takes all beyond REACH.
+MAX_DISTANCE = 128
 
-    Two ways: the first 16 buckets look back and the other 16 ahead.
+
+def relative_bucket(distance: Array, bidirectional: bool) -> Array:
+    """T5's buckets of distances: half of them hold one distance each, the others grow by logarithm up to MAX_DISTANCE.
+
+    Bidirectional: the first 16 buckets are for keys behind and the other 16 for keys ahead.
     """
-    count = BUCKETS // 2 if two_way else BUCKETS
-    ahead = count * (distance > 0) if two_way else 0
-    far = np.abs(distance) if two_way else np.maximum(-distance, 0)
+    count = NUM_BUCKETS // 2 if bidirectional else NUM_BUCKETS
+    first_bucket = count * (distance > 0) if bidirectional else 0
+    magnitude = np.abs(distance) if bidirectional else np.maximum(-distance, 0)
     exact = count // 2
-    growth = np.log(np.maximum(far, 1).astype(np.float32) / exact) / np.float32(math.log(REACH / exact))
-    wide = exact + (growth * (count - exact)).astype(np.int64)
-    return ahead + np.where(far < exact, far, np.minimum(wide, count - 1))
+    log_fraction = np.log(np.maximum(magnitude, 1).astype(np.float32) / exact) / np.float32(
+        math.log(MAX_DISTANCE / exact)
+    )
+    log_bucket = exact + (log_fraction * (count - exact)).astype(np.int64)
+    return first_bucket + np.where(magnitude < exact, magnitude, np.minimum(log_bucket, count - 1))
 
 
 class RelativeXL(NoPosition):
     """Transformer-XL: score = ((q + u)·k + (q + v)·r) / √K with r = W PE(m − n); u, v and W belong to one layer.
 
-    q·k is what attention adds by itself; here are the other terms: u·k, which key matters to everyone, and (q + v)·r.
+    Attention itself computes q·k; the bias is the sum of the other terms: u·k, which is the same for every query, and
+    (q + v)·r.
     """
 
-    def bias(self, q: Array, k: Array, q_places: Array, k_places: Array) -> tuple[Array, BiasBack]:
-        w, (heads, width) = self.w / f"positions.{self.layer}", (q.shape[1], q.shape[3])
-        distance = q_places[:, :, None] - k_places[:, None, :]
-        angles = turns(distance, heads * width)
-        waves = np.concatenate([np.sin(angles), np.cos(angles)], axis=-1).astype(q.dtype)
-        r, distance_back = linear(waves, w / "distance")
+    def bias(self, q: Array, k: Array, q_positions: Array, k_positions: Array) -> tuple[Array, BiasBackward]:
+        w = self.w / f"position_encodings.{self.layer}"
+        heads = q.shape[1]
+        width = q.shape[3]
+        distance = q_positions[:, :, None] - k_positions[:, None, :]
+        angles = rotation_angles(distance, heads * width)
+        sinusoids = np.concatenate([np.sin(angles), np.cos(angles)], axis=-1).astype(q.dtype)
+        r, distance_backward = linear(sinusoids, w / "position_projection")
         r = r.reshape(*distance.shape, heads, width)  # [B, Q, S, H, K]
-        u, v, scale = w["u"], w["v"], 1 / math.sqrt(width)  # u, v [H, 1, K]
+        u = w["u"]  # [H, 1, K]
+        v = w["v"]  # [H, 1, K]
+        scale = 1 / math.sqrt(width)
         terms = u @ k.swapaxes(-1, -2) + np.einsum("bhqk,bqshk->bhqs", q + v, r)
 
-        def back(dbias: Array) -> tuple[Array, Array]:
+        def backward(dbias: Array) -> tuple[Array, Array]:
             d = dbias * scale
             per_key = d.sum(axis=2)  # u·k is the same for every query
             dq = np.einsum("bhqs,bqshk->bhqk", d, r)
             w.add("u", np.einsum("bhs,bhsk->hk", per_key, k)[:, None])
             w.add("v", dq.sum(axis=(0, 2))[:, None])
-            distance_back(np.einsum("bhqs,bhqk->bqshk", d, q + v).reshape(*distance.shape, -1))
+            distance_backward(np.einsum("bhqs,bhqk->bqshk", d, q + v).reshape(*distance.shape, -1))
             return dq, per_key[..., None] * u
 
-        return terms * scale, back
+        return terms * scale, backward
 
 
 POSITIONS: dict[str, type[NoPosition]] = {

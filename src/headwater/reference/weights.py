@@ -18,15 +18,16 @@ from typing import Any
 import numpy as np
 
 from headwater.errors import BadFile
+from headwater.i18n import _
 from headwater.reference.gradients import Array
 
-KINDS: dict[str, np.dtype[Any]] = {
+DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
     "BF16": np.dtype("<u2"),
 }
-LONGEST_HEADER = 100_000_000
+MAX_HEADER_BYTES = 100_000_000
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Array]:
@@ -35,7 +36,11 @@ def read(path: str | os.PathLike[str]) -> dict[str, Array]:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
-            _must(size >= 8 and length <= min(size - 8, LONGEST_HEADER), path, f"a header of {length} bytes in {size}")
+            _must(
+                size >= 8 and length <= min(size - 8, MAX_HEADER_BYTES),
+                path,
+                _("a header of {length} bytes in {size}", length=length, size=size),
+            )
             entries = _entries(file.read(length), path)
             _check(entries, size - 8 - length, path)
             arrays = {}
@@ -45,80 +50,130 @@ def read(path: str | os.PathLike[str]) -> dict[str, Array]:
                 arrays[name] = _array(file.read(end - begin), entry)
             return arrays
     except OSError as error:
-        raise BadFile(f"{path} must be a readable file, got: {error.strerror}; give a .safetensors file") from None
+        raise BadFile(
+            _(
+                "{path} must be a readable file, got: {strerror}; give a .safetensors file",
+                path=path,
+                strerror=error.strerror,
+            )
+        ) from None
 
 
 def write(path: str | os.PathLike[str], arrays: dict[str, Array]) -> None:
-    """The file appears whole or not at all: it is written beside its place and then moved there."""
-    codes = {kind: code for code, kind in KINDS.items() if code != "BF16"}
-    entries, end = {}, 0
+    """Write arrays as safetensors, atomically: into a temporary file beside it, which is then renamed."""
+    # the header
+    codes = {dtype: code for code, dtype in DTYPES.items() if code != "BF16"}
+    entries = {}
+    end = 0
     for name, array in arrays.items():
         code = codes.get(array.dtype)
         if code is None:
-            raise BadFile(f"{name} must be float16, float32 or float64 to be written, got {array.dtype}; convert it")
+            raise BadFile(
+                _(
+                    "{name} must be float16, float32 or float64 to be written, got {dtype}; convert it",
+                    name=name,
+                    dtype=array.dtype,
+                )
+            )
         entries[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": [end, end + array.nbytes]}
         end += array.nbytes
     header = json.dumps(entries).encode()
     header += b" " * (-len(header) % 8)  # so that the data begins at a multiple of 8
-    beside = Path(f"{os.fspath(path)}.part")
+
+    temporary = Path(f"{os.fspath(path)}.part")
     try:
-        with open(beside, "wb") as file:
+        with open(temporary, "wb") as file:
             file.write(len(header).to_bytes(8, "little") + header)
             for array in arrays.values():
                 file.write(array.tobytes())
-        os.replace(beside, path)
+        os.replace(temporary, path)
     except OSError as error:
-        raise BadFile(f"{path} must be a place that can be written, got: {error.strerror}; choose another") from None
+        raise BadFile(
+            _(
+                "{path} must be a place that can be written, got: {strerror}; choose another",
+                path=path,
+                strerror=error.strerror,
+            )
+        ) from None
 
 
-def _must(holds: bool, path: Any, came: str) -> None:
-    if not holds:
-        raise BadFile(f"{path} must be a whole safetensors file, got {came}; fetch or save it again")
+def _must(condition: bool, path: Any, got: str) -> None:
+    if not condition:
+        raise BadFile(
+            _("{path} must be a complete safetensors file, got {got}; fetch or save it again", path=path, got=got)
+        )
 
 
 def _entries(header: bytes, path: Any) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        _must(len({name for name, _ in pairs}) == len(pairs), path, "a name that is given twice")
+        _must(len({name for name, _ in pairs}) == len(pairs), path, _("a name that is given twice"))
         return dict(pairs)
 
     try:
         entries = json.loads(header, object_pairs_hook=unique)
     except (ValueError, RecursionError):
-        raise BadFile(f"{path} must begin with a JSON header, got something else; give a .safetensors file") from None
-    _must(isinstance(entries, dict), path, "a header that is no table of names")
+        raise BadFile(
+            _("{path} must begin with a JSON header, got something else; give a .safetensors file", path=path)
+        ) from None
+    _must(isinstance(entries, dict), path, _("a header that is no table of names"))
     entries.pop("__metadata__", None)
     return entries
 
 
-def _check(entries: dict[str, Any], room: int, path: Any) -> None:
-    """Every array lies in the file, takes as many bytes as its shape says, and begins where the one before it ends."""
+def _check(entries: dict[str, Any], data_bytes: int, path: Any) -> None:
+    """Check the header: every array is in the file, has the bytes of its shape, and begins where the last one ends."""
+    # each entry by itself
     for name, entry in entries.items():
-        whole = isinstance(entry, dict) and entry.keys() == {"dtype", "shape", "data_offsets"}
-        _must(whole, path, f"an entry for {name} without dtype, shape and data_offsets")
-        kind, shape, span = entry["dtype"], entry["shape"], entry["data_offsets"]
-        _must(isinstance(kind, str) and kind in KINDS, path, f"{name} of type {kind!r}, not one of {', '.join(KINDS)}")
-        _must(_counts(shape) and len(shape) <= 16, path, f"{name} of shape {str(shape)[:60]}")
+        is_entry = isinstance(entry, dict) and entry.keys() == {"dtype", "shape", "data_offsets"}
+        _must(is_entry, path, _("an entry for {name} without dtype, shape and data_offsets", name=name))
+        dtype = entry["dtype"]
+        shape = entry["shape"]
+        offsets = entry["data_offsets"]
         _must(
-            _counts(span) and len(span) == 2 and span[0] <= span[1] <= room,
+            isinstance(dtype, str) and dtype in DTYPES,
             path,
-            f"{name} at {str(span)[:60]} of {room}",
+            _("{name} of type {dtype!r}, not one of {known}", name=name, dtype=dtype, known=", ".join(DTYPES)),
         )
-        bytes_ = math.prod(shape) * KINDS[kind].itemsize
-        _must(span[1] - span[0] == bytes_, path, f"{name} of shape {shape} in {span[1] - span[0]} bytes, not {bytes_}")
+        _must(
+            _are_sizes(shape) and len(shape) <= 16, path, _("{name} of shape {shape}", name=name, shape=str(shape)[:60])
+        )
+        _must(
+            _are_sizes(offsets) and len(offsets) == 2 and offsets[0] <= offsets[1] <= data_bytes,
+            path,
+            _("{name} at {offsets} of {data_bytes}", name=name, offsets=str(offsets)[:60], data_bytes=data_bytes),
+        )
+        bytes_ = math.prod(shape) * DTYPES[dtype].itemsize
+        _must(
+            offsets[1] - offsets[0] == bytes_,
+            path,
+            _(
+                "{name} of shape {shape} in {offsets} bytes, not {bytes}",
+                name=name,
+                shape=shape,
+                offsets=offsets[1] - offsets[0],
+                bytes=bytes_,
+            ),
+        )
+
+    # no gap and no overlap
     end = 0
-    for begin, after in sorted(entry["data_offsets"] for entry in entries.values()):
-        _must(begin == end, path, f"a gap or an overlap at byte {begin} of the data")
-        end = after
-    _must(end == room, path, f"{room} bytes of data of which {end} are named")
+    for begin, array_end in sorted(entry["data_offsets"] for entry in entries.values()):
+        _must(begin == end, path, _("a gap or an overlap at byte {begin} of the data", begin=begin))
+        end = array_end
+    _must(
+        end == data_bytes,
+        path,
+        _("{data_bytes} bytes of data of which {end} are named", data_bytes=data_bytes, end=end),
+    )
 
 
-def _counts(value: object) -> bool:
+def _are_sizes(value: object) -> bool:
     """A list of whole numbers from 0, none beyond what any array can have (True and 1.0 are none)."""
     return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**40 for n in value)
 
 
 def _array(data: bytes, entry: dict[str, Any]) -> Array:
-    array = np.frombuffer(data, KINDS[entry["dtype"]]).copy()
+    array = np.frombuffer(data, DTYPES[entry["dtype"]]).copy()
     if entry["dtype"] == "BF16":
         array = (array.astype("<u4") << 16).view("<f4")
     return array.reshape(entry["shape"]) if array.size else np.zeros(0, array.dtype).reshape(entry["shape"])

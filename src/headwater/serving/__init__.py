@@ -1,1 +1,1 @@
-"""The page's server: loopback only unless a token guards it, and nothing is served that was not asked for by name."""
+"""HTTP server of the web page: on loopback only, unless a token is required; files are served by exact name."""

@@ -1,4 +1,4 @@
-"""One call at a time in a thread of its own, so that the event loop stays free; a bounded number wait."""
+"""A worker thread that runs one call at a time off the event loop, with a bounded queue."""
 
 from __future__ import annotations
 
@@ -8,62 +8,61 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from headwater.inspection.words import Both
-from headwater.serving.faults import Busy
+from headwater.i18n import _
+from headwater.serving.errors import Busy
 
 T = TypeVar("T")
-DONE: Any = object()
+END_OF_STREAM: Any = object()
 
 
-class Worker:
-    def __init__(self, most: int = 64, name: str = "model") -> None:
-        self.most, self.waiting = most, 0
+class ThreadWorker:
+    """One worker thread. At most max_pending calls wait or run; more are refused as Busy."""
+
+    def __init__(self, max_pending: int = 64, name: str = "model") -> None:
+        self.max_pending = max_pending
+        self.num_pending = 0
         self.pool = ThreadPoolExecutor(1, name)
 
-    async def call(self, work: Callable[[], T]) -> T:
-        """work() in the thread of this worker."""
-        self._admit()
+    async def call(self, function: Callable[[], T]) -> T:
+        """Run function() in the worker thread."""
+        self._reserve()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self.pool, work)
+            return await asyncio.get_running_loop().run_in_executor(self.pool, function)
         finally:
-            self.waiting -= 1
+            self.num_pending -= 1
 
-    async def stream(self, work: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
-        """What work() yields, as it comes. Where nobody listens any more, it is stopped after its next item."""
-        self._admit()
-        loop, gone = asyncio.get_running_loop(), threading.Event()
+    async def stream(self, function: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
+        """Iterate function() in the worker thread. When the consumer is gone, it stops after its next item."""
+        self._reserve()
+        loop = asyncio.get_running_loop()
+        cancelled = threading.Event()
         items: asyncio.Queue[Any] = asyncio.Queue()
 
-        def tell(item: Any) -> None:
+        def put(item: Any) -> None:
             loop.call_soon_threadsafe(items.put_nowait, item)
 
         def run() -> None:
             try:
-                for item in work():
-                    tell(item)
-                    if gone.is_set():
+                for item in function():
+                    put(item)
+                    if cancelled.is_set():
                         break
-                tell(DONE)
+                put(END_OF_STREAM)
             except BaseException as error:
-                tell(error)
+                put(error)
 
-        done = loop.run_in_executor(self.pool, run)
+        finished = loop.run_in_executor(self.pool, run)
         try:
-            while (item := await items.get()) is not DONE:
+            while (item := await items.get()) is not END_OF_STREAM:
                 if isinstance(item, BaseException):
                     raise item
                 yield item
         finally:
-            gone.set()
-            await done
-            self.waiting -= 1
+            cancelled.set()
+            await finished
+            self.num_pending -= 1
 
-    def _admit(self) -> None:
-        if self.waiting >= self.most:
-            raise Busy(
-                Both(
-                    f"{self.most} questions are waiting already; ask again in a moment",
-                    f"已有 {self.most} 个提问在等；请稍后再问",
-                )
-            )
-        self.waiting += 1
+    def _reserve(self) -> None:
+        if self.num_pending >= self.max_pending:
+            raise Busy(_("{limit} requests are waiting already; ask again in a moment", limit=self.max_pending))
+        self.num_pending += 1

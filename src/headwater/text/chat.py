@@ -1,8 +1,8 @@
-"""Chat templates: a model's own way of writing a conversation.
+"""Chat templates: render and encode a conversation with the Jinja template of a model.
 
-A template is a program (in Jinja) that came with the weights, so it is trusted with nothing. It is rendered in Jinja's
-sandbox, in a process of its own that has little memory, can write no file, and is ended when it takes more than a
-second or so (chat_child.py). The process is started at the first conversation and kept for the next.
+A template is a program that comes with the weights, so it is not trusted. It is rendered in Jinja's sandbox, in a
+subprocess with a memory limit and without write access, which is killed after RENDER_TIMEOUT seconds
+(chat_sandbox.py). The process is started for the first conversation and reused.
 """
 
 from __future__ import annotations
@@ -19,81 +19,113 @@ from pathlib import Path
 from typing import Any
 
 from headwater.errors import BadFile, BadInput
-from headwater.text.control import unused
+from headwater.i18n import _
+from headwater.io.files import quote
+from headwater.text.special_tokens import unused_character
 from headwater.text.tokenizer import Tokenizer
-from headwater.weights.files import shown
 
-MOST_TEMPLATE, MOST_MESSAGES, MOST_SECONDS = 200_000, 8_000_000, 1.2
+MAX_TEMPLATE_CHARACTERS = 200_000
+MAX_REQUEST_CHARACTERS = 8_000_000
+RENDER_TIMEOUT = 1.2  # seconds
 
-Message = Mapping[str, Any]
+ChatMessage = Mapping[str, Any]
 
 
-def render(template: str, messages: Sequence[Message], *, answer: bool = True, **more: Any) -> str:
-    """The conversation as the model wants it written. `answer` ends it where the assistant's words begin."""
-    if len(template) > MOST_TEMPLATE:
-        raise BadFile(f"a chat template must have at most {MOST_TEMPLATE:,} characters, this one has {len(template):,}")
-    values = {"messages": list(messages), "add_generation_prompt": answer, **more}
+def render_chat(
+    template: str, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True, **variables: Any
+) -> str:
+    """Render a conversation. add_generation_prompt ends it where the assistant's turn begins."""
+    if len(template) > MAX_TEMPLATE_CHARACTERS:
+        raise BadFile(
+            _(
+                "a chat template must have at most {MOST_TEMPLATE:,} characters, this one has {num_template:,}",
+                MOST_TEMPLATE=MAX_TEMPLATE_CHARACTERS,
+                num_template=len(template),
+            )
+        )
+    values = {"messages": list(messages), "add_generation_prompt": add_generation_prompt, **variables}
     request = json.dumps({"template": template, "values": values}) + "\n"
-    if len(request) > MOST_MESSAGES:
-        raise BadInput(f"a conversation must have at most {MOST_MESSAGES:,} characters, this one has {len(request):,}")
-    reply = WORKER.ask(request.encode())
+    if len(request) > MAX_REQUEST_CHARACTERS:
+        raise BadInput(
+            _(
+                "a conversation must have at most {MOST_MESSAGES:,} characters, this one has {num_request:,}",
+                MOST_MESSAGES=MAX_REQUEST_CHARACTERS,
+                num_request=len(request),
+            )
+        )
+    reply = SANDBOX.send(request.encode())
     if "text" in reply:
         return reply["text"]
     if "refused" in reply:
-        raise BadInput(f"the chat template refuses these messages: {shown(reply['refused'], 200)}")
-    raise BadFile(f"the chat template fails: {shown(reply.get('failed'), 200)}")
+        raise BadInput(_("the chat template refuses these messages: {refused}", refused=quote(reply["refused"], 200)))
+    raise BadFile(_("the chat template fails: {get}", get=quote(reply.get("failed"), 200)))
 
 
-def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message], *, answer: bool = True, **more: Any) -> list[int]:
-    """Ids of a conversation. The template's control tokens act; the same words typed in a message stay words.
+def encode_chat(
+    tokenizer: Tokenizer, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True, **variables: Any
+) -> list[int]:
+    """Token ids of a conversation. Special tokens of the template are parsed; the same text in a message stays text.
 
-    A control token within a message is broken by a character that no message contains. After rendering only unbroken
-    ones, the template's own, are cut out as control tokens, and the character is taken away again.
+    A special token in a message is escaped with a character that no message contains. After rendering only the
+    template's own are parsed as special tokens, and the escape character is removed.
     """
     if not tokenizer.chat_template:
-        raise BadInput("this model has no chat template; give it a plain prompt")
-    said = json.dumps([list(messages), more], ensure_ascii=False, default=str)
-    breaker = unused(said)
-    names = {f"{role}_token": token for role, token in tokenizer.specials.items()}
-    given = {
-        key: tokenizer.control.broken(value, breaker) for key, value in {"messages": list(messages), **more}.items()
+        raise BadInput(_("this model has no chat template; give it a plain prompt"))
+    texts = json.dumps([list(messages), variables], ensure_ascii=False, default=str)
+    escape_char = unused_character(texts)
+    names = {f"{role}_token": token for role, token in tokenizer.special_tokens_map.items()}
+    escaped = {
+        key: tokenizer.special_tokenizer.escape_specials(value, escape_char)
+        for key, value in {"messages": list(messages), **variables}.items()
     }
-    text = render(tokenizer.chat_template, given.pop("messages"), answer=answer, **names, **given)
-    return tokenizer.encode(text, special=False, control=True, breaker=breaker)
+    text = render_chat(
+        tokenizer.chat_template,
+        escaped.pop("messages"),
+        add_generation_prompt=add_generation_prompt,
+        **names,
+        **escaped,
+    )
+    return tokenizer.encode(text, add_special_tokens=False, parse_special=True, escape_char=escape_char)
 
 
-class Worker:
-    """The child process, one for each process of ours. One conversation at a time goes through it."""
+class ChatSandbox:
+    """The subprocess that renders templates, one per process, one conversation at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
-        self._owner = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner_pid = 0
 
-    def ask(self, request: bytes) -> dict[str, str]:
+    def send(self, request: bytes) -> dict[str, str]:
+        """Send a request to the subprocess and return its reply; on timeout the subprocess is killed."""
         with self._lock:
-            child = self._ready()
+            process = self._ensure_started()
             try:
-                reply = _exchange(child, request, time.monotonic() + MOST_SECONDS)
+                reply = _exchange(process, request, time.monotonic() + RENDER_TIMEOUT)
             except (OSError, ValueError):
                 reply = None
             if reply is None:
                 self.stop()
                 raise BadFile(
-                    f"the chat template was stopped: it took more than {MOST_SECONDS} s, or ended its process"
+                    _(
+                        "the chat template was stopped: it took more than {MOST_SECONDS} s, or ended its process",
+                        MOST_SECONDS=RENDER_TIMEOUT,
+                    )
                 )
             return reply
 
     def stop(self) -> None:
-        if self._child is not None and self._owner == os.getpid():
-            self._child.kill()
-            self._child.communicate()
-        self._child = None
+        """End the subprocess."""
+        if self._process is not None and self._owner_pid == os.getpid():
+            self._process.kill()
+            self._process.communicate()
+        self._process = None
 
-    def _ready(self) -> subprocess.Popen[bytes]:
-        if self._child is None or self._owner != os.getpid() or self._child.poll() is not None:
-            script = Path(__file__).with_name("chat_child.py")
-            self._child = subprocess.Popen(
+    def _ensure_started(self) -> subprocess.Popen[bytes]:
+        """Start the subprocess, if it does not run."""
+        if self._process is None or self._owner_pid != os.getpid() or self._process.poll() is not None:
+            script = Path(__file__).with_name("chat_sandbox.py")
+            self._process = subprocess.Popen(
                 [sys.executable, "-I", str(script)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -102,28 +134,28 @@ class Worker:
                 close_fds=True,
                 cwd=script.parent,
             )
-            self._owner = os.getpid()
-            if _exchange(self._child, b'{"template": "ready", "values": {}}\n', time.monotonic() + 30) != {
+            self._owner_pid = os.getpid()
+            if _exchange(self._process, b'{"template": "ready", "values": {}}\n', time.monotonic() + 30) != {
                 "text": "ready"
             }:
-                raise BadFile("the process that renders chat templates does not start; is jinja2 installed?")
-        return self._child
+                raise BadFile(_("the process that renders chat templates does not start; is jinja2 installed?"))
+        return self._process
 
 
-def _exchange(child: subprocess.Popen[bytes], request: bytes, until: float) -> dict[str, str] | None:
-    """Send a line and read a line, or None when time is up or the child is gone."""
-    assert child.stdin and child.stdout
-    child.stdin.write(request)
-    child.stdin.flush()
+def _exchange(process: subprocess.Popen[bytes], request: bytes, deadline: float) -> dict[str, str] | None:
+    """Send a line and read a line; None on timeout or when the subprocess has ended."""
+    assert process.stdin and process.stdout
+    process.stdin.write(request)
+    process.stdin.flush()
     reply = b""
     while not reply.endswith(b"\n"):
-        ready, _, _ = select.select([child.stdout], [], [], max(0.0, until - time.monotonic()))
-        part = os.read(child.stdout.fileno(), 1 << 20) if ready else b""
+        ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+        part = os.read(process.stdout.fileno(), 1 << 20) if ready else b""
         if not part:
             return None
         reply += part
-    answer: dict[str, str] = json.loads(reply)
-    return answer
+    result: dict[str, str] = json.loads(reply)
+    return result
 
 
-WORKER = Worker()
+SANDBOX = ChatSandbox()

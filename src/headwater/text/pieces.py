@@ -1,4 +1,4 @@
-"""What one token stands for, as bytes and as text one can read.
+"""Token pieces as bytes, and as readable text for display.
 
 Four spellings are in use: byte-level BPE writes every byte as a printable character (a space is Ġ), sentencepiece
 writes a space as ▁ and a lone byte as <0xE4>, WordPiece marks a piece that continues a word with ##,
@@ -24,9 +24,9 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
 
 
-def spelling(spec: dict[str, Any]) -> ToBytes:
-    """How the pieces of this tokenizer are spelt, told from its decoder."""
-    kinds = [part["type"] for part in _parts(spec.get("decoder"))]
+def piece_decoder(spec: dict[str, Any]) -> ToBytes:
+    """The function piece -> bytes of a tokenizer, chosen by its decoder."""
+    kinds = [part["type"] for part in _decoder_parts(spec.get("decoder"))]
     if "ByteLevel" in kinds:
         return _from_byte_level
     if "WordPiece" in kinds:
@@ -38,8 +38,10 @@ def spelling(spec: dict[str, Any]) -> ToBytes:
     return str.encode
 
 
-def _parts(decoder: Any) -> list[dict[str, Any]]:
-    return decoder["decoders"] if decoder and decoder["type"] == "Sequence" else [decoder] if decoder else []
+def _decoder_parts(decoder: Any) -> list[dict[str, Any]]:
+    if not decoder:
+        return []
+    return decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
 
 
 def _from_byte_level(piece: str) -> bytes:
@@ -63,31 +65,32 @@ def _from_wordpiece(piece: str) -> bytes:
     return piece.removeprefix("##").encode() if piece.startswith("##") and len(piece) > 2 else b" " + piece.encode()
 
 
-def readable(raw: bytes) -> str:
-    """Bytes as text; those that are no whole character are shown as \\xNN.
+def readable_text(raw: bytes) -> str:
+    """Bytes as text; incomplete characters are shown as \\xNN.
 
-    >>> readable(bytes([0xE4, 0xBD]))
+    >>> readable_text(bytes([0xE4, 0xBD]))
     '\\\\xe4\\\\xbd'
     """
     return raw.decode("utf-8", "backslashreplace")
 
 
-def joined(raws: Sequence[bytes]) -> list[tuple[str, int]]:
-    """Pieces for display: (text, how many tokens), tokens that share a character taken together.
+def merge_partial_characters(pieces: Sequence[bytes]) -> list[tuple[str, int]]:
+    """Pieces for display: (text, number of tokens); tokens that share a character are merged.
 
-    >>> joined(["a".encode(), "你".encode()[:1], "你".encode()[1:], b"b"])
+    >>> merge_partial_characters(["a".encode(), "你".encode()[:1], "你".encode()[1:], b"b"])
     [('a', 1), ('你', 2), ('b', 1)]
     """
-    shown: list[tuple[str, int]] = []
-    at = 0
-    while at < len(raws):
-        size = next((n for n in range(1, 5) if at + n <= len(raws) and _whole(b"".join(raws[at : at + n]))), 1)
-        shown.append((readable(b"".join(raws[at : at + size])), size))
-        at += size
-    return shown
+    merged: list[tuple[str, int]] = []
+    start = 0
+    while start < len(pieces):
+        sizes = range(1, min(4, len(pieces) - start) + 1)
+        size = next((n for n in sizes if _is_complete_utf8(b"".join(pieces[start : start + n]))), 1)
+        merged.append((readable_text(b"".join(pieces[start : start + size])), size))
+        start += size
+    return merged
 
 
-def _whole(raw: bytes) -> bool:
+def _is_complete_utf8(raw: bytes) -> bool:
     try:
         raw.decode("utf-8")
     except UnicodeDecodeError:

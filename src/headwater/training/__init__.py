@@ -1,14 +1,19 @@
-"""Training: from batches to a model that can be trusted. Read losses, objectives, loop, checkpoints.
+"""Training: from files to a trained model. Start with api, trainer, checkpoint.
 
-settings      one typed tree behind the flags, the YAML file and headwater.train(...)
-losses        sums of log-probabilities, the vocabulary in chunks
-objectives    batch -> loss of a model
-schedules, optimiser, averaging   how a gradient becomes a step
-loop          the steps, in an order and with a chance that depend on their number alone
-storage, checkpoints, lock        what is on disk is whole, or is not there
-courses, material   what is taught; exam   how it is measured
-planning, starting, teaching      from files to a trained model; use   at work
-run           the folder of a run
-events, journals, progress, plots   who hears about it
-team          several processes
+api, setup, pretrained                   train() and resume(); from data to a trainer; the initial model
+config, recipes                          the settings behind flags, YAML and headwater.train(...); defaults and presets
+task_data                                files -> examples -> the datasets of a task (headwater.tasks)
+trainer, state                           the training loop, its state and events
+optim, gradients                         optimizers, EMA, gradient clipping
+schedules                                learning rate schedules, when to evaluate, steps under a time limit
+evaluate                                 evaluation during and after training
+predict                                  Predictor: the trained model on new texts
+checkpoint, storage                      snapshots of a trainer; crash-safe checkpoints on disk
+run_dir, run_output, callbacks, plots    the run directory and what is written there; logs, the progress bar
+diagnostics                              NaN sources, divergence, out-of-memory errors, stragglers
+distributed, launch                      several processes: process group, DDP and FSDP2; --nproc, signals
 """
+
+from headwater.training.config import TrainConfig
+
+__all__ = ["TrainConfig"]

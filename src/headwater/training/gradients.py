@@ -1,4 +1,4 @@
-"""Gradients: how long they are, layer by layer, and cut to the length that is allowed; and the scale fp16 needs."""
+"""Gradient norms per layer, gradient clipping, gradient spikes, and the loss scale of fp16 (GradScaler)."""
 
 from __future__ import annotations
 
@@ -12,80 +12,85 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from headwater.training.spread import mine
+from headwater.training.distributed import to_local
 
 _LAYER = re.compile(r".*?\blayers\.\d+|head\b|[^.]+(?:\.[^.]+)?")
-Sums = Callable[[Sequence[float]], list[float]]
+SumOverRanks = Callable[[Sequence[float]], list[float]]
 
 
-def layer_of(path: str) -> str:
+def layer_name(path: str) -> str:
     """
-    >>> layer_of("decoder.layers.3.ffn.up.weight"), layer_of("encoder.embed.tokens.weight"), layer_of("head.out.bias")
-    ('decoder.layers.3', 'encoder.embed', 'head')
+    >>> paths = ("decoder.layers.3.ffn.up.weight", "encoder.embed.tokens.weight", "head.out.bias")
+    >>> [layer_name(path) for path in paths]
+    ['decoder.layers.3', 'encoder.embed', 'head']
     """
-    found = _LAYER.match(path)
-    return found[0] if found else path
+    match = _LAYER.match(path)
+    return match[0] if match else path
 
 
-class Norms(NamedTuple):
-    """Lengths of a gradient: of all of it, and of each layer's part. total² = Σ layers²."""
+class GradNorms(NamedTuple):
+    """L2 norms of a gradient: in total and per layer. total² = Σ per_layer²."""
 
     total: float
-    layers: dict[str, float]
+    per_layer: dict[str, float]
 
 
-class Gradients:
+class ModelGradients:
+    """The gradients of a model: norms and clipping, where a rank may hold shards of them."""
+
     def __init__(self, model: nn.Module) -> None:
-        learned = [(layer_of(path), p) for path, p in model.named_parameters() if p.requires_grad]
-        self.layers = list(dict.fromkeys(layer for layer, _ in learned))
-        self.learned = [(self.layers.index(layer), p) for layer, p in learned]
+        trainable = [(layer_name(path), p) for path, p in model.named_parameters() if p.requires_grad]
+        self.layers = list(dict.fromkeys(layer for layer, _ in trainable))
+        self.trainable = [(self.layers.index(layer), p) for layer, p in trainable]
 
-    def here(self) -> list[tuple[int, Tensor]]:
-        """The number of the layer, and the gradient, or this process's part of it."""
-        return [(layer, mine(p.grad)) for layer, p in self.learned if p.grad is not None]
+    def local_grads(self) -> list[tuple[int, Tensor]]:
+        """(layer index, gradient or its local shard) of every parameter that has one."""
+        return [(layer, to_local(p.grad)) for layer, p in self.trainable if p.grad is not None]
 
     @torch.no_grad()
-    def norms(self, sums: Sums, scale: float = 1.0) -> Norms:
-        """One pass over all gradients. sums: adds up over processes that hold a part each; scale: divided out."""
-        here, squares = self.here(), [0.0] * len(self.layers)
-        if here:
+    def norms(self, sum_over_ranks: SumOverRanks, loss_scale: float = 1.0) -> GradNorms:
+        """Gradient norms. sum_over_ranks: adds up over ranks that hold shards; loss_scale: divided out."""
+        grads = self.local_grads()
+        squares = [0.0] * len(self.layers)
+        if grads:
             for (layer, _), norm in zip(
-                here, torch.stack(torch._foreach_norm([g for _, g in here])).tolist(), strict=True
+                grads, torch.stack(torch._foreach_norm([g for _, g in grads])).tolist(), strict=True
             ):
                 squares[layer] += norm * norm
-        squares = sums(squares)
-        lengths = {name: math.sqrt(square) / scale for name, square in zip(self.layers, squares, strict=True)}
-        return Norms(math.sqrt(sum(squares)) / scale, lengths)
+        squares = sum_over_ranks(squares)
+        per_layer = {name: math.sqrt(square) / loss_scale for name, square in zip(self.layers, squares, strict=True)}
+        return GradNorms(math.sqrt(sum(squares)) / loss_scale, per_layer)
 
     @torch.no_grad()
-    def cut(self, norm: float, most: float, scale: float = 1.0) -> None:
-        """Scale them so that their length is at most `most` (0: any), once the scale is divided out."""
-        factor = min(1.0, most / (norm + 1e-6) if most > 0 else 1.0) / scale
-        if factor != 1.0 and (here := self.here()):
-            torch._foreach_mul_([g for _, g in here], factor)
+    def clip_(self, total_norm: float, max_norm: float, loss_scale: float = 1.0) -> None:
+        """Gradient clipping: scale the gradients to at most max_norm (0: no limit), with loss_scale divided out."""
+        factor = min(1.0, max_norm / (total_norm + 1e-6) if max_norm > 0 else 1.0) / loss_scale
+        if factor != 1.0 and (grads := self.local_grads()):
+            torch._foreach_mul_([g for _, g in grads], factor)
 
 
 @dataclass
-class Scale:
-    """fp16 loses small gradients, so the loss is multiplied before the way back, and the gradients divided after it.
+class GradScaler:
+    """Loss scaling: fp16 underflows small gradients, so the loss is multiplied before the backward pass.
 
-    Doubled after EVERY good steps in a row, halved when a gradient overflows; it finds its size by overflowing.
+    The scale doubles after GROWTH_INTERVAL good steps in a row and halves when a gradient overflows.
     """
 
-    value: float = 1.0
-    good: int = 0
+    scale: float = 1.0
+    good_steps: int = 0
 
-    EVERY = 2000
-    FIRST = 2.0**16
+    GROWTH_INTERVAL = 2000
+    INIT_SCALE = 2.0**16
 
-    def update(self, fine: bool) -> None:
-        self.good = self.good + 1 if fine else 0
-        if not fine:
-            self.value = max(1.0, self.value / 2)
-        elif self.good == self.EVERY:
-            self.value, self.good = self.value * 2, 0
+    def update(self, finite: bool) -> None:
+        self.good_steps = self.good_steps + 1 if finite else 0
+        if not finite:
+            self.scale = max(1.0, self.scale / 2)
+        elif self.good_steps == self.GROWTH_INTERVAL:
+            self.scale *= 2
+            self.good_steps = 0
 
 
-def times_the_usual(norm: float, before: Sequence[float], least: int = 16) -> float:
-    """How many times the median of the steps before a gradient is long; 0 while too few are known."""
-    return norm / max(median(before), 1e-30) if len(before) >= least else 0.0
+def spike_ratio(norm: float, history: Sequence[float], min_history: int = 16) -> float:
+    """Gradient norm over the median of its history; 0 while the history is too short."""
+    return norm / max(median(history), 1e-30) if len(history) >= min_history else 0.0

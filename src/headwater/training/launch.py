@@ -1,91 +1,128 @@
-"""--processes N: this command again, N times, as one team. If one ends badly, none is left behind."""
+"""Launcher of --nproc N: N processes of this command as one process group, by torch's elastic agent, as torchrun does.
+
+If one fails, all are ended, and its error is the error of the command.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
-import time
+import threading
+import uuid
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
-from headwater.errors import BadSetting
+from headwater.errors import BadSetting, Unavailable
+from headwater.i18n import _
 
-DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+PR_SET_PDEATHSIG = 1  # of prctl(2)
+MAX_NPROC = 64
+SHUTDOWN_SECONDS = 3600  # after Ctrl-C, for the last step and its checkpoint; Ctrl-C twice more ends at once
 
 
-def launch(processes: int, words: Sequence[str] | None = None) -> int:
-    """The exit code of the first process, or of the first that failed."""
+def launch(nproc: int, argv: Sequence[str] | None = None) -> int:
+    """Run the command in nproc processes; returns the exit code. Only rank 0 prints."""
     cores = os.cpu_count() or 1
-    if not 1 <= processes <= 64:
-        raise BadSetting(f"--processes must be from 1 to 64, got {processes}; this machine has {cores} cores")
-    words = list(sys.argv[1:] if words is None else words)
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(processes)}
-    shared.setdefault("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", str(max(1, cores // processes))))
-    with tempfile.TemporaryFile() as aside:
-        children = []
-        for rank in range(processes):
-            env = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            quiet = {} if rank == 0 else {"stdout": subprocess.DEVNULL, "stderr": aside}  # one of them speaks for all
-            command = [sys.executable, "-m", "headwater", *words]
-            tied = partial(_with_parent, os.getpid())
-            children.append(subprocess.Popen(command, env=env, preexec_fn=tied, **quiet))  # type: ignore[call-overload]
-        codes = _wait(children)
-        if codes[0] == 0 and any(codes):
-            aside.seek(0)
-            sys.stderr.write(aside.read().decode(errors="replace")[-4000:])
-    return next((code for code in codes if code), 0)
+    if not 1 <= nproc <= MAX_NPROC:
+        raise BadSetting(
+            _("--nproc must be from 1 to 64, got {nproc}; this machine has {cores} cores", nproc=nproc, cores=cores)
+        )
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # the agent logs what is reported here
+    agent_logger = logging.getLogger("torch.distributed.elastic")
+    agent_logger.addHandler(logging.NullHandler())
+    agent_logger.propagate = False
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // nproc)))
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+    argv = list(sys.argv[1:] if argv is None else argv)
+    with tempfile.TemporaryDirectory(prefix="headwater-") as log_dir:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=nproc,
+            max_restarts=0,
+            run_id=str(uuid.uuid4()),
+            rdzv_backend="c10d",
+            rdzv_endpoint="127.0.0.1:0",
+            local_addr="127.0.0.1",
+            logs_specs=DefaultLogsSpecs(log_dir, redirects={rank: Std.ALL for rank in range(1, nproc)}),
+            shutdown_timeout=SHUTDOWN_SECONDS,
+        )
+        try:
+            elastic_launch(config, sys.executable)("-m", "headwater", *argv)
+        except SignalException:
+            return 130
+        except ChildFailedError as error:
+            exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+            first, _failure = error.get_first_failure()
+            return _report_failure(first, exit_codes, Path(log_dir))
+    return 0
 
 
-def _wait(children: Sequence[subprocess.Popen[bytes]]) -> list[int]:
-    """Until all have ended. Signals of the terminal reach the children by themselves, so here they are passed over."""
-    before = {
-        s: signal.signal(s, lambda number, _: _pass_on(children, number)) for s in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        while any(child.poll() is None for child in children):
-            if any(child.poll() not in (None, 0, 130) for child in children):
-                time.sleep(5)  # those who can say why, may
-                for child in children:
-                    child.kill()
-            time.sleep(0.1)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return [child.returncode for child in children]
+def _report_failure(first: int, exit_codes: dict[int, int], log_dir: Path) -> int:
+    """Print the error of the process that failed first, unless rank 0 has printed one; returns the exit code."""
+    code = exit_codes[first]
+    if 0 < exit_codes.get(0, 0) < 128:
+        return exit_codes[0]
+    if code < 0:
+        name = signal.Signals(-code).name
+        raise Unavailable(_("process {rank} was killed ({signal}); go on with --resume", rank=first, signal=name))
+    for log in log_dir.glob(f"*/attempt_0/{first}/stderr.log"):
+        sys.stderr.write(log.read_text(errors="replace")[-4000:])
+    return code
 
 
-def _pass_on(children: Sequence[subprocess.Popen[bytes]], number: int) -> None:
-    if number == signal.SIGTERM:
-        for child in children:
-            child.send_signal(number)
+def die_with_launcher() -> None:
+    """Kill this process when its launcher dies: no orphans. Called before the rendezvous, which needs the launcher."""
+    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _with_parent(parent: int) -> None:
-    """A child ends when the launcher is killed: no orphans, even if it was killed before this was asked for."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+def is_elastic_restart(run_dir: str) -> bool:
+    """Whether torchrun has restarted this command after a process died, and there is a run to resume.
 
-
-def restarted(out: str) -> bool:
-    """Whether torchrun has started this command again after a process died, and there is a run to go on with.
-
-    It must be asked before the processes meet: until then none of them can have begun that run.
+    Must be called before the rendezvous: until then no rank can have created the run.
     """
-    if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) and not out:
-        raise BadSetting("--out must be given with torchrun --max-restarts: "
-                         "a process that is started again finds its run there")  # fmt: skip
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0 and (Path(out) / "config.yaml").is_file()
+    if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) and not run_dir:
+        raise BadSetting(
+            _("--out must be given with torchrun --max-restarts: a process that is started again finds its run there")
+        )
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0 and (Path(run_dir) / "config.yaml").is_file()
 
 
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+# --------------------------------------------------------------------------------------------------
+# SignalHandler: SIGINT and SIGTERM request a stop after the current step; a second signal stops at once.
+
+
+class SignalHandler:
+    """Context manager: `requested` is the name of the received signal, or empty. Acts in the main thread only."""
+
+    def __init__(self) -> None:
+        self.requested = ""
+        self._previous_handlers: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> SignalHandler:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous_handlers[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous_handlers.items():
+            signal.signal(number, handler)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        name = signal.Signals(signum).name
+        if self.requested == name:
+            raise KeyboardInterrupt
+        self.requested = self.requested or name  # a launcher may pass Ctrl-C on as SIGTERM

@@ -1,25 +1,31 @@
-"""A mixture of experts: each token is sent to its best few feed-forwards, weighed by the router (Mixtral)."""
+"""Mixture of experts: a router sends each token to its top-k feed-forward layers (Mixtral)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from headwater.core.kinds import Layer
+from headwater.core.base import BranchLayerSpec
+from headwater.i18n import _
 from headwater.parts import must, part
 
 
 @part
-class Experts(Layer):
-    """Σ w_e · ffn_e(x) over the `chosen` experts with the highest router scores; w is a softmax over the chosen."""
+class Experts(BranchLayerSpec):
+    """Mixture of experts: Σ w_e · ffn_e(x) over the top_k experts of the router; w is the softmax of their logits."""
 
-    ffn: Layer
-    count: int
-    chosen: int
+    ffn: BranchLayerSpec
+    num_experts: int
+    top_k: int
 
     def __post_init__(self) -> None:
-        fits = 1 <= self.chosen <= self.count
-        must(fits, self, f"chosen must be from 1 to count ({self.count})", self.chosen, "2 of 8 is usual")
+        must(
+            1 <= self.top_k <= self.num_experts,
+            self,
+            _("top_k must be from 1 to num_experts ({num_experts})", num_experts=self.num_experts),
+            self.top_k,
+            _("2 of 8 is usual"),
+        )
 
     def build(self, d_model: int) -> nn.Module:
         return ExpertsLayer(self, d_model)
@@ -28,15 +34,17 @@ class Experts(Layer):
 class ExpertsLayer(nn.Module):
     def __init__(self, spec: Experts, d_model: int) -> None:
         super().__init__()
-        self.chosen, self.router = spec.chosen, nn.Linear(d_model, spec.count, bias=False)
-        self.experts = nn.ModuleList(spec.ffn.build(d_model) for _ in range(spec.count))
+        self.top_k = spec.top_k
+        self.router = nn.Linear(d_model, spec.num_experts, bias=False)
+        self.experts = nn.ModuleList(spec.ffn.build(d_model) for _ in range(spec.num_experts))
 
     def forward(self, x: Tensor, *_: object) -> Tensor:
-        """x [..., D]. Each expert works only on the tokens sent to it."""
+        """x [..., D] -> [..., D]. Each expert computes only the tokens routed to it."""
         tokens = x.flatten(0, -2)
-        scores, which = self.router(tokens).float().topk(self.chosen, -1)
-        share, out = scores.softmax(-1).to(x.dtype), torch.zeros_like(tokens)
+        logits, experts = self.router(tokens).float().topk(self.top_k, -1)  # [N, top_k]
+        weights = logits.softmax(-1).to(x.dtype)
+        out = torch.zeros_like(tokens)
         for number, expert in enumerate(self.experts):
-            token, rank = (which == number).nonzero(as_tuple=True)
-            out = out.index_add(0, token, share[token, rank, None] * expert(tokens[token]))
+            token, rank = (experts == number).nonzero(as_tuple=True)
+            out = out.index_add(0, token, weights[token, rank, None] * expert(tokens[token]))
         return out.view_as(x)

@@ -1,1 +1,1 @@
-"""Weight files in and out: safetensors, sharded folders, GGUF, name tables, settings. Nothing here trusts a file."""
+"""Weight file formats: safetensors, GGUF, pickles; config.json; tensor name maps between checkpoints and models."""

@@ -1,10 +1,10 @@
-"""GGUF files: metadata and tensors in one file, read by a bounded reader of our own.
+"""GGUF files: a bounds-checked reader (metadata and memory-mapped tensors) and a writer (F32, F16, Q8_0).
 
     "GGUF"  version  tensor count  key count        then each key: name, type, value
     then each tensor: name, dimensions (fastest first), type, offset        then, aligned, the tensors' bytes
 
-Every length is compared with the bytes that are left before anything is made of it; arrays do not nest. A tensor of
-plain floats is a view of the file; a quantised one is unpacked to float32 when it is asked for.
+Every length is compared with the bytes that are left before anything is allocated; arrays do not nest. A tensor of
+floats is a view of the file; a quantized one is dequantized to float32 on access.
 """
 
 from __future__ import annotations
@@ -13,25 +13,35 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headwater.errors import BadFile
-from headwater.weights.files import open_plain, shown
-from headwater.weights.gguf_blocks import KINDS, Kind, unpacked
-from headwater.weights.header import check_name
-from headwater.weights.tensors import Tensors
+from headwater.errors import BadFile, BadSetting, nearest
+from headwater.i18n import _
+from headwater.io.files import atomic_write, open_regular, quote
+from headwater.quantization.blocks import GGML_TYPES, GGML_TYPES_BY_NAME, GGMLType, dequantize, quantize_q8_0
+from headwater.weights.safetensors import LazyStateDict, check_tensor_name, meta_tensor, tensor_bytes
 
-MAGIC, VERSIONS = b"GGUF", (2, 3)
-MOST_KEYS, MOST_TENSORS, MOST_ITEMS, MOST_TEXT, MOST_DIMENSIONS = 10_000, 100_000, 1_000_000, 8 << 20, 4
-STRING, ARRAY = 8, 9
-NUMBERS = {
+# -------------------------------------------------------------------------------------------------------------- reading
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+MAX_KEYS = 10_000
+MAX_TENSORS = 100_000
+MAX_ARRAY_ITEMS = 1_000_000
+MAX_STRING_BYTES = 8 << 20
+MAX_DIMS = 4
+
+# Types of metadata values.
+STRING_TYPE = 8
+ARRAY_TYPE = 9
+SCALAR_DTYPES = {
     0: "<u1",
     1: "<i1",
     2: "<u2",
@@ -47,174 +57,344 @@ NUMBERS = {
 
 
 @dataclass(frozen=True)
-class Stored:
-    """Where a tensor lies: its kind, its shape (slowest first), and its bytes within the file."""
+class GgufTensorInfo:
+    """A stored tensor: its type, its shape (slowest dimension first), and its bytes within the file."""
 
-    kind: Kind
+    ggml_type: GGMLType
     shape: tuple[int, ...]
-    begin: int
-    size: int
+    offset: int
+    num_bytes: int
 
 
-class GgufFile(Tensors):
-    """One .gguf file, open for reading."""
+class GgufFile(LazyStateDict):
+    """One .gguf file, memory-mapped: metadata, and tensors by name."""
 
     def __init__(self, path: str | Path):
         self.where = Path(path)
-        with open_plain(path) as file:
+        with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size < 24:
-                raise BadFile(f"{path}: not a GGUF file: it is too short to be one")
+                raise BadFile(_("{path}: not a GGUF file: it is too short to be one", path=path))
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        self.metadata, self.stored = _Reader(self._map, path).read()
+        self.metadata, self.infos = _GgufReader(self._map, path).read()
 
     def __getitem__(self, name: str) -> Tensor:
-        """The tensor, as float32 where it is quantised."""
-        at = self.stored[name]
-        if at.kind.dtype is not None:
-            raw = self._bytes(at)
-            aligned = raw.clone() if at.begin % at.kind.dtype.itemsize else raw
-            return aligned.view(at.kind.dtype).view(at.shape)
-        return unpacked(self.blocks(name), at.kind).view(at.shape)
+        """The tensor; a quantized one is dequantized to float32."""
+        info = self.infos[name]
+        dtype = info.ggml_type.dtype
+        if dtype is None:
+            return dequantize(self.quantized_blocks(name), info.ggml_type).view(info.shape)
+        raw = self._raw_bytes(info)
+        aligned = raw.clone() if info.offset % dtype.itemsize else raw
+        return aligned.view(dtype).view(info.shape)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.stored)
+        return iter(self.infos)
 
     def __len__(self) -> int:
-        return len(self.stored)
+        return len(self.infos)
 
-    def outline(self, name: str) -> Tensor:
-        at = self.stored[name]
-        return torch.empty(at.shape, dtype=at.kind.dtype or torch.float32, device="meta")
+    def meta_tensor(self, name: str) -> Tensor:
+        info = self.infos[name]
+        return torch.empty(info.shape, dtype=info.ggml_type.dtype or torch.float32, device="meta")
 
-    def blocks(self, name: str) -> Tensor:
-        """The tensor as it is stored, [rows, bytes of a row], a view of the file: for kernels that read blocks."""
-        at = self.stored[name]
-        return self._bytes(at).view(math.prod(at.shape[:-1]), -1)
+    def quantized_blocks(self, name: str) -> Tensor:
+        """The tensor as it is stored, [rows, bytes per row], a view of the file: for kernels that read blocks."""
+        info = self.infos[name]
+        return self._raw_bytes(info).view(math.prod(info.shape[:-1]), -1)
 
-    def _bytes(self, at: Stored) -> Tensor:
-        if not at.size:
+    def _raw_bytes(self, info: GgufTensorInfo) -> Tensor:
+        if not info.num_bytes:
             return torch.empty(0, dtype=torch.uint8)
-        return torch.frombuffer(self._map, dtype=torch.uint8, count=at.size, offset=at.begin)
+        return torch.frombuffer(self._map, dtype=torch.uint8, count=info.num_bytes, offset=info.offset)
 
 
-class _Reader:
-    """A place in the file that moves forward and never past the end."""
+class _GgufReader:
+    """A read position in the file that moves forward and never past the end."""
 
-    def __init__(self, raw: mmap.mmap, where: object):
-        self.raw, self.where, self.at = raw, where, 0
+    def __init__(self, buffer: mmap.mmap, where: object):
+        self.buffer = buffer
+        self.where = where
+        self.position = 0
 
-    def read(self) -> tuple[dict[str, Any], dict[str, Stored]]:
-        if self.take(4) != MAGIC or (version := self.number("<I")) not in VERSIONS:
-            big = self.raw[4:8] in (b"\0\0\0\x02", b"\0\0\0\x03")
-            self.refuse("it is big-endian; convert it" if big else "not a GGUF file of version 2 or 3")
-        del version
-        tensors, keys = self.count(MOST_TENSORS, 24, "tensors"), self.count(MOST_KEYS, 12, "keys")
+    def read(self) -> tuple[dict[str, Any], dict[str, GgufTensorInfo]]:
+        """The metadata and the tensors' entries."""
+        if self.read_bytes(4) != MAGIC or self.read_int("<I") not in VERSIONS:
+            big_endian = self.buffer[4:8] in (b"\0\0\0\x02", b"\0\0\0\x03")
+            self.refuse(_("it is big-endian; convert it") if big_endian else _("not a GGUF file of version 2 or 3"))
+        num_tensors = self.read_count(MAX_TENSORS, 24, "tensors")
+        num_keys = self.read_count(MAX_KEYS, 12, "keys")
+
         metadata: dict[str, Any] = {}
-        for _ in range(keys):
-            key = self.text(256)
+        for _unused in range(num_keys):
+            key = self.read_string(256)
             if key in metadata:
-                self.refuse(f"the key {shown(key)} is written twice")
-            metadata[key] = self.value(self.number("<I"))
-        stored = self.table(tensors, metadata)
-        return metadata, stored
+                self.refuse(_("the key {key} is written twice", key=quote(key)))
+            metadata[key] = self.read_value(self.read_int("<I"))
+        return metadata, self.read_tensor_infos(num_tensors, metadata)
 
-    def table(self, count: int, metadata: dict[str, Any]) -> dict[str, Stored]:
-        align = metadata.get("general.alignment", 32)
-        if type(align) is not int or not 1 <= align <= 65_536 or align & (align - 1):
-            self.refuse(f"general.alignment must be a power of two up to 65536, got {shown(align)}")
-        rows = []
-        for _ in range(count):
-            rows.append((self.text(256), self.shape(), self.number("<I"), self.number("<Q")))
-        data = -(-self.at // align) * align
-        stored: dict[str, Stored] = {}
-        for name, shape, code, offset in rows:
-            if check_name(name, self.where) in stored:
-                self.refuse(f"the tensor {shown(name)} is there twice")
-            stored[name] = self.placed(name, shape, code, offset, data, align)
-        self.check_apart(stored)
-        return stored
+    def read_tensor_infos(self, count: int, metadata: dict[str, Any]) -> dict[str, GgufTensorInfo]:
+        """The tensors' entries; the data follows them, aligned."""
+        alignment = metadata.get("general.alignment", 32)
+        if type(alignment) is not int or not 1 <= alignment <= 65_536 or alignment & (alignment - 1):
+            self.refuse(_("general.alignment must be a power of two up to 65536, got {align}", align=quote(alignment)))
+        entries = []
+        for _unused in range(count):
+            entries.append((self.read_string(256), self.read_shape(), self.read_int("<I"), self.read_int("<Q")))
+        data_start = -(-self.position // alignment) * alignment
 
-    def shape(self) -> tuple[int, ...]:
-        dimensions = self.number("<I")
-        if not 1 <= dimensions <= MOST_DIMENSIONS:
-            self.refuse(f"a tensor must have 1 to {MOST_DIMENSIONS} dimensions, got {dimensions}")
-        return tuple(self.number("<Q") for _ in range(dimensions))[::-1]
+        infos: dict[str, GgufTensorInfo] = {}
+        for name, shape, type_id, offset in entries:
+            if check_tensor_name(name, self.where) in infos:
+                self.refuse(_("the tensor {name} is there twice", name=quote(name)))
+            infos[name] = self.locate_tensor(name, shape, type_id, offset, data_start, alignment)
+        self.check_no_overlap(infos)
+        return infos
 
-    def placed(self, name: str, shape: tuple[int, ...], code: int, offset: int, data: int, align: int) -> Stored:
-        kind = KINDS.get(code)
-        if kind is None:
-            known = ", ".join(kind.name for kind in KINDS.values())
-            self.refuse(f"the tensor {shown(name)} is of type {code}, which is not read here; known: {known}")
-        weights = math.prod(shape)
-        if not 0 < weights < 1 << 48 or shape[-1] % kind.weights or offset % align:
-            self.refuse(f"the tensor {shown(name)} {list(shape)} can not be {kind.name} at offset {offset}")
-        size = weights // kind.weights * kind.size
-        if data + offset + size > len(self.raw):
-            self.refuse(f"cut short: {shown(name)} ends at byte {data + offset + size:,} of {len(self.raw):,}")
-        return Stored(kind, shape, data + offset, size)
+    def read_shape(self) -> tuple[int, ...]:
+        """The dimensions of a tensor, slowest first."""
+        num_dims = self.read_int("<I")
+        if not 1 <= num_dims <= MAX_DIMS:
+            self.refuse(
+                _(
+                    "a tensor must have 1 to {max_dims} dimensions, got {dimensions}",
+                    max_dims=MAX_DIMS,
+                    dimensions=num_dims,
+                )
+            )
+        return tuple(self.read_int("<Q") for _ in range(num_dims))[::-1]
 
-    def check_apart(self, stored: dict[str, Stored]) -> None:
+    def locate_tensor(
+        self, name: str, shape: tuple[int, ...], type_id: int, offset: int, data_start: int, alignment: int
+    ) -> GgufTensorInfo:
+        """Check a tensor's type, shape, offset and size against the file."""
+        ggml_type = GGML_TYPES.get(type_id)
+        if ggml_type is None:
+            known = ", ".join(known_type.name for known_type in GGML_TYPES.values())
+            self.refuse(
+                _(
+                    "the tensor {name} is of type {code}, which is not read here; known: {known}",
+                    name=quote(name),
+                    code=type_id,
+                    known=known,
+                )
+            )
+        num_weights = math.prod(shape)
+        if not 0 < num_weights < 1 << 48 or shape[-1] % ggml_type.block_size or offset % alignment:
+            self.refuse(
+                _(
+                    "the tensor {name} {shape} can not be {name2} at offset {offset}",
+                    name=quote(name),
+                    shape=list(shape),
+                    name2=ggml_type.name,
+                    offset=offset,
+                )
+            )
+
+        num_bytes = num_weights // ggml_type.block_size * ggml_type.type_size
+        begin = data_start + offset
+        if begin + num_bytes > len(self.buffer):
+            self.refuse(
+                _(
+                    "cut short: {name} ends at byte {data:,} of {num_bytes:,}",
+                    name=quote(name),
+                    data=begin + num_bytes,
+                    num_bytes=len(self.buffer),
+                )
+            )
+        return GgufTensorInfo(ggml_type, shape, begin, num_bytes)
+
+    def check_no_overlap(self, infos: dict[str, GgufTensorInfo]) -> None:
+        """No two tensors share a byte."""
         end = 0
-        for name, at in sorted(stored.items(), key=lambda item: item[1].begin):
-            if at.begin < end:
-                self.refuse(f"the tensor {shown(name)} overlaps the one before it")
-            end = at.begin + at.size
+        for name, info in sorted(infos.items(), key=lambda item: item[1].offset):
+            if info.offset < end:
+                self.refuse(_("the tensor {name} overlaps the one before it", name=quote(name)))
+            end = info.offset + info.num_bytes
 
-    def value(self, kind: int) -> Any:
-        if kind == STRING:
-            return self.text(MOST_TEXT)
-        if kind != ARRAY:
-            return self.items(kind, 1)[0].item()
-        inner, count = self.number("<I"), self.number("<Q")
-        if count > MOST_ITEMS:
-            self.refuse(f"an array must have at most {MOST_ITEMS:,} items, this one claims {count:,}")
-        if inner == STRING:
-            return self.texts(count)
-        return self.items(inner, count).tolist()
+    def read_value(self, value_type: int) -> Any:
+        """A metadata value: a scalar, a string, or an array of one of them."""
+        if value_type == STRING_TYPE:
+            return self.read_string(MAX_STRING_BYTES)
+        if value_type != ARRAY_TYPE:
+            return self.read_scalars(value_type, 1)[0].item()
+        item_type = self.read_int("<I")
+        count = self.read_int("<Q")
+        if count > MAX_ARRAY_ITEMS:
+            self.refuse(
+                _(
+                    "an array must have at most {max_items:,} items, this one claims {count:,}",
+                    max_items=MAX_ARRAY_ITEMS,
+                    count=count,
+                )
+            )
+        if item_type == STRING_TYPE:
+            return self.read_strings(count)
+        return self.read_scalars(item_type, count).tolist()
 
-    def items(self, kind: int, count: int) -> np.ndarray:
-        if kind not in NUMBERS:
-            self.refuse(f"a value of type {kind} is not known (arrays of arrays are not read)")
-        dtype = np.dtype(NUMBERS[kind])
-        return np.frombuffer(self.take(count * dtype.itemsize), dtype)
+    def read_scalars(self, value_type: int, count: int) -> np.ndarray:
+        """Numbers of one type."""
+        if value_type not in SCALAR_DTYPES:
+            self.refuse(_("a value of type {kind} is not known (arrays of arrays are not read)", kind=value_type))
+        dtype = np.dtype(SCALAR_DTYPES[value_type])
+        return np.frombuffer(self.read_bytes(count * dtype.itemsize), dtype)
 
-    def count(self, most: int, least: int, what: str) -> int:
-        found: int = self.number("<Q")
-        if found > most or found * least > len(self.raw):
-            self.refuse(f"must have at most {most:,} {what}, and room for them; it claims {found:,}")
-        return found
+    def read_count(self, maximum: int, min_bytes_each: int, noun: str) -> int:
+        """A count that is at most `maximum`, and for which the file is large enough."""
+        count = self.read_int("<Q")
+        if count > maximum or count * min_bytes_each > len(self.buffer):
+            self.refuse(
+                _(
+                    "must have at most {maximum:,} {what}, and room for them; it claims {count:,}",
+                    maximum=maximum,
+                    what=noun,
+                    count=count,
+                )
+            )
+        return count
 
-    def text(self, most: int) -> str:
-        length = self.number("<Q")
-        if length > most:
-            self.refuse(f"a text must have at most {most:,} bytes, this one claims {length:,}")
-        return self.take(length).decode("utf-8", "replace")
+    def read_string(self, max_bytes: int) -> str:
+        """A length and that many bytes of UTF-8."""
+        length = self.read_int("<Q")
+        if length > max_bytes:
+            self.refuse(
+                _(
+                    "a text must have at most {maximum:,} bytes, this one claims {length:,}",
+                    maximum=max_bytes,
+                    length=length,
+                )
+            )
+        return self.read_bytes(length).decode("utf-8", "replace")
 
-    def texts(self, count: int) -> list[str]:
-        """Many texts: `text` in a plain loop, for a vocabulary has a hundred thousand of them."""
-        self.need(8 * count)
-        raw, at, end, found = self.raw, self.at, len(self.raw), []
-        for _ in range(count):
-            begin = at + 8
-            at = begin + int.from_bytes(raw[at:begin], "little")
-            if at > end:
-                self.refuse(f"cut short: a text is wanted up to byte {at:,} of {end:,}")
-            found.append(raw[begin:at])
-        self.at = at
-        return [text.decode("utf-8", "replace") for text in found]
+    def read_strings(self, count: int) -> list[str]:
+        """Many strings, in a loop without calls: a vocabulary has a hundred thousand of them."""
+        self.require_bytes(8 * count)
+        buffer = self.buffer
+        position = self.position
+        end = len(buffer)
+        strings = []
+        for _unused in range(count):
+            begin = position + 8
+            position = begin + int.from_bytes(buffer[position:begin], "little")
+            if position > end:
+                self.refuse(_("cut short: a text is wanted up to byte {at:,} of {end:,}", at=position, end=end))
+            strings.append(buffer[begin:position])
+        self.position = position
+        return [string.decode("utf-8", "replace") for string in strings]
 
-    def number(self, form: str) -> int:
-        (found,) = struct.unpack(form, self.take(struct.calcsize(form)))
-        return int(found)
+    def read_int(self, struct_format: str) -> int:
+        (value,) = struct.unpack(struct_format, self.read_bytes(struct.calcsize(struct_format)))
+        return int(value)
 
-    def take(self, size: int) -> bytes:
-        self.need(size)
-        self.at += size
-        return self.raw[self.at - size : self.at]
+    def read_bytes(self, size: int) -> bytes:
+        self.require_bytes(size)
+        self.position += size
+        return self.buffer[self.position - size : self.position]
 
-    def need(self, size: int) -> None:
-        if size > len(self.raw) - self.at:
-            self.refuse(f"cut short: {size:,} bytes are wanted at byte {self.at:,} of {len(self.raw):,}")
+    def require_bytes(self, size: int) -> None:
+        """Refuse a file that has fewer bytes left."""
+        if size > len(self.buffer) - self.position:
+            self.refuse(
+                _(
+                    "cut short: {size:,} bytes are wanted at byte {at:,} of {num_bytes:,}",
+                    size=size,
+                    at=self.position,
+                    num_bytes=len(self.buffer),
+                )
+            )
 
-    def refuse(self, law: str) -> NoReturn:
-        raise BadFile(f"{self.where}: {law}")
+    def refuse(self, problem: str) -> NoReturn:
+        raise BadFile(_("{where}: {requirement}", where=self.where, requirement=problem))
+
+
+# -------------------------------------------------------------------------------------------------------------- writing
+
+ALIGNMENT = 32
+WRITABLE_TYPES = ("F32", "F16", "Q8_0")
+_UINT32 = 4
+_INT32 = 5
+_FLOAT32 = 6
+_BOOL = 7
+
+
+def write_gguf(
+    path: str | Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], outtype: str = "F16"
+) -> None:
+    """Write a GGUF file. Vectors (norms, biases) are F32, as every reader expects; rows that do not fill blocks F16.
+
+    Metadata types follow Python's: bool, int (32 bits, signed in lists), float (32 bits), str, lists of one type.
+    """
+    if outtype not in WRITABLE_TYPES:
+        raise BadSetting(
+            _(
+                "a GGUF file is written as {writable}, got {kind!r}; {nearest}",
+                writable=", ".join(WRITABLE_TYPES),
+                kind=outtype,
+                nearest=nearest(outtype, WRITABLE_TYPES),
+            )
+        )
+    types = {check_tensor_name(name, path): _choose_ggml_type(meta_tensor(tensors, name), outtype) for name in tensors}
+    with atomic_write(path) as file:
+        # Header and metadata.
+        file.write(MAGIC + struct.pack("<IQQ", 3, len(types), len(metadata)))
+        for key, value in metadata.items():
+            file.write(_encode_string(key) + _encode_value(value))
+
+        # The tensors' entries.
+        offset = 0
+        for name, ggml_type in types.items():
+            shape = meta_tensor(tensors, name).shape
+            entry = struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), ggml_type.type_id, offset)
+            file.write(_encode_string(name) + entry)
+            num_bytes = shape.numel() // ggml_type.block_size * ggml_type.type_size
+            offset += num_bytes + -num_bytes % ALIGNMENT
+
+        # The tensors' data, aligned.
+        _write_padding(file)
+        for name, ggml_type in types.items():
+            file.write(tensor_bytes(_convert_tensor(tensors[name], ggml_type)))
+            _write_padding(file)
+
+
+def _choose_ggml_type(meta: Tensor, outtype: str) -> GGMLType:
+    if meta.dim() < 2:
+        return GGML_TYPES_BY_NAME["F32"]
+    if outtype == "Q8_0" and meta.shape[-1] % 32:
+        return GGML_TYPES_BY_NAME["F16"]
+    return GGML_TYPES_BY_NAME[outtype]
+
+
+def _convert_tensor(tensor: Tensor, ggml_type: GGMLType) -> Tensor:
+    if ggml_type.name == "Q8_0":
+        return quantize_q8_0(tensor.detach().cpu())
+    return tensor.to(ggml_type.dtype or torch.float32)
+
+
+def _write_padding(file: BinaryIO) -> None:
+    file.write(bytes(-file.tell() % ALIGNMENT))
+
+
+def _encode_string(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _encode_value(value: Any) -> bytes:
+    """A metadata value with its type before it."""
+    if isinstance(value, bool):
+        return struct.pack("<I?", _BOOL, value)
+    if isinstance(value, int):
+        return struct.pack("<II", _UINT32, value)
+    if isinstance(value, float):
+        return struct.pack("<If", _FLOAT32, value)
+    if isinstance(value, str):
+        return struct.pack("<I", STRING_TYPE) + _encode_string(value)
+    item_types = {type(item) for item in value}
+    if item_types == {str}:
+        return struct.pack("<IIQ", ARRAY_TYPE, STRING_TYPE, len(value)) + b"".join(map(_encode_string, value))
+    if item_types == {float}:
+        return struct.pack(f"<IIQ{len(value)}f", ARRAY_TYPE, _FLOAT32, len(value), *value)
+    if item_types <= {int}:
+        return struct.pack(f"<IIQ{len(value)}i", ARRAY_TYPE, _INT32, len(value), *value)
+    raise BadSetting(
+        _("GGUF metadata must be bool, int, float, str or a list of one of them, got {value!r}", value=value)
+    )

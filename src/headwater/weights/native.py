@@ -1,9 +1,9 @@
-"""Our own layout of a model folder: config.json with the tree of parts, model.safetensors with our own paths.
+"""The native model folder: config.json with the model spec, model.safetensors with parameter paths.
 
-    {"model_type": "headwater", "spec": {…}, "about": {"task": …, "labels": …}, "packed": {"head.out": "Q8_0", …}}
+    {"model_type": "headwater", "spec": {…}, "about": {"task": …, "labels": …}, "quantization": {"head.out": "Q8_0", …}}
 
-A tied tensor is written once, under the first of its paths. Layers named in "packed" keep their weights in few bits,
-as [rows, bytes of a row] under path.blocks.
+A tied tensor is written once, under the first of its paths. Layers named in "quantization" keep their weights in
+quantized blocks, [rows, bytes per row] under path.blocks.
 """
 
 from __future__ import annotations
@@ -16,151 +16,232 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+import headwater.variants  # noqa: F401  (registers its parts: a spec may have them)
 from headwater.core import Model, Transformer
-from headwater.core.init import constants
+from headwater.core.init import init_buffers
 from headwater.errors import BadFile, NotFound
-from headwater.fast.packed import PACKED, Packed, PackedLinear, PackedTable
-from headwater.fast.packed import put as put_at
-from headwater.parts import from_plain, to_plain
-from headwater.weights.files import atomic, read_bounded
-from headwater.weights.finite import check_finite, check_scales
-from headwater.weights.room import check_room
-from headwater.weights.shards import open_folder, write_folder
-from headwater.weights.strict_json import parse_object
+from headwater.i18n import _
+from headwater.io.files import atomic_write, read_limited
+from headwater.io.strict_json import parse_json_object
+from headwater.parts import from_dict, to_dict
+from headwater.quantization.layers import (
+    BLOCK_FORMATS,
+    QuantizedEmbedding,
+    QuantizedLinear,
+    QuantizedModule,
+    replace_module,
+)
+from headwater.weights.checks import check_finite, check_finite_scales, check_memory
+from headwater.weights.shards import open_weights, save_weights
 
-KIND = "headwater"
-MOST_CONFIG = 16 << 20
+MODEL_TYPE = "headwater"
+MAX_CONFIG_BYTES = 16 << 20
 
 
-class Native(NamedTuple):
+class NativeModel(NamedTuple):
+    """A loaded model and the metadata of its folder."""
+
     model: Transformer
-    about: dict[str, Any]  # what it was trained for: task, labels, special tokens
+    about: dict[str, Any]  # task, labels, special tokens
 
 
-def tensors_of(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Every weight under its first path, detached."""
+def named_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Every parameter under its first path, detached."""
     return {path: p.detach() for path, p in model.named_parameters()}
 
 
 @torch.no_grad()
-def put(model: torch.nn.Module, tensors: Mapping[str, Tensor], where: object) -> None:
-    """Copy tensors into a model. Every path and shape is checked before the first value is written."""
-    own = dict(model.named_parameters())
-    if odd := sorted(set(own) ^ set(tensors)):
+def copy_into(model: torch.nn.Module, tensors: Mapping[str, Tensor], where: object) -> None:
+    """Copy tensors into a model's parameters. Every path and shape is checked before the first value is written."""
+    # names
+    params = dict(model.named_parameters())
+    if mismatched := sorted(set(params) ^ set(tensors)):
         raise BadFile(
-            f"{where} must hold this model's tensors, {odd[0]} is {'missing' if odd[0] in own else 'not one'}"
+            _(
+                "{where} must hold this model's tensors, {odd} is {what}",
+                where=where,
+                odd=mismatched[0],
+                what=_("missing") if mismatched[0] in params else _("not one"),
+            )
         )
-    for path, parameter in own.items():
+
+    # shapes and dtypes
+    for path, parameter in params.items():
         if parameter.shape != tensors[path].shape:
-            raise BadFile(f"{where}: {path} must be {tuple(parameter.shape)}, it is {tuple(tensors[path].shape)}")
+            raise BadFile(
+                _(
+                    "{where}: {path} must be {shape}, it is {shape2}",
+                    where=where,
+                    path=path,
+                    shape=tuple(parameter.shape),
+                    shape2=tuple(tensors[path].shape),
+                )
+            )
         if not tensors[path].is_floating_point():
-            raise BadFile(f"{where}: {path} must be floating point, it is {tensors[path].dtype}; it is another model's")
-    for path, parameter in own.items():
+            raise BadFile(
+                _(
+                    "{where}: {path} must be floating point, it is {dtype}; it is another model's",
+                    where=where,
+                    path=path,
+                    dtype=tensors[path].dtype,
+                )
+            )
+
+    for path, parameter in params.items():
         parameter.copy_(tensors[path])
 
 
-def save_model(folder: str | Path, model: Transformer, about: Mapping[str, Any]) -> Path:
-    """Write a model. Each file appears whole, the weights last; a folder in use stays usable."""
+def save_native(folder: str | Path, model: Transformer, about: Mapping[str, Any]) -> Path:
+    """Write a model. Each file is written atomically, the weights last, so a folder in use stays usable."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    packed = packed_of(model)
-    config = {"model_type": KIND, "spec": to_plain(model.spec), "about": dict(about)}
-    config |= {"packed": {path: module.kind.name for path, module in packed.items()}} if packed else {}
+    quantized = quantized_layers(model)
+    config = {"model_type": MODEL_TYPE, "spec": to_dict(model.spec), "about": dict(about)}
+    if quantized:
+        config["quantization"] = {path: module.block_format.name for path, module in quantized.items()}
     text = json.dumps(config, indent=1, ensure_ascii=False).encode()
     if not (folder / "config.json").exists() or (folder / "config.json").read_bytes() != text:
-        with atomic(folder / "config.json") as file:
+        with atomic_write(folder / "config.json") as file:
             file.write(text)
-    write_folder(folder, tensors_of(model) | blocks_of(packed))
+    save_weights(folder, named_tensors(model) | quantized_blocks(quantized))
     return folder
 
 
-def packed_of(model: torch.nn.Module) -> dict[str, Packed]:
-    return {path: module for path, module in model.named_modules() if isinstance(module, Packed)}
+def quantized_layers(model: torch.nn.Module) -> dict[str, QuantizedModule]:
+    """The quantized layers of a model by path."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, QuantizedModule)}
 
 
-def blocks_of(packed: Mapping[str, Packed]) -> dict[str, Tensor]:
-    """The blocks of packed layers; those that are tied share theirs, which are given once."""
-    first = {module.blocks.data_ptr(): path for path, module in reversed(list(packed.items()))}
-    return {f"{path}.blocks": packed[path].blocks for path in first.values()}
+def quantized_blocks(layers: Mapping[str, QuantizedModule]) -> dict[str, Tensor]:
+    """The blocks of quantized layers by tensor name; blocks that tied layers share are listed once."""
+    first_path = {module.blocks.data_ptr(): path for path, module in reversed(list(layers.items()))}
+    return {f"{path}.blocks": layers[path].blocks for path in first_path.values()}
 
 
 def is_native(folder: str | Path) -> bool:
-    """Whether a folder holds a model in this layout."""
+    """Whether a folder holds a model in the native layout."""
     path = Path(folder) / "config.json"
-    return path.is_file() and parse_object(read_bounded(path, MOST_CONFIG), path).get("model_type") == KIND
+    if not path.is_file():
+        return False
+    config = parse_json_object(read_limited(path, MAX_CONFIG_BYTES), path)
+    return config.get("model_type") == MODEL_TYPE
 
 
-def described(folder: str | Path) -> tuple[Model, dict[str, Any]]:
-    """The spec of a folder in this layout, and what is said about it; no weight is read."""
-    spec, about, _ = _described(folder)
+def read_native_spec(folder: str | Path) -> tuple[Model, dict[str, Any]]:
+    """The spec and the metadata of a native folder; no weight is read."""
+    spec, about, _ = _read_config(folder)
     return spec, about
 
 
-def _described(folder: str | Path) -> tuple[Model, dict[str, Any], dict[str, str]]:
+def _read_config(folder: str | Path) -> tuple[Model, dict[str, Any], dict[str, str]]:
+    """The spec, the metadata and the block formats by layer path of a native folder."""
     path = Path(folder) / "config.json"
     if not path.is_file():
-        raise NotFound(f"{folder} must hold a model, it has no config.json; is this the right folder?")
-    config = parse_object(read_bounded(path, MOST_CONFIG), path)
-    if config.get("model_type") != KIND:
+        raise NotFound(_("{folder} must hold a model, it has no config.json; is this the right folder?", folder=folder))
+    config = parse_json_object(read_limited(path, MAX_CONFIG_BYTES), path)
+    if config.get("model_type") != MODEL_TYPE:
         raise BadFile(
-            f"{path}: model_type must be {KIND!r}, it is {str(config.get('model_type'))[:40]!r}; load it by its family"
-        )
-    spec, about, packed = from_plain(config.get("spec")), config.get("about", {}), config.get("packed", {})
-    if not isinstance(spec, Model) or not isinstance(about, dict) or not isinstance(packed, dict):
-        raise BadFile(f"{path}: spec must be a Model, about and packed tables; the file is not as it was written")
-    for kind in packed.values():
-        if kind not in PACKED:
-            raise BadFile(
-                f"{path}: packed must name {', '.join(PACKED)}, got {kind!r:.40}; was it written by a newer one?"
+            _(
+                "{path}: model_type must be {expected!r}, it is {get!r}; load it by its family",
+                path=path,
+                expected=MODEL_TYPE,
+                get=str(config.get("model_type"))[:40],
             )
-    return spec, about, packed
+        )
+
+    spec = from_dict(config.get("spec"))
+    about = config.get("about", {})
+    quantization = config.get("quantization", {})
+    if not isinstance(spec, Model) or not isinstance(about, dict) or not isinstance(quantization, dict):
+        raise BadFile(
+            _(
+                "{path}: spec must be a Model, about and quantization tables; the file is not as it was written",
+                path=path,
+            )
+        )
+    for block_format in quantization.values():
+        if block_format not in BLOCK_FORMATS:
+            raise BadFile(
+                _(
+                    "{path}: quantization must name {block_formats}, got {block_format!r:.40}; "
+                    "was it written by a newer one?",
+                    path=path,
+                    block_formats=", ".join(BLOCK_FORMATS),
+                    block_format=block_format,
+                )
+            )
+    return spec, about, quantization
 
 
-def load_model(folder: str | Path) -> Native:
-    """The inverse of save_model, ready for use (eval mode)."""
-    spec, about, packed = _described(folder)
-    file = open_folder(folder)
-    check_room(spec, len(file), folder)
-    model = spec.skeleton()
+def load_native(folder: str | Path) -> NativeModel:
+    """Load a native folder: the inverse of save_native, in eval mode."""
+    spec, about, quantization = _read_config(folder)
+    checkpoint = open_weights(folder)
+    check_memory(spec, len(checkpoint), folder)
+    model = spec.on_meta()
     model.to_empty(device="cpu")
-    blocks = _pack(model, packed, file, folder)
-    put(model, {name: file[name] for name in file if name not in blocks} if blocks else file, folder)
+
+    # Quantized layers first: they replace modules; the remaining tensors are copied into the parameters.
+    block_names = _load_quantized_layers(model, quantization, checkpoint, folder)
+    tensors: Mapping[str, Tensor] = checkpoint
+    if block_names:
+        tensors = {name: checkpoint[name] for name in checkpoint if name not in block_names}
+    copy_into(model, tensors, folder)
     for path, parameter in model.named_parameters():
         check_finite(parameter.detach(), path, folder)
-    constants(model)
-    return Native(model.eval(), about)
+    init_buffers(model)
+    return NativeModel(model.eval(), about)
 
 
-def _pack(model: Transformer, packed: Mapping[str, str], file: Mapping[str, Tensor], where: object) -> set[str]:
-    """Put packed layers in place of those that are named; gives the names of the tensors this took."""
+def _load_quantized_layers(
+    model: Transformer, ggml_types: Mapping[str, str], checkpoint: Mapping[str, Tensor], where: object
+) -> set[str]:
+    """Replace the named layers by quantized ones; returns the names of the tensors they use."""
     modules = dict(model.named_modules())
-    taken: dict[str, Tensor] = {}
-    for path, name in packed.items():
+    blocks_by_key: dict[str, Tensor] = {}
+    for path, name in ggml_types.items():
         module: Any = modules.get(path)
-        kind = PACKED[name]
+        ggml_type = BLOCK_FORMATS[name]
         if not isinstance(module, nn.Linear | nn.Embedding):
             raise BadFile(
-                f"{where}: packed must name linear layers and tables, got {path!r:.80}; it is another model's"
+                _(
+                    "{where}: quantization must name linear layers and tables, got {path!r:.80}; it is another model's",
+                    where=where,
+                    path=path,
+                )
             )
-        key = next((f"{p}.blocks" for p in _alike(path, model.spec.tied) if f"{p}.blocks" in file), f"{path}.blocks")
-        if key not in file:
-            raise BadFile(f"{where} must hold this model's tensors, {key} is missing")
-        blocks = taken.setdefault(key, file[key])
+
+        # the blocks, which a tied layer may have under another path
+        keys = [f"{tied_path}.blocks" for tied_path in _tied_paths(path, model.spec.tied)]
+        key = next((key for key in keys if key in checkpoint), f"{path}.blocks")
+        if key not in checkpoint:
+            raise BadFile(_("{where} must hold this model's tensors, {key} is missing", where=where, key=key))
+        blocks = blocks_by_key.setdefault(key, checkpoint[key])
         rows, columns = module.weight.shape
-        shape = (rows, columns // kind.weights * kind.size)
-        if columns % kind.weights or tuple(blocks.shape) != shape or blocks.dtype != torch.uint8:
-            raise BadFile(f"{where}: {key} must be uint8 {shape}, it is {blocks.dtype} {tuple(blocks.shape)}")
-        check_scales(blocks, kind, key, where)
+        shape = (rows, columns // ggml_type.block_size * ggml_type.type_size)
+        if columns % ggml_type.block_size or tuple(blocks.shape) != shape or blocks.dtype != torch.uint8:
+            raise BadFile(
+                _(
+                    "{where}: {key} must be uint8 {shape}, it is {dtype} {shape2}",
+                    where=where,
+                    key=key,
+                    shape=shape,
+                    dtype=blocks.dtype,
+                    shape2=tuple(blocks.shape),
+                )
+            )
+        check_finite_scales(blocks, ggml_type, key, where)
+
         if isinstance(module, nn.Embedding):
-            put_at(model, path, PackedTable(blocks, kind))
+            replace_module(model, path, QuantizedEmbedding(blocks, ggml_type))
         else:
-            put_at(model, path, PackedLinear(blocks, kind, module.bias))
-    return set(taken)
+            replace_module(model, path, QuantizedLinear(blocks, ggml_type, module.bias))
+    return set(blocks_by_key)
 
 
-def _alike(path: str, tied: tuple[tuple[str, str], ...]) -> list[str]:
-    """A path and all that are tied to it."""
-    found = [path]
-    for one in found:  # grows while it is walked
-        found += [p for pair in tied if one in pair for p in pair if p not in found]
-    return found
+def _tied_paths(path: str, tied: tuple[tuple[str, str], ...]) -> list[str]:
+    """A path and all that are tied to it, directly or through others."""
+    paths = [path]
+    for current in paths:  # the list grows during the loop
+        paths += [p for pair in tied if current in pair for p in pair if p not in paths]
+    return paths

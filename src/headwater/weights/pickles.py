@@ -1,8 +1,8 @@
-"""Old pickled weights (pytorch_model.bin, .pt) turned into safetensors, at arm's length.
+"""Convert pickled checkpoints (pytorch_model.bin, .pt) to safetensors in a sandboxed subprocess.
 
-A pickle is a program. It is read by torch's weights-only reader in a process of its own, with bounds on memory, time
-and files and no network where the system allows that; only plain dense tensors come out, as a safetensors file, which
-is then checked like any stranger's. This is the only file that mentions torch.load.
+A pickle is a program. It is read by torch's weights-only unpickler in a subprocess, with limits on memory, time and
+open files and without network where the system allows that. Only dense tensors come out, as a safetensors file, which
+is then validated like any other. This is the only file that calls torch.load.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headwater.errors import BadFile, NotFound
-from headwater.weights.files import open_plain, read_bounded, shown
+from headwater.i18n import _
+from headwater.io.files import open_regular, quote, read_limited
 
-MOST_SECONDS, MOST_FILES, ROOM = 900, 64, 12 << 30  # torch alone maps several gigabytes of addresses
-HOLDERS = ("state_dict", "model_state_dict", "model", "module")  # where training programs put the weights
-INDEX = "pytorch_model.bin.index.json"
-# What programs keep beside their weights and we have no use for: each becomes an Unread, and nothing of it is run.
-UNREAD = (
+MAX_SECONDS = 900
+MAX_OPEN_FILES = 64
+BASE_ADDRESS_SPACE = 12 << 30  # torch alone maps several gigabytes of addresses
+STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "module")  # where training programs put the weights
+PICKLE_INDEX_NAME = "pytorch_model.bin.index.json"
+# Objects that training programs save beside the weights: each becomes an IgnoredObject, and none of their code is run.
+IGNORED_GLOBALS = (
     "numpy.ndarray",
     "numpy.dtype",
     "numpy.core.multiarray._reconstruct",
@@ -36,141 +39,164 @@ UNREAD = (
     "numpy._core.multiarray._reconstruct",
     "numpy._core.multiarray.scalar",
 )
-START = "import sys; sys.path.insert(0, sys.argv[1]); from headwater.weights.pickles import child; child(*sys.argv[2:])"
+CHILD_CODE = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from headwater.weights.pickles import child_main; child_main(*sys.argv[2:])"
+)
 
 
-def convert(source: str | Path, folder: str | Path) -> list[Path]:
-    """Turn a pickle, or the pickles of a folder, into model.safetensors (or shards and an index) in `folder`."""
-    from headwater.weights.shards import write_folder
+def convert_pickles(source: str | Path, folder: str | Path) -> list[Path]:
+    """Convert a pickle, or the pickles of a folder, to model.safetensors (or shards and an index) in `folder`."""
+    from headwater.weights.shards import save_weights
 
     Path(folder).mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".convert-") as place:
-        return write_folder(folder, read(source, place).tensors)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".convert-") as work_dir:
+        return save_weights(folder, read_pickles(source, work_dir).tensors)
 
 
-class Read(NamedTuple):
-    tensors: dict[str, Any]  # mapped from safetensors files in the place that was given
-    settings: dict[str, Any]  # what a training program kept beside them, where it is plain: sizes, flags, names
+class PickleContents(NamedTuple):
+    """The tensors of a checkpoint, and the hyper-parameters saved beside them."""
+
+    tensors: dict[str, Any]  # mapped from safetensors files in the work directory
+    training_args: dict[str, Any]  # only JSON scalars: sizes, flags, names
 
 
-def read(source: str | Path, place: str | Path) -> Read:
-    """What a pickle, or the pickles of a folder, hold: checked tensors, mapped from files written into `place`."""
-    from headwater.weights.strict_json import parse_object
-    from headwater.weights.tensors import TensorFile
+def read_pickles(source: str | Path, work_dir: str | Path) -> PickleContents:
+    """Read a pickle, or the pickles of a folder: validated tensors, mapped from files written into `work_dir`."""
+    from headwater.io.strict_json import parse_json_object
+    from headwater.weights.safetensors import SafetensorsFile
 
     tensors: dict[str, Any] = {}
-    settings: dict[str, Any] = {}
-    for n, path in enumerate(_pickles(Path(source))):
-        part = Path(place) / f"{n}.safetensors"
-        _run_child(path, part)
-        found = TensorFile(part)
-        if twice := sorted(set(found) & set(tensors)):
-            raise BadFile(f"{path}: holds {shown(twice[0])}, which another shard holds too")
-        tensors |= {name: found[name] for name in found}
-        settings |= parse_object(found.metadata.get("settings", "{}").encode(), path)
-    return Read(tensors, settings)
+    training_args: dict[str, Any] = {}
+    for n, path in enumerate(_find_pickles(Path(source))):
+        converted = Path(work_dir) / f"{n}.safetensors"
+        _run_in_subprocess(path, converted)
+        shard = SafetensorsFile(converted)
+        if duplicates := sorted(set(shard) & set(tensors)):
+            raise BadFile(
+                _("{path}: holds {twice}, which another shard holds too", path=path, twice=quote(duplicates[0]))
+            )
+        tensors |= {name: shard[name] for name in shard}
+        training_args |= parse_json_object(shard.metadata.get("training_args", "{}").encode(), path)
+    return PickleContents(tensors, training_args)
 
 
-def _pickles(source: Path) -> list[Path]:
+def _find_pickles(source: Path) -> list[Path]:
+    """The pickles of a checkpoint: the file itself, the shards of an index, or the first that a folder holds."""
     if not source.is_dir():
-        open_plain(source).close()
+        open_regular(source).close()
         return [source]
-    if (source / INDEX).exists():
-        from headwater.weights.strict_json import parse_object
+    index = source / PICKLE_INDEX_NAME
+    if index.exists():
+        from headwater.io.strict_json import parse_json_object
 
-        placed = parse_object(read_bounded(source / INDEX, 16 << 20), source / INDEX).get("weight_map")
-        names = sorted(set(placed.values())) if isinstance(placed, dict) and all(map(_plain, placed.values())) else []
+        weight_map = parse_json_object(read_limited(index, 16 << 20), index).get("weight_map")
+        names: list[str] = []
+        if isinstance(weight_map, dict) and all(map(_is_file_name, weight_map.values())):
+            names = sorted(set(weight_map.values()))
         if not 0 < len(names) <= 2000:
-            raise BadFile(f"{source / INDEX}: weight_map must name files in this folder")
+            raise BadFile(_("{source}: weight_map must name files in this folder", source=index))
         return [source / name for name in names]
     for pattern in ("pytorch_model.bin", "*.bin", "*.pt", "*.pth", "*.ckpt"):
-        if found := sorted(source.glob(pattern)):
-            return found[:1]
-    raise NotFound(f"{source} must hold a pickle such as pytorch_model.bin; it holds none")
+        if paths := sorted(source.glob(pattern)):
+            return paths[:1]
+    raise NotFound(_("{source} must hold a pickle such as pytorch_model.bin; it holds none", source=source))
 
 
-def _plain(name: Any) -> bool:
+def _is_file_name(name: Any) -> bool:
     return isinstance(name, str) and name == os.path.basename(name) and name not in ("", ".", "..") and "\0" not in name
 
 
-def _run_child(source: Path, target: Path) -> None:
+def _run_in_subprocess(source: Path, target: Path) -> None:
+    """Convert one pickle in a subprocess; BadFile with its last line of output if it fails."""
     package = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-I", "-c", START, str(package), str(source.resolve()), str(target.resolve())]
-    keep = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT") if name in os.environ}
+    command = [sys.executable, "-I", "-c", CHILD_CODE, str(package), str(source.resolve()), str(target.resolve())]
+    env = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT") if name in os.environ}
+    env["OMP_NUM_THREADS"] = "1"
     try:
-        done = subprocess.run(
-            command, capture_output=True, timeout=MOST_SECONDS, env=keep | {"OMP_NUM_THREADS": "1"}, check=False
-        )
+        process = subprocess.run(command, capture_output=True, timeout=MAX_SECONDS, env=env, check=False)
     except subprocess.TimeoutExpired:
-        raise BadFile(f"{source}: took more than {MOST_SECONDS} s to read; not converted") from None
-    last = done.stdout.decode("utf-8", "replace").strip().rsplit("\n", 1)[-1]
-    if done.returncode or last != "converted":
-        told = last or f"the reading process ended with {done.returncode} (out of memory or of time)"
-        raise BadFile(f"{source}: not converted: {told[:300]}")
+        raise BadFile(
+            _("{source}: took more than {max_seconds} s to read; not converted", source=source, max_seconds=MAX_SECONDS)
+        ) from None
+    last_line = process.stdout.decode("utf-8", "replace").strip().rsplit("\n", 1)[-1]
+    if process.returncode or last_line != "converted":
+        problem = last_line or _(
+            "the reading process ended with {returncode} (out of memory or of time)", returncode=process.returncode
+        )
+        raise BadFile(_("{source}: not converted: {details}", source=source, details=problem[:300]))
 
 
-# ---------------------------------------------------------------------------------------------- in the child
+# ------------------------------------------------------------------------------------------------- in the subprocess
 
 
-def _limit(size: int) -> None:
+def _limit_resources(file_size: int) -> None:
+    """Limit memory, time, open files and file size of this process, and cut off the network."""
     import resource
 
-    bounds = {
-        resource.RLIMIT_AS: ROOM + 3 * size,
-        resource.RLIMIT_CPU: MOST_SECONDS,
-        resource.RLIMIT_NOFILE: MOST_FILES,
-        resource.RLIMIT_FSIZE: 8 * size + (64 << 20),
+    limits = {
+        resource.RLIMIT_AS: BASE_ADDRESS_SPACE + 3 * file_size,
+        resource.RLIMIT_CPU: MAX_SECONDS,
+        resource.RLIMIT_NOFILE: MAX_OPEN_FILES,
+        resource.RLIMIT_FSIZE: 8 * file_size + (64 << 20),
         resource.RLIMIT_CORE: 0,
     }
-    for kind, most in bounds.items():
-        hard = resource.getrlimit(kind)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (most, most))
-    new_user, new_network = 0x10000000, 0x40000000
+    for kind, limit in limits.items():
+        hard_limit = resource.getrlimit(kind)[1]
+        if hard_limit != resource.RLIM_INFINITY:
+            limit = min(limit, hard_limit)
+        resource.setrlimit(kind, (limit, limit))
+
+    clone_newuser = 0x10000000
+    clone_newnet = 0x40000000
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "unshare") and libc.unshare(new_network):
-        libc.unshare(new_user | new_network)  # without rights: in a user namespace of its own, or not at all
+    if hasattr(libc, "unshare") and libc.unshare(clone_newnet):
+        libc.unshare(clone_newuser | clone_newnet)  # without privileges: in a new user namespace, or not at all
 
 
-class Unread:
-    """Stands for a value that is passed over: it takes any arguments and any state, and keeps none."""
+class IgnoredObject:
+    """Stands in for an object that is not needed: accepts any arguments and any state, and stores nothing."""
 
-    def __new__(cls, *given: Any) -> Unread:
+    def __new__(cls, *args: Any) -> IgnoredObject:
         return object.__new__(cls)
 
     def __setstate__(self, state: Any) -> None:
         pass
 
 
-def _settings(value: Any) -> dict[str, Any]:
-    """The plain ones among a training program's settings of its model: fairseq keeps them in args or cfg.model."""
+def _extract_training_args(value: Any) -> dict[str, Any]:
+    """The JSON scalars among the hyper-parameters of the model: fairseq saves them in args or cfg.model."""
     if not isinstance(value, Mapping):
         return {}
-    inner = value.get("cfg")
-    for held in (value.get("args"), inner.get("model") if isinstance(inner, Mapping) else None):
-        kept = vars(held) if isinstance(held, argparse.Namespace) else held
-        if isinstance(kept, Mapping):
-            return {name: v for name, v in kept.items() if isinstance(name, str) and _is_plain(v)}
+    cfg = value.get("cfg")
+    model_cfg = cfg.get("model") if isinstance(cfg, Mapping) else None
+    for args in (value.get("args"), model_cfg):
+        items = vars(args) if isinstance(args, argparse.Namespace) else args
+        if isinstance(items, Mapping):
+            return {name: v for name, v in items.items() if isinstance(name, str) and _is_json_scalar(v)}
     return {}
 
 
-def _is_plain(value: Any) -> bool:
+def _is_json_scalar(value: Any) -> bool:
     if type(value) is float:
         return math.isfinite(value)
     return value is None or type(value) in (bool, int) or (type(value) is str and len(value) <= 1000)
 
 
-def _tensors(value: Any, size: int) -> dict[str, Any]:
-    """The named dense tensors of what was read; training states are looked into one level deep."""
+def _extract_tensors(value: Any, file_size: int) -> dict[str, Any]:
+    """The named dense tensors of an unpickled value: a state dict, or a training state that holds one."""
     import torch
 
-    held = next(
-        (value[name] for name in HOLDERS if isinstance(value, Mapping) and isinstance(value.get(name), Mapping)), value
-    )
-    if not isinstance(held, Mapping) or not all(isinstance(name, str) for name in held):
-        raise BadFile("it must hold a table of named tensors, it holds something else")
-    found = {}
-    for name, tensor in held.items():
+    # the state dict, perhaps inside a training state
+    state_dict = value
+    if isinstance(value, Mapping):
+        nested = (value[name] for name in STATE_DICT_KEYS if isinstance(value.get(name), Mapping))
+        state_dict = next(nested, value)
+    if not isinstance(state_dict, Mapping) or not all(isinstance(name, str) for name in state_dict):
+        raise BadFile(_("it must hold a table of named tensors, it holds something else"))
+
+    tensors = {}
+    for name, tensor in state_dict.items():
         if not isinstance(tensor, torch.Tensor):
             continue  # a step count, a version: not a weight
         dense = (
@@ -180,53 +206,66 @@ def _tensors(value: Any, size: int) -> dict[str, Any]:
         )
         if not dense or tensor.device.type != "cpu":
             raise BadFile(
-                f"{shown(name)} must be a plain dense tensor; sparse, quantised and special ones are not read"
+                _(
+                    "{name} must be a plain dense tensor; sparse, quantised and special ones are not read",
+                    name=quote(name),
+                )
             )
-        found[name] = tensor.detach()
-    total = sum(math.prod(t.shape) * t.dtype.itemsize for t in found.values())
-    if not found or total > 4 * size + (1 << 20):
-        raise BadFile(f"it must hold tensors of about its size, they claim {total:,} bytes of {size:,}")
-    return found
+        tensors[name] = tensor.detach()
+
+    # pickled tensors may claim more than the file has: a bomb
+    total = sum(math.prod(t.shape) * t.dtype.itemsize for t in tensors.values())
+    if not tensors or total > 4 * file_size + (1 << 20):
+        raise BadFile(
+            _(
+                "it must hold tensors of about its size, they claim {total:,} bytes of {size:,}",
+                total=total,
+                size=file_size,
+            )
+        )
+    return tensors
 
 
-def _convert(source: str, target: str) -> str:
+def _convert_pickle(source: str, target: str) -> str:
+    """Unpickle a file and write its tensors as safetensors."""
     import torch
 
-    from headwater.weights.tensors import write
+    from headwater.weights.safetensors import write_safetensors
 
     size = os.path.getsize(source)
     if os.name == "posix":
-        _limit(size)
-    torch.serialization.add_safe_globals([argparse.Namespace])  # plain data that programs keep beside the weights
-    torch.serialization.add_safe_globals([(Unread, name) for name in UNREAD])
+        _limit_resources(size)
+    torch.serialization.add_safe_globals([argparse.Namespace])  # plain data that is saved beside the weights
+    torch.serialization.add_safe_globals([(IgnoredObject, name) for name in IGNORED_GLOBALS])
     with open(source, "rb") as file:
-        zipped = file.read(4) == b"PK\x03\x04"
-    value = torch.load(source, map_location="cpu", weights_only=True, mmap=zipped)
-    settings = json.dumps(_settings(value))
-    write(target, _tensors(value, size), {"settings": settings} if len(settings) < 1 << 20 else {})
+        is_zip = file.read(4) == b"PK\x03\x04"
+    value = torch.load(source, map_location="cpu", weights_only=True, mmap=is_zip)
+    training_args = json.dumps(_extract_training_args(value))
+    metadata = {"training_args": training_args} if len(training_args) < 1 << 20 else {}
+    write_safetensors(target, _extract_tensors(value, size), metadata)
     return "converted"
 
 
-def _reason(error: BaseException) -> str:
-    """Why it can not be read, in our words: torch's own say how to load the file anyway, which would run its code."""
-    said = str(error)
+def _explain_error(error: BaseException) -> str:
+    """Why a file can not be read. torch's own message says how to load it anyway, which would run its code."""
+    text = str(error)
     if isinstance(error, pickle.UnpicklingError):
-        named = re.search(r"GLOBAL ([\w.]{1,100})", said)
+        named = re.search(r"GLOBAL ([\w.]{1,100})", text)
         if named:
             return f"it asks for {named[1]}, which is no tensor and no plain data; to read it would be to run its code"
         return "it is not a pickle of plain tensors; to read it would be to run its code, or it is no pickle at all"
-    if isinstance(error, EOFError) or "PytorchStreamReader" in said or "magic number" in said:
+    if isinstance(error, EOFError) or "PytorchStreamReader" in text or "magic number" in text:
         return "it is no whole file of weights: it is cut short, damaged or of another kind; fetch it again"
-    words = " ".join("".join(c if c.isprintable() else " " for c in said).split())
-    return f"it can not be read ({type(error).__name__}: {words[:120]})"
+    printable = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return f"it can not be read ({type(error).__name__}: {printable[:120]})"
 
 
-def child(source: str, target: str) -> None:
-    """What the child does: its last line is `converted`, or what is wrong."""
+def child_main(source: str, target: str) -> None:
+    """The entry point of the subprocess: its last line of output is `converted`, or what is wrong."""
     try:
-        told = _convert(source, target)
+        result = _convert_pickle(source, target)
     except BadFile as fault:
-        told = str(fault)
+        result = str(fault)
     except BaseException as error:
-        told = _reason(error)
-    sys.stdout.write(f"\n{told}\n")
+        result = _explain_error(error)
+    sys.stdout.write(f"\n{result}\n")

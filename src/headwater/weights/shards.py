@@ -1,4 +1,4 @@
-"""A model's weights in a folder: one model.safetensors, or shards with an index that says which holds what."""
+"""Model weights in a folder: one model.safetensors, or shards with model.safetensors.index.json."""
 
 from __future__ import annotations
 
@@ -12,27 +12,37 @@ from typing import Any
 from torch import Tensor
 
 from headwater.errors import BadFile, NotFound
-from headwater.weights.files import atomic, read_bounded, shown
-from headwater.weights.header import MOST_BYTES, MOST_TENSORS, check_name
-from headwater.weights.strict_json import parse_object
-from headwater.weights.tensors import TensorFile, Tensors, outline, write
+from headwater.i18n import _
+from headwater.io.files import atomic_write, quote, read_limited
+from headwater.io.strict_json import parse_json_object
+from headwater.weights.safetensors import (
+    MAX_HEADER_BYTES,
+    MAX_TENSORS,
+    LazyStateDict,
+    SafetensorsFile,
+    check_tensor_name,
+    meta_tensor,
+    write_safetensors,
+)
 
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-MOST_SHARDS = 2_000
-SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,150}\.safetensors", re.ASCII)
+WEIGHTS_NAME = "model.safetensors"
+WEIGHTS_INDEX_NAME = "model.safetensors.index.json"
+MAX_SHARDS = 2_000
+SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,150}\.safetensors", re.ASCII)
 
 
-class ShardedTensors(Tensors):
-    """The tensors of several files, as one. Each is found in the shard the index names, and in no other."""
+class ShardedSafetensors(LazyStateDict):
+    """The tensors of several shards as one mapping. Each must be in the shard that the index names, and in no other."""
 
-    def __init__(self, folder: str | Path, index: str = INDEX):
+    def __init__(self, folder: str | Path, index: str = WEIGHTS_INDEX_NAME):
         self.where = Path(folder) / index
-        placed = _weight_map(parse_object(read_bounded(self.where, MOST_BYTES), self.where), self.where)
-        self.shards = {name: TensorFile(Path(folder) / name) for name in sorted(set(placed.values()))}
-        self._shard_of = {name: self.shards[shard] for name, shard in placed.items()}
-        promised = Counter(placed.values())
+        index_json = parse_json_object(read_limited(self.where, MAX_HEADER_BYTES), self.where)
+        weight_map = _parse_weight_map(index_json, self.where)
+        self.shards = {name: SafetensorsFile(Path(folder) / name) for name in sorted(set(weight_map.values()))}
+        self._shard_of = {name: self.shards[shard] for name, shard in weight_map.items()}
+        num_expected = Counter(weight_map.values())
         for shard, file in self.shards.items():
-            _check_agreement(shard, file, placed, promised[shard], self.where)
+            _check_shard(shard, file, weight_map, num_expected[shard], self.where)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._shard_of[name][name]
@@ -43,53 +53,68 @@ class ShardedTensors(Tensors):
     def __len__(self) -> int:
         return len(self._shard_of)
 
-    def outline(self, name: str) -> Tensor:
-        return self._shard_of[name].outline(name)
+    def meta_tensor(self, name: str) -> Tensor:
+        return self._shard_of[name].meta_tensor(name)
 
     def release(self, name: str) -> None:
         self._shard_of[name].release(name)
 
 
-def open_folder(folder: str | Path) -> Tensors:
-    """The weights of a public model folder. Old pickles are named, never read."""
+def open_weights(folder: str | Path) -> LazyStateDict:
+    """Open the weights of a model folder. Pickles are named in the error, never read."""
     folder = Path(folder)
-    if (folder / WHOLE).exists():
-        return TensorFile(folder / WHOLE)
-    if (folder / INDEX).exists():
-        return ShardedTensors(folder)
+    if (folder / WEIGHTS_NAME).exists():
+        return SafetensorsFile(folder / WEIGHTS_NAME)
+    if (folder / WEIGHTS_INDEX_NAME).exists():
+        return ShardedSafetensors(folder)
     pickles = [p.name for p in sorted(folder.glob("*.bin")) + sorted(folder.glob("*.pt"))]
     if pickles:
         raise NotFound(
-            f"{folder} has no {WHOLE}, only {pickles[0]}: a pickle can run code and is never loaded; "
-            "turn it into safetensors with `headwater convert`"
+            _(
+                "{folder} has no {weights_name}, only {pickles}: a pickle can run code and is never loaded; "
+                "turn it into safetensors with `headwater convert`",
+                folder=folder,
+                weights_name=WEIGHTS_NAME,
+                pickles=pickles[0],
+            )
         )
-    raise NotFound(f"{folder} must hold {WHOLE} or {INDEX}; it has neither")
+    raise NotFound(
+        _(
+            "{folder} must hold {weights_name} or {index_name}; it has neither",
+            folder=folder,
+            weights_name=WEIGHTS_NAME,
+            index_name=WEIGHTS_INDEX_NAME,
+        )
+    )
 
 
-def write_folder(folder: str | Path, tensors: Mapping[str, Tensor], largest: int = 5 * 10**9) -> list[Path]:
-    """Write weights as one file, or as shards of at most `largest` bytes and then their index; return the paths."""
+def save_weights(folder: str | Path, tensors: Mapping[str, Tensor], max_shard_size: int = 5 * 10**9) -> list[Path]:
+    """Write weights as one file, or as shards of at most `max_shard_size` bytes with an index; return the paths."""
     folder = Path(folder)
-    groups = _groups(tensors, largest)
+    groups = _plan_shards(tensors, max_shard_size)
     if len(groups) == 1:
-        write(folder / WHOLE, tensors)
-        (folder / INDEX).unlink(missing_ok=True)
-        return [folder / WHOLE]
+        write_safetensors(folder / WEIGHTS_NAME, tensors)
+        (folder / WEIGHTS_INDEX_NAME).unlink(missing_ok=True)
+        return [folder / WEIGHTS_NAME]
     names = [f"model-{n:05}-of-{len(groups):05}.safetensors" for n in range(1, len(groups) + 1)]
     for shard, group in zip(names, groups, strict=True):
-        write(folder / shard, _Some(tensors, group))
+        write_safetensors(folder / shard, _TensorSubset(tensors, group))
     index = {
-        "metadata": {"total_size": sum(_size(tensors, name) for name in tensors)},
+        "metadata": {"total_size": sum(_num_bytes(tensors, name) for name in tensors)},
         "weight_map": {name: shard for shard, group in zip(names, groups, strict=True) for name in group},
     }
-    with atomic(folder / INDEX) as file:
+    with atomic_write(folder / WEIGHTS_INDEX_NAME) as file:
         file.write(json.dumps(index, indent=2).encode() + b"\n")
-    (folder / WHOLE).unlink(missing_ok=True)  # a stale whole file would be read in place of the shards
-    return [folder / name for name in (*names, INDEX)]
+    (folder / WEIGHTS_NAME).unlink(missing_ok=True)  # a stale single file would be read instead of the shards
+    return [folder / name for name in (*names, WEIGHTS_INDEX_NAME)]
 
 
-class _Some(Tensors):
+class _TensorSubset(LazyStateDict):
+    """Some of the tensors of a mapping."""
+
     def __init__(self, tensors: Mapping[str, Tensor], names: list[str]):
-        self._tensors, self._names = tensors, names
+        self._tensors = tensors
+        self._names = names
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
@@ -100,49 +125,86 @@ class _Some(Tensors):
     def __len__(self) -> int:
         return len(self._names)
 
-    def outline(self, name: str) -> Tensor:
-        return outline(self._tensors, name)
+    def meta_tensor(self, name: str) -> Tensor:
+        return meta_tensor(self._tensors, name)
 
 
-def _size(tensors: Mapping[str, Tensor], name: str) -> int:
-    shape = outline(tensors, name)
-    return shape.numel() * shape.dtype.itemsize
+def _num_bytes(tensors: Mapping[str, Tensor], name: str) -> int:
+    meta = meta_tensor(tensors, name)
+    return meta.numel() * meta.dtype.itemsize
 
 
-def _groups(tensors: Mapping[str, Tensor], largest: int) -> list[list[str]]:
+def _plan_shards(tensors: Mapping[str, Tensor], max_shard_size: int) -> list[list[str]]:
+    """Tensor names grouped into shards, in order; a shard is closed when the next tensor would exceed its size."""
     groups: list[list[str]] = [[]]
-    room = largest
+    num_free = max_shard_size
     for name in tensors:
-        size = _size(tensors, name)
-        if size > room and groups[-1]:
+        size = _num_bytes(tensors, name)
+        if size > num_free and groups[-1]:
             groups.append([])
-            room = largest
+            num_free = max_shard_size
         groups[-1].append(name)
-        room -= size
+        num_free -= size
     return groups
 
 
-def _weight_map(index: dict[str, Any], where: object) -> dict[str, str]:
-    placed = index.get("weight_map")
-    if not isinstance(placed, dict) or not placed or len(placed) > MOST_TENSORS:
-        raise BadFile(f"{where}: weight_map must name 1 to {MOST_TENSORS:,} tensors and their shards")
-    for name, shard in placed.items():
-        check_name(name, where)
-        if not isinstance(shard, str) or not SHARD.fullmatch(shard) or ".." in shard:
-            raise BadFile(f"{where}: {shown(shard)} is no shard: it must be the plain name of a .safetensors file here")
-    if len(set(placed.values())) > MOST_SHARDS:
-        raise BadFile(f"{where}: names {len(set(placed.values())):,} shards, at most {MOST_SHARDS:,} are read")
-    return placed
-
-
-def _check_agreement(shard: str, file: TensorFile, placed: dict[str, str], promised: int, where: object) -> None:
-    """The index and the shard must say the same, both ways: otherwise a tensor is missing, or is there twice."""
-    for name in file:
-        if placed.get(name) != shard:
-            said = f"in {placed[name]}" if name in placed else "nowhere"
-            raise BadFile(
-                f"{where}: {shard} holds {shown(name)}, which the index places {said}; the folder is mixed up"
+def _parse_weight_map(index: dict[str, Any], where: object) -> dict[str, str]:
+    """The checked weight_map of an index: tensor name -> file name of its shard."""
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or len(weight_map) > MAX_TENSORS:
+        raise BadFile(
+            _(
+                "{where}: weight_map must name 1 to {max_tensors:,} tensors and their shards",
+                where=where,
+                max_tensors=MAX_TENSORS,
             )
-    if promised != len(file):
-        lost = next(name for name, place in placed.items() if place == shard and name not in file)
-        raise BadFile(f"{where}: {shown(lost)} must be in {shard}, which lacks it; fetch the shard again")
+        )
+    for name, shard in weight_map.items():
+        check_tensor_name(name, where)
+        if not isinstance(shard, str) or not SHARD_NAME.fullmatch(shard) or ".." in shard:
+            raise BadFile(
+                _(
+                    "{where}: {shard} is no shard: it must be the plain name of a .safetensors file here",
+                    where=where,
+                    shard=quote(shard),
+                )
+            )
+    num_shards = len(set(weight_map.values()))
+    if num_shards > MAX_SHARDS:
+        raise BadFile(
+            _(
+                "{where}: names {num_shards:,} shards, at most {max_shards:,} are read",
+                where=where,
+                num_shards=num_shards,
+                max_shards=MAX_SHARDS,
+            )
+        )
+    return weight_map
+
+
+def _check_shard(
+    shard: str, file: SafetensorsFile, weight_map: dict[str, str], num_expected: int, where: object
+) -> None:
+    """The index and the shard must list the same tensors: otherwise one is missing, or is there twice."""
+    for name in file:
+        if weight_map.get(name) != shard:
+            location = _("in {placed}", placed=weight_map[name]) if name in weight_map else _("nowhere")
+            raise BadFile(
+                _(
+                    "{where}: {shard} holds {name}, which the index places {details}; the folder is mixed up",
+                    where=where,
+                    shard=shard,
+                    name=quote(name),
+                    details=location,
+                )
+            )
+    if num_expected != len(file):
+        missing = next(name for name, listed in weight_map.items() if listed == shard and name not in file)
+        raise BadFile(
+            _(
+                "{where}: {lost} must be in {shard}, which lacks it; fetch the shard again",
+                where=where,
+                lost=quote(missing),
+                shard=shard,
+            )
+        )

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.training.checkpoints import Checkpoints
-from headwater.training.journals import read_lines
+from headwater.training.callbacks import read_jsonl
+from headwater.training.storage import CheckpointManager
 
 ROOT = Path(__file__).resolve().parents[3]
 PORTIONS = 8
@@ -44,12 +44,12 @@ def zygote():
     made.process.wait(timeout=60)
 
 
-TIMES = ("time", "seconds", "tokens_per_second", "answers_per_second")
+TIMES = ("time", "seconds", "tokens_per_second", "targets_per_second")
 
 
 def diary(folder):
     """Everything a run has said of itself but its times: losses, norms, scores, the order of examples; its weights."""
-    metrics = [{k: v for k, v in line.items() if k not in TIMES} for line in read_lines(folder / "metrics.jsonl")]
+    metrics = [{k: v for k, v in line.items() if k not in TIMES} for line in read_jsonl(folder / "metrics.jsonl")]
     order = (folder / "order.jsonl").read_text()
     return metrics, order, (folder / "end.json").read_text()
 
@@ -71,9 +71,9 @@ def until_done(zygote, folder, kills):
             break
         assert found["code"] == -signal.SIGKILL
         deaths += 1
-        checkpoints = Checkpoints(folder / "checkpoints", "run")
+        checkpoints = CheckpointManager(folder / "checkpoints", "run")
         if (folder / "checkpoints").is_dir() and checkpoints.paths():
-            assert not checkpoints.newest().skipped, "a committed checkpoint is never half there"
+            assert not checkpoints.latest_valid().skipped, "a committed checkpoint is never half there"
     else:
         assert zygote.run(folder)["code"] == 0
     return deaths

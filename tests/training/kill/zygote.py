@@ -18,12 +18,10 @@ from pathlib import Path
 import torch
 from small import mean_loss, trainer  # beside this folder; tests is no package
 
-from headwater.training.checkpoints import Checkpoints
-from headwater.training.journals import Metrics, Order
-from headwater.training.lock import Lock
-from headwater.training.run import Run
-from headwater.training.snapshot import keeper, restore
-from headwater.training.storage import Disk
+from headwater.training.callbacks import MetricsLogger, OrderLogger
+from headwater.training.checkpoint import CheckpointWriter, restore_checkpoint
+from headwater.training.run_dir import RunDir, RunLock
+from headwater.training.storage import CheckpointManager, Disk
 
 STEPS = 60
 FACTS = {"data": "copies"}
@@ -40,54 +38,54 @@ class Deadly(Disk):
         if self.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def make_folder(self, path):
+    def mkdir(self, path):
         self._die()
-        super().make_folder(path)
+        super().mkdir(path)
 
     def create(self, path):
         self._die()
         return super().create(path)
 
-    def put(self, file, piece):
+    def write_chunk(self, file, piece):
         self._die()
-        super().put(file, piece)
+        super().write_chunk(file, piece)
 
-    def flush(self, file):
+    def fsync(self, file):
         self._die()
-        super().flush(file)
+        super().fsync(file)
 
     def rename(self, old, new):
         self._die()
         super().rename(old, new)
 
-    def sync(self, folder):
+    def fsync_dir(self, folder):
         self._die()
-        super().sync(folder)
+        super().fsync_dir(folder)
 
-    def remove(self, path):
+    def unlink(self, path):
         self._die()
-        super().remove(path)
+        super().unlink(path)
 
-    def remove_folder(self, path):
+    def rmdir(self, path):
         self._die()
-        super().remove_folder(path)
+        super().rmdir(path)
 
 
 def train(folder: Path, at: int | None) -> None:
     """One process of a run: begin, or go on from the newest checkpoint, to the end."""
-    run = Run(folder)
-    for path in (folder, run.checkpoints):
+    run = RunDir(folder)
+    for path in (folder, run.checkpoints_dir):
         path.mkdir(exist_ok=True)
-    with Lock(folder / "lock"):
-        checkpoints = Checkpoints(run.checkpoints, "run", Deadly(at) if at else None)
-        made = trainer(STEPS, save_steps=4, eval_every=7, evaluate=mean_loss, average=0.9, micro_tokens=60)
-        saved = checkpoints.newest()
-        run.rewind(saved.step if saved else 0)
+    with RunLock(folder / "lock"):
+        checkpoints = CheckpointManager(run.checkpoints_dir, "run", Deadly(at) if at else None)
+        made = trainer(STEPS, checkpoint_steps=4, eval_every=7, evaluate=mean_loss, ema=0.9, micro_batch_tokens=60)
+        saved = checkpoints.latest_valid()
+        run.truncate_logs(saved.step if saved else 0)
         if saved:
-            restore(made, saved, FACTS)
-        made.keep = keeper(checkpoints, FACTS)
-        made.listeners = [Metrics(folder / "metrics.jsonl", 1), Order(folder / "order.jsonl")]
-        made.run()
+            restore_checkpoint(made, saved, FACTS)
+        made.output = CheckpointWriter(checkpoints, FACTS)
+        made.callbacks = [MetricsLogger(folder / "metrics.jsonl", 1), OrderLogger(folder / "order.jsonl")]
+        made.train()
         weights = {name: p.detach().double().sum().item() for name, p in made.model.named_parameters()}
         bits = b"".join(p.detach().numpy().tobytes() for p in made.model.parameters())
         (folder / "end.json").write_text(json.dumps({"sha256": hashlib.sha256(bits).hexdigest(), "sums": weights}))

@@ -1,43 +1,43 @@
-// Whether the server answers. While it does not, one banner says so, and whoever asked waits and asks again.
+// Retries while the server is unreachable, with a banner.
 // @ts-check
 import { h } from "./dom.js";
-import { t } from "./words.js";
+import { t } from "./i18n.js";
 
-const PAUSE = 1000;
-/** @type {Promise<void> | null} one poll for all who wait */
+const POLL_INTERVAL_MS = 1000;
+/** @type {Promise<void> | null} one poll shared by all waiting requests */
 let polling = null;
 
-/** Resolves when the server answers again. */
-export function reachable() {
+/** Resolves when the server responds again. */
+export function waitUntilReachable() {
   polling ??= poll().finally(() => (polling = null));
   return polling;
 }
 
 async function poll() {
-  const banner = h("div", { class: "banner", id: "unreachable", role: "alert" }, t("error.gone"));
+  const banner = h("div", { class: "banner", id: "unreachable", role: "alert" }, t("error.unreachable"));
   document.body.append(banner);
   for (;;) {
-    await new Promise((resolve) => setTimeout(resolve, PAUSE));
-    const answer = await fetch("/healthz", { cache: "no-store" }).catch(() => null);
-    if (answer?.ok) break;
+    await new Promise((resolve) => setTimeout(resolve, POLL_INTERVAL_MS));
+    const response = await fetch("/healthz", { cache: "no-store" }).catch(() => null);
+    if (response?.ok) break;
   }
   banner.remove();
 }
 
 /**
- * Call attempt until the server answers it. An answer of any kind is an answer, also a refusal.
+ * Call attempt until the server responds; an error status is a response too.
  * @template T
  * @param {() => Promise<T>} attempt
  * @param {AbortSignal} [signal]
  * @returns {Promise<T>}
  */
-export async function untilAnswered(attempt, signal) {
+export async function retryUntilReachable(attempt, signal) {
   for (;;) {
     try {
       return await attempt();
     } catch (error) {
       if (signal?.aborted || !(error instanceof TypeError)) throw error;
-      await reachable();
+      await waitUntilReachable();
       signal?.throwIfAborted();
     }
   }

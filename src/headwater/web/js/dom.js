@@ -1,4 +1,4 @@
-// A few functions to build elements. Text only ever becomes text: there is no way in here for HTML.
+// DOM helpers: elements from tags, properties and children; text never becomes HTML.
 // @ts-check
 
 /** @typedef {Node | string | number | null | undefined | false} Child */
@@ -13,40 +13,40 @@ const SVG = "http://www.w3.org/2000/svg";
  * @returns {HTMLElementTagNameMap[T]}
  */
 export function h(tag, props = {}, ...children) {
-  const made = document.createElement(tag);
-  dress(made, props);
-  append(made, children);
-  return made;
+  const element = document.createElement(tag);
+  setProps(element, props);
+  append(element, children);
+  return element;
 }
 
 /**
- * The same for a picture.
+ * The same for an SVG element.
  * @template {keyof SVGElementTagNameMap} T
  * @param {T} tag @param {Props} [props] @param {...(Child | Child[])} children
  * @returns {SVGElementTagNameMap[T]}
  */
 export function s(tag, props = {}, ...children) {
-  const made = /** @type {SVGElementTagNameMap[T]} */ (document.createElementNS(SVG, tag));
-  dress(made, props);
-  append(made, children);
-  return made;
+  const element = /** @type {SVGElementTagNameMap[T]} */ (document.createElementNS(SVG, tag));
+  setProps(element, props);
+  append(element, children);
+  return element;
 }
 
 /** @param {Element} element @param {Props} props */
-function dress(element, props) {
+function setProps(element, props) {
   for (const [name, value] of Object.entries(props)) {
     if (value === undefined || value === null || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "style")
       for (const [k, v] of Object.entries(value)) /** @type {any} */ (element).style.setProperty(k, String(v));
     else if (name === "value" && "value" in element) /** @type {any} */ (element).value = value;
-    else if (name === "href" && !safe(String(value))) throw new Error(`not a link of ours: ${value}`);
+    else if (name === "href" && !isSafeHref(String(value))) throw new Error(`not an allowed link: ${value}`);
     else element.setAttribute(name, value === true ? "" : String(value));
   }
 }
 
-/** Links stay in this page, or hand over what was made here. @param {string} link */
-function safe(link) {
+/** Links stay in this page or are downloads made by it. @param {string} link */
+function isSafeHref(link) {
   return link.startsWith("#") || link.startsWith("blob:");
 }
 
@@ -59,21 +59,21 @@ function append(element, children) {
 }
 
 /**
- * Put these in place of all that is inside. The control that had the keyboard's focus has it again if it is still there.
+ * Replace the children of an element; the focused control is focused again if it is still there.
  * @param {Element} element @param {...(Child | Child[])} children
  */
-export function fill(element, ...children) {
+export function replaceChildren(element, ...children) {
   const focused = element.contains(document.activeElement) ? selectorOf(document.activeElement) : "";
   element.replaceChildren();
   append(element, children);
   if (focused) /** @type {HTMLElement | null} */ (element.querySelector(focused))?.focus({ preventScroll: true });
 }
 
-/** What finds a control again after its part was drawn anew. @param {Element | null} control */
+/** A selector that finds a control again after rendering. @param {Element | null} control */
 function selectorOf(control) {
   if (!control) return "";
   if (control.id) return `#${CSS.escape(control.id)}`;
-  const name = ["data-at", "data-value", "data-view", "data-id", "data-keep", "aria-label"].find((n) =>
+  const name = ["data-head", "data-value", "data-view", "data-id", "data-export", "aria-label"].find((n) =>
     control.hasAttribute(n),
   );
   if (!name) return "";
@@ -83,29 +83,29 @@ function selectorOf(control) {
 }
 
 /**
- * A text with nothing invisible in it: control and direction characters, spaces that are all there is.
+ * A text with invisible characters escaped: control and direction characters, spaces alone.
  * @param {string} text
  */
-export function visible(text) {
-  const shown = text
+export function escapeInvisible(text) {
+  const printable = text
     .replace(/\n/g, "⏎")
     .replace(/\t/g, "⇥")
     .replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g, "�");
-  return shown.trim() === "" ? "␣".repeat(Math.max(1, Math.min(shown.length, 8))) : shown;
+  return printable.trim() === "" ? "␣".repeat(Math.max(1, Math.min(printable.length, 8))) : printable;
 }
 
-/** A colour or size of the present theme. @param {string} name */
-export function css(name) {
+/** A CSS variable of the current theme. @param {string} name */
+export function cssVariable(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
 /**
- * Call f once things have been quiet for so long.
+ * Call f after ms without another call.
  * @template {any[]} A
  * @param {(...a: A) => void} f
  * @param {number} ms
  */
-export function calm(f, ms) {
+export function debounce(f, ms) {
   let timer = 0;
   return (/** @type {A} */ ...args) => {
     clearTimeout(timer);

@@ -1,56 +1,56 @@
-// Attention: thumbnails of every layer and head, one of them large as a heat map or as lines, and what each head does.
+// Attention weights of every head.
 // @ts-check
-import { bytes, post } from "../api.js";
-import { fill, h, visible } from "../dom.js";
+import { post, postForBytes } from "../api.js";
+import { replaceChildren, h, escapeInvisible } from "../dom.js";
 import { HeatMap } from "../heatmap.js";
-import { keepers, titled } from "../keep.js";
-import { lines } from "../lines.js";
-import { scale } from "../matrix.js";
-import { card, choice, heading, working } from "../parts.js";
-import { asked } from "../state.js";
-import { number, t, word } from "../words.js";
-import { headTable, markChosen, thumbGrid } from "./heads.js";
-import { textForm } from "./text.js";
+import { exportButtons, withTitle } from "../export.js";
+import { attentionLines } from "../attention_lines.js";
+import { colorbar } from "../matrix.js";
+import { card, segmentedControl, heading, withLoading } from "../components.js";
+import { requestBody } from "../router.js";
+import { formatNumber, t, translateName } from "../i18n.js";
+import { headStatsTable, markSelected, thumbnailGrid } from "./head_grid.js";
+import { textForm } from "./input_form.js";
 
-export const needs = "model";
-const WINDOW = 60;
+export const requires = "model";
+const MAX_LINE_TOKENS = 60;
 
 /** @param {HTMLElement} root @param {import("../main.js").Context} context */
 export async function mount(root, context) {
-  const place = h("div", { class: "stack" });
-  fill(root, heading(t("attention.title"), t("attention.lead")), textForm(context), place);
-  /** @type {Seen | null} */
-  let seen = null;
-  await working(place, context.signal, async () => {
-    if (!ready(context)) return h("p", { class: "notice" }, t("text.give"));
-    const trace = await post("attention", asked(context.params), context.signal);
-    seen = new Seen(context, trace);
-    return seen.page;
+  const container = h("div", { class: "stack" });
+  replaceChildren(root, heading(t("attention.title"), t("attention.lead")), textForm(context), container);
+  /** @type {AttentionView | null} */
+  let view = null;
+  await withLoading(container, context.signal, async () => {
+    if (!hasInput(context)) return h("p", { class: "notice" }, t("text.empty"));
+    const trace = await post("attention", requestBody(context.params), context.signal);
+    view = new AttentionView(context, trace);
+    return view.page;
   });
-  /** @type {Seen | null} */ (seen)?.choose(context.params);
+  /** @type {AttentionView | null} */ (view)?.select(context.params);
   return {
     update: (/** @type {Record<string, string>} */ params) => {
-      if (!seen || asksOther(context.params, params)) return false;
+      if (!view || inputChanged(context.params, params)) return false;
       context.params = params;
-      seen.choose(params);
+      view.select(params);
       return true;
     },
-    theme: () => seen?.theme(),
-    destroy: () => seen?.map?.destroy(),
+    onThemeChange: () => view?.onThemeChange(),
+    destroy: () => view?.map?.destroy(),
   };
 }
 
 /** @param {import("../main.js").Context} context */
-export function ready({ params, about }) {
-  return Boolean(params.ids || (about.shape === "both" ? params.source || params.sids : params.text));
+export function hasInput({ params, modelInfo }) {
+  return Boolean(params.ids || (modelInfo.architecture === "encoder-decoder" ? params.source || params.source_ids : params.text));
 }
 
 /** @param {Record<string, string>} a @param {Record<string, string>} b */
-function asksOther(a, b) {
-  return ["text", "source", "ids", "sids"].some((name) => a[name] !== b[name]);
+function inputChanged(a, b) {
+  return ["text", "source", "ids", "source_ids"].some((name) => a[name] !== b[name]);
 }
 
-class Seen {
+class AttentionView {
   /** @param {import("../main.js").Context} context @param {any} trace */
   constructor(context, trace) {
     this.context = context;
@@ -58,42 +58,42 @@ class Seen {
     /** @type {HeatMap | null} */
     this.map = null;
     /** @type {any} */
-    this.now = {};
+    this.selection = {};
     this.grid = h("div", { class: "grid" });
-    this.large = h("div", { class: "large" });
-    this.bar = h("div", { class: "row" });
-    this.said = h("p", { class: "said big", "aria-live": "polite" }, "\u00a0");
+    this.mainPlot = h("div", { class: "large" });
+    this.toolbar = h("div", { class: "row" });
+    this.readout = h("p", { class: "readout big", "aria-live": "polite" }, "\u00a0");
     this.table = h("div", {});
     this.page = [
       card(
         null,
-        this.bar,
-        h("div", { class: "split" }, this.grid, h("div", { class: "stage" }, this.said, this.large)),
+        this.toolbar,
+        h("div", { class: "split" }, this.grid, h("div", { class: "stage" }, this.readout, this.mainPlot)),
       ),
-      card(t("attention.heads"), h("p", { class: "faint" }, t("attention.heads.lead")), this.table),
+      card(t("attention.heads"), h("p", { class: "muted" }, t("attention.heads.lead")), this.table),
     ];
     /** @type {Map<string, Promise<Float32Array>>} */
     this.rows = new Map();
     /** @type {Promise<any> | null} */
-    this.anew = null;
+    this.retrace = null;
   }
 
   /**
-   * Bytes of this trace. A server that was started anew has forgotten it, and makes it again.
+   * Bytes of this trace; an expired trace is computed again.
    * @param {string} name @param {Record<string, any>} body
    */
-  async bytes(name, body) {
-    const ask = () => bytes(name, { trace: this.trace.trace, ...body }, this.context.signal);
-    return ask().catch(async (error) => {
-      if (error.kind !== "Forgotten") throw error;
-      this.anew ??= post("attention", asked(this.context.params), this.context.signal).finally(() => (this.anew = null));
-      this.trace.trace = (await this.anew).trace;
-      return ask();
+  async fetchBytes(name, body) {
+    const fetch_ = () => postForBytes(name, { trace_id: this.trace.trace_id, ...body }, this.context.signal);
+    return fetch_().catch(async (error) => {
+      if (error.type !== "Expired") throw error;
+      this.retrace ??= post("attention", requestBody(this.context.params), this.context.signal).finally(() => (this.retrace = null));
+      this.trace.trace_id = (await this.retrace).trace_id;
+      return fetch_();
     });
   }
 
-  theme() {
-    this.map?.recolour();
+  onThemeChange() {
+    this.map?.refreshTiles();
     this.drawGrid();
     this.show();
   }
@@ -102,246 +102,246 @@ class Seen {
     return Object.keys(this.trace.kinds);
   }
 
-  /** Tokens of a kind's rows and columns. @param {string} kind @returns {import("../parts.js").Token[][]} */
-  sides(kind) {
+  /** Tokens of the rows and columns of a kind. @param {string} kind @returns {import("../components.js").Token[][]} */
+  axisTokens(kind) {
     const { tokens, source } = this.trace;
     const rows = kind.startsWith("encoder.") && source.length ? source : tokens;
     return [rows, kind === "decoder.cross_attn" ? source : rows];
   }
 
   /**
-   * Of cross-attention a row is the token that was read and the one that was then written.
-   * @param {import("../parts.js").Token} token
+   * Label of a row; of cross-attention with the token predicted next.
+   * @param {import("../components.js").Token} token
    * @param {number} n
    */
   label(token, n) {
-    const written = this.now.kind === "decoder.cross_attn" ? this.trace.follows[n] : null;
-    return written ? `${token.label} → ${written.label}` : token.label;
+    const nextToken = this.selection.kind === "decoder.cross_attn" ? this.trace.next_tokens[n] : null;
+    return nextToken ? `${token.label} → ${nextToken.label}` : token.label;
   }
 
   /** @param {Record<string, string>} params */
-  choose(params) {
+  select(params) {
     const kind = this.kinds.includes(params.kind) ? params.kind : this.kinds[this.kinds.length - 1];
     const { layers, heads } = this.trace.kinds[kind];
-    const inside = (/** @type {string | undefined} */ v, /** @type {number} */ low, /** @type {number} */ most) =>
-      Math.max(low, Math.min(most, Number(v ?? 0) || 0));
+    const inside = (/** @type {string | undefined} */ v, /** @type {number} */ low, /** @type {number} */ maxWeight) =>
+      Math.max(low, Math.min(maxWeight, Number(v ?? 0) || 0));
     const next = {
       kind,
       layer: inside(params.layer, 0, layers - 1),
       head: params.head === "mean" ? -1 : params.head === "max" ? -2 : inside(params.head, 0, heads - 1),
-      how: params.how === "lines" ? "lines" : "map",
+      plot: params.plot === "lines" ? "lines" : "heatmap",
       power: params.scale === "linear" ? 1 : 0.5,
     };
-    const other = next.kind !== this.now.kind;
-    this.now = next;
+    const other = next.kind !== this.selection.kind;
+    this.selection = next;
     if (other) this.drawGrid();
-    this.mark();
-    this.drawBar();
+    this.markSelected();
+    this.renderToolbar();
     this.show();
   }
 
   /** @param {Record<string, any>} changes */
-  set(changes) {
-    this.context.set(changes);
+  setParams(changes) {
+    this.context.setParams(changes);
   }
 
-  drawBar() {
-    const { kind, how, power, head } = this.now;
-    const kinds = this.kinds.map((k) => /** @type {[string, string]} */ ([k, word("kind", k)]));
+  renderToolbar() {
+    const { kind, plot, power, head } = this.selection;
+    const kinds = this.kinds.map((k) => /** @type {[string, string]} */ ([k, translateName("attention_kind", k)]));
     const heads = /** @type {[string, string][]} */ ([
       ["one", t("head.one")],
       ["mean", t("head.mean")],
       ["max", t("head.max")],
     ]);
-    fill(
-      this.bar,
+    replaceChildren(
+      this.toolbar,
       kinds.length > 1
-        ? choice(kinds, kind, (k) => this.set({ kind: k, layer: 0, head: 0 }), t("attention.kind"))
+        ? segmentedControl(kinds, kind, (k) => this.setParams({ kind: k, layer: 0, head: 0 }), t("attention.kind"))
         : null,
-      choice(
+      segmentedControl(
         [
-          ["map", t("how.map")],
-          ["lines", t("how.lines")],
+          ["heatmap", t("plot.heatmap")],
+          ["lines", t("plot.lines")],
         ],
-        how,
-        (v) => this.set({ how: v }),
-        t("attention.how"),
+        plot,
+        (v) => this.setParams({ plot: v }),
+        t("attention.plot"),
       ),
-      choice(
+      segmentedControl(
         heads,
         head === -1 ? "mean" : head === -2 ? "max" : "one",
-        (v) => this.set({ head: v === "one" ? 0 : v }),
-        t("attention.average"),
+        (v) => this.setParams({ head: v === "one" ? 0 : v }),
+        t("attention.aggregation"),
       ),
-      choice(
+      segmentedControl(
         [
-          ["root", t("scale.root")],
+          ["sqrt", t("scale.sqrt")],
           ["linear", t("scale.linear")],
         ],
-        power === 1 ? "linear" : "root",
-        (v) => this.set({ scale: v }),
+        power === 1 ? "linear" : "sqrt",
+        (v) => this.setParams({ scale: v }),
         t("attention.scale"),
       ),
-      h("span", { class: "grow" }),
-      keepers(
-        `attention-${this.context.params.model}-${kind}-${this.now.layer}-${head}`,
-        () => this.picture(),
+      h("span", { class: "spacer" }),
+      exportButtons(
+        `attention-${this.context.params.model}-${kind}-${this.selection.layer}-${head}`,
+        () => this.figure(),
         () => this.data(),
       ),
     );
   }
 
-  /** What is shown, whole and with a title, as vectors. */
-  async picture() {
+  /** The plot with a title, as SVG. */
+  async figure() {
     const { model } = this.context.params;
-    const { kind, layer, head } = this.now;
+    const { kind, layer, head } = this.selection;
     const which = head === -1 ? t("head.mean") : head === -2 ? t("head.max") : `${t("head")} ${head}`;
-    const title = `${visible(model)} · ${word("kind", kind)} · ${t("layer")} ${layer} · ${which}`;
-    const shown = this.large.querySelector("svg.lines") ?? (await this.map?.vector());
-    return shown ? titled(/** @type {SVGSVGElement} */ (shown), title) : null;
+    const title = `${escapeInvisible(model)} · ${translateName("attention_kind", kind)} · ${t("layer")} ${layer} · ${which}`;
+    const plotted = this.mainPlot.querySelector("svg.lines") ?? (await this.map?.toSvg());
+    return plotted ? withTitle(/** @type {SVGSVGElement} */ (plotted), title) : null;
   }
 
-  // ------------------------------------------------------------------------------------------------------- the grid
+  // ------------------------------------------------------------------------------------------------------- grid of heads
 
   async drawGrid() {
-    const { kind } = this.now;
-    const facts = this.trace.kinds[kind];
-    const pick = (/** @type {number} */ layer, /** @type {number} */ head) => this.set({ layer, head });
-    fill(this.table, headTable(facts, pick));
-    fill(this.grid, h("p", { class: "faint" }, t("attention.grid")));
-    const atlas = await this.bytes("thumbs", { kind }).catch(() => null);
-    if (kind !== this.now.kind || !atlas) return;
-    const grid = thumbGrid(facts, new Uint8Array(atlas), pick);
-    fill(this.grid, h("p", { class: "faint" }, t("attention.grid.how")), h("div", { class: "scroll" }, grid));
-    this.mark();
+    const { kind } = this.selection;
+    const group = this.trace.kinds[kind];
+    const onPick = (/** @type {number} */ layer, /** @type {number} */ head) => this.setParams({ layer, head });
+    replaceChildren(this.table, headStatsTable(group, onPick));
+    replaceChildren(this.grid, h("p", { class: "muted" }, t("attention.grid")));
+    const atlas = await this.fetchBytes("attention_thumbnails", { kind }).catch(() => null);
+    if (kind !== this.selection.kind || !atlas) return;
+    const grid = thumbnailGrid(group, new Uint8Array(atlas), onPick);
+    replaceChildren(this.grid, h("p", { class: "muted" }, t("attention.grid.how")), h("div", { class: "scroll" }, grid));
+    this.markSelected();
   }
 
-  mark() {
-    markChosen(this.grid, this.table, `${this.now.layer}.${this.now.head}`);
+  markSelected() {
+    markSelected(this.grid, this.table, `${this.selection.layer}.${this.selection.head}`);
   }
 
-  // ------------------------------------------------------------------------------------------------- the large one
+  // ------------------------------------------------------------------------------------------------- main plot
 
   show() {
-    const { kind, how } = this.now;
-    this.said.textContent = "\u00a0";
-    if (how === "lines") {
+    const { kind, plot } = this.selection;
+    this.readout.textContent = "\u00a0";
+    if (plot === "lines") {
       this.map?.destroy();
       this.map = null;
-      this.showLines();
+      this.renderLines();
       return;
     }
-    const [rows, columns] = this.sides(kind);
+    const [rows, columns] = this.axisTokens(kind);
     const source = {
       rows: rows.map((x, n) => this.label(x, n)),
       columns: columns.map((x) => x.label),
-      tile: this.tiles({ ...this.now }),
+      tile: this.tiles({ ...this.selection }),
     };
-    if (this.map && this.shownKind === kind) this.map.show(source);
+    if (this.map && this.shownKind === kind) this.map.setSource(source);
     else {
       this.map?.destroy();
       const frame = h("div", { class: "map" });
       const button = (/** @type {string} */ sign, /** @type {string} */ name, /** @type {() => void} */ f) =>
-        h("button", { type: "button", class: "quiet", "aria-label": name, title: name, onclick: f }, sign);
+        h("button", { type: "button", class: "ghost", "aria-label": name, title: name, onclick: f }, sign);
       const zoom = h(
         "div",
         { class: "row" },
         h("span", { class: "legend-place" }),
-        h("span", { class: "grow" }),
+        h("span", { class: "spacer" }),
         button("−", t("zoom.out"), () => this.map?.zoom(1 / 1.6)),
         button("+", t("zoom.in"), () => this.map?.zoom(1.6)),
         button(t("zoom.fit"), t("zoom.fit"), () => this.map?.fit()),
       );
-      fill(this.large, zoom, frame);
-      this.map = new HeatMap(frame, source, { hover: (cell) => this.tell(cell), label: t("attention.title") });
+      replaceChildren(this.mainPlot, zoom, frame);
+      this.map = new HeatMap(frame, source, { onHover: (cell) => this.showWeight(cell), label: t("attention.title") });
       this.shownKind = kind;
     }
-    const most = this.now.head >= 0 ? this.trace.kinds[kind].most[this.now.layer][this.now.head] : null;
-    const place = this.large.querySelector(".legend-place");
-    if (place) fill(place, scale("0", most === null ? t("legend.most") : number(most)));
-    this.large.dataset.drawn = `${kind} ${this.now.layer} ${this.now.head}`;
+    const maxWeight = this.selection.head >= 0 ? this.trace.kinds[kind].max_weights[this.selection.layer][this.selection.head] : null;
+    const container = this.mainPlot.querySelector(".legend-place");
+    if (container) replaceChildren(container, colorbar("0", maxWeight === null ? t("legend.max") : formatNumber(maxWeight)));
+    this.mainPlot.dataset.drawn = `${kind} ${this.selection.layer} ${this.selection.head}`;
   }
 
   /** @param {any} now */
   tiles({ kind, layer, head, power }) {
     return async (/** @type {number} */ level, /** @type {number} */ row, /** @type {number} */ column) =>
-      new Uint8Array(await this.bytes("tile", { kind, layer, head, level, row, column, power }));
+      new Uint8Array(await this.fetchBytes("attention_tile", { kind, layer, head, level, row, column, power }));
   }
 
   /** One row of exact weights. @param {number} row */
   row(row) {
-    const { kind, layer, head } = this.now;
+    const { kind, layer, head } = this.selection;
     const key = `${kind} ${layer} ${head} ${row}`;
-    const columns = this.sides(kind)[1].length;
-    let held = this.rows.get(key);
-    if (!held) {
+    const columns = this.axisTokens(kind)[1].length;
+    let cached = this.rows.get(key);
+    if (!cached) {
       const block = { kind, layer, head, rows: [row, row + 1], columns: [0, columns] };
-      held = this.bytes("block", block).then((b) => new Float32Array(b));
-      held.catch(() => this.rows.delete(key));
-      this.rows.set(key, held);
+      cached = this.fetchBytes("attention_block", block).then((b) => new Float32Array(b));
+      cached.catch(() => this.rows.delete(key));
+      this.rows.set(key, cached);
       if (this.rows.size > 400) this.rows.clear();
     }
-    return held;
+    return cached;
   }
 
   /** @param {import("../heatmap.js").Cell | null} cell */
-  async tell(cell) {
+  async showWeight(cell) {
     if (!cell) {
-      this.said.textContent = "\u00a0";
+      this.readout.textContent = "\u00a0";
       return;
     }
-    const { kind } = this.now;
-    const [rows, columns] = this.sides(kind);
-    const [from, to] = [visible(rows[cell.row].text), visible(columns[cell.column].text)];
+    const { kind } = this.selection;
+    const [rows, columns] = this.axisTokens(kind);
+    const [from, to] = [escapeInvisible(rows[cell.row].text), escapeInvisible(columns[cell.column].text)];
     const weights = await this.row(cell.row).catch(() => null);
     if (this.map?.cell?.row !== cell.row || this.map.cell.column !== cell.column || !weights) return;
-    this.said.textContent = t("attention.says", {
+    this.readout.textContent = t("attention.weight", {
       from,
       to,
       i: cell.row,
       j: cell.column,
-      weight: number(weights[cell.column]),
+      weight: formatNumber(weights[cell.column]),
     });
   }
 
   /**
-   * @param {import("../parts.js").Token[]} rows @param {import("../parts.js").Token[]} columns
-   * @param {Float32Array} weights @param {[number, number | null]} row first in sight, and which of those
+   * @param {import("../components.js").Token[]} rows @param {import("../components.js").Token[]} columns
+   * @param {Float32Array} weights @param {[number, number | null]} row first visible row, and the row among those
    * @param {[number, number | null]} column @param {number} wide
    */
-  tellLine(rows, columns, weights, [r0, r], [c0, c], wide) {
+  showLineWeight(rows, columns, weights, [r0, r], [c0, c], wide) {
     const one = (/** @type {number} */ i, /** @type {number} */ j) =>
-      t("attention.says", {
-        from: visible(rows[r0 + i].text),
-        to: visible(columns[c0 + j].text),
+      t("attention.weight", {
+        from: escapeInvisible(rows[r0 + i].text),
+        to: escapeInvisible(columns[c0 + j].text),
         i: r0 + i,
         j: c0 + j,
-        weight: number(weights[i * wide + j]),
+        weight: formatNumber(weights[i * wide + j]),
       });
-    this.said.textContent = r === null || c === null ? "\u00a0" : one(r, c);
+    this.readout.textContent = r === null || c === null ? "\u00a0" : one(r, c);
   }
 
-  async showLines() {
-    const { kind, layer, head } = this.now;
-    const [rows, columns] = this.sides(kind);
+  async renderLines() {
+    const { kind, layer, head } = this.selection;
+    const [rows, columns] = this.axisTokens(kind);
     const first = Math.max(
       0,
-      Math.min(Number(this.context.params.from ?? 0) || 0, Math.max(0, Math.max(rows.length, columns.length) - 2)),
+      Math.min(Number(this.context.params.offset ?? 0) || 0, Math.max(0, Math.max(rows.length, columns.length) - 2)),
     );
     const [r0, c0] = [Math.min(first, Math.max(0, rows.length - 1)), Math.min(first, Math.max(0, columns.length - 1))];
-    const [r1, c1] = [Math.min(rows.length, r0 + WINDOW), Math.min(columns.length, c0 + WINDOW)];
+    const [r1, c1] = [Math.min(rows.length, r0 + MAX_LINE_TOKENS), Math.min(columns.length, c0 + MAX_LINE_TOKENS)];
     const weights = new Float32Array(
-      await this.bytes("block", { kind, layer, head, rows: [r0, r1], columns: [c0, c1] }),
+      await this.fetchBytes("attention_block", { kind, layer, head, rows: [r0, r1], columns: [c0, c1] }),
     );
-    if (this.now.how !== "lines" || this.now.layer !== layer || this.now.head !== head) return;
+    if (this.selection.plot !== "lines" || this.selection.layer !== layer || this.selection.head !== head) return;
     const label = (/** @type {any} */ x) => x.label;
-    const picture = lines({
+    const svg = attentionLines({
       rows: rows.slice(r0, r1).map((x, n) => this.label(x, r0 + n)),
       columns: columns.slice(c0, c1).map(label),
       weights,
-      width: this.large.clientWidth,
-      power: this.now.power,
-      hover: (r, c) => this.tellLine(rows, columns, weights, [r0, r], [c0, c], c1 - c0),
+      width: this.mainPlot.clientWidth,
+      power: this.selection.power,
+      onHover: (r, c) => this.showLineWeight(rows, columns, weights, [r0, r], [c0, c], c1 - c0),
     });
     const longest = Math.max(rows.length, columns.length);
     const step = (/** @type {number} */ by) =>
@@ -349,38 +349,38 @@ class Seen {
         "button",
         {
           type: "button",
-          class: "quiet",
+          class: "ghost",
           disabled: first + by < 0 || first + by >= longest,
-          onclick: () => this.set({ from: first + by }),
+          onclick: () => this.setParams({ offset: first + by }),
         },
         by < 0 ? "←" : "→",
       );
-    fill(
-      this.large,
-      longest > WINDOW
+    replaceChildren(
+      this.mainPlot,
+      longest > MAX_LINE_TOKENS
         ? h(
             "div",
             { class: "row" },
-            step(-WINDOW),
+            step(-MAX_LINE_TOKENS),
             h(
               "span",
-              { class: "faint" },
-              t("lines.part", { from: first, to: Math.min(longest, first + WINDOW), all: longest }),
+              { class: "muted" },
+              t("lines.part", { from: first, to: Math.min(longest, first + MAX_LINE_TOKENS), all: longest }),
             ),
-            step(WINDOW),
+            step(MAX_LINE_TOKENS),
           )
         : null,
-      picture,
+      svg,
     );
-    this.large.dataset.drawn = `${kind} ${layer} ${head}`;
+    this.mainPlot.dataset.drawn = `${kind} ${layer} ${head}`;
   }
 
-  /** The exact numbers of what is shown, at most 256 × 256 of them. */
+  /** The exact weights of the plot, at most 256 × 256. */
   async data() {
-    const { kind, layer, head } = this.now;
-    const [rows, columns] = this.sides(kind).map((side) => side.slice(0, 256));
+    const { kind, layer, head } = this.selection;
+    const [rows, columns] = this.axisTokens(kind).map((side) => side.slice(0, 256));
     const weights = new Float32Array(
-      await this.bytes("block", { kind, layer, head, rows: [0, rows.length], columns: [0, columns.length] }),
+      await this.fetchBytes("attention_block", { kind, layer, head, rows: [0, rows.length], columns: [0, columns.length] }),
     );
     const matrix = rows.map((_, r) => Array.from(weights.subarray(r * columns.length, (r + 1) * columns.length)));
     return {

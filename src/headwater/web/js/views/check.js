@@ -1,131 +1,131 @@
-// Check: the laws of a Transformer, asked of this model; and who sees whom, measured, on the matrix.
+// Checker report and measured dependencies.
 // @ts-check
 import { post } from "../api.js";
-import { fill, h } from "../dom.js";
-import { keepers } from "../keep.js";
-import { matrix, scale } from "../matrix.js";
-import { card, heading, working } from "../parts.js";
-import { said, t, word } from "../words.js";
+import { replaceChildren, h } from "../dom.js";
+import { exportButtons } from "../export.js";
+import { matrix, colorbar } from "../matrix.js";
+import { card, heading, withLoading } from "../components.js";
+import { localized, t, translateName } from "../i18n.js";
 
-export const needs = "model";
-const MARKS = /** @type {Record<string, string>} */ ({ kept: "✓", broken: "✗", noted: "!", skipped: "–" });
+export const requires = "model";
+const ICONS = /** @type {Record<string, string>} */ ({ passed: "✓", failed: "✗", warning: "!", skipped: "–" });
 
 /** @param {HTMLElement} root @param {import("../main.js").Context} context */
-export async function mount(root, { params, about, signal }) {
-  const place = h("div", { class: "stack" });
+export async function mount(root, { params, modelInfo, signal }) {
+  const container = h("div", { class: "stack" });
   const all = () =>
-    working(place, signal, async () => {
-      fill(place, h("p", { class: "faint" }, t("check.working")));
-      return shown(await post("check", { model: params.model }, signal), params.model);
+    withLoading(container, signal, async () => {
+      replaceChildren(container, h("p", { class: "muted" }, t("check.working")));
+      return renderReport(await post("check", { model: params.model }, signal), params.model);
     });
-  const oneByOne = () =>
-    working(place, signal, async () => {
+  const checkEachLaw = () =>
+    withLoading(container, signal, async () => {
       /** @type {any} */
-      let report = { ok: true, verdicts: [], sight: null };
-      for (const law of about.laws) {
-        fill(
-          place,
-          shown({ ...report, going: true }, params.model),
-          h("p", { class: "faint" }, `${t("check.working")} ${word("law", law)}`),
+      let report = { ok: true, verdicts: [], dependencies: null };
+      for (const law of modelInfo.laws) {
+        replaceChildren(
+          container,
+          renderReport({ ...report, running: true }, params.model),
+          h("p", { class: "muted" }, `${t("check.working")} ${translateName("law", law)}`),
         );
-        const part = await post("check", { model: params.model, only: [law] }, signal);
+        const part = await post("check", { model: params.model, laws: [law] }, signal);
         const verdicts = [...report.verdicts, ...part.verdicts];
-        report = { ...part, verdicts, ok: report.ok && part.ok, sight: report.sight ?? part.sight };
+        report = { ...part, verdicts, ok: report.ok && part.ok, dependencies: report.dependencies ?? part.dependencies };
       }
-      return shown(report, params.model);
+      return renderReport(report, params.model);
     });
-  const large = about.parameters > 5e7;
-  fill(
+  const large = modelInfo.parameters > 5e7;
+  replaceChildren(
     root,
     heading(t("check.title"), t("check.lead")),
     large
       ? h(
           "p",
           {},
-          h("button", { type: "button", class: "main", id: "run-check", onclick: oneByOne }, t("check.run")),
+          h("button", { type: "button", class: "primary", id: "run-check", onclick: checkEachLaw }, t("check.run")),
           " ",
-          h("span", { class: "faint" }, t("check.large")),
+          h("span", { class: "muted" }, t("check.large")),
         )
       : null,
-    place,
+    container,
   );
   if (!large) await all();
 }
 
 /** @param {any} report @param {string} name */
-function shown(report, name) {
-  const broken = report.verdicts.filter((/** @type {any} */ v) => v.state === "broken");
+function renderReport(report, name) {
+  const failed = report.verdicts.filter((/** @type {any} */ v) => v.status === "failed");
   const verdicts = report.verdicts.map((/** @type {any} */ v) => verdict(v));
   const end = h(
     "p",
     { class: `verdict ${report.ok ? "good" : "bad"}`, role: "status" },
-    report.ok ? t("check.ok") : t("check.broken", { n: broken.length }),
+    report.ok ? t("check.ok") : t("check.failed", { n: failed.length }),
   );
   return [
-    report.going ? null : end,
+    report.running ? null : end,
     h(
       "div",
-      { class: "two wide-left" },
+      { class: "two-columns wide-left" },
       card(
         t("check.laws"),
-        report.asked ? h("p", { class: "faint" }, said(report, "asked")) : null,
+        report.summary ? h("p", { class: "muted" }, localized(report, "summary")) : null,
         h("ul", { class: "laws" }, verdicts),
       ),
-      sight(report, broken, name),
+      dependencyCard(report, failed, name),
     ),
   ];
 }
 
 /** @param {any} v */
 function verdict(v) {
-  const what = word("law", v.law);
+  const title = translateName("law", v.law);
   return h(
     "li",
-    { class: v.state, "data-law": v.law },
-    h("span", { class: "sign", "aria-label": t(`verdict.${v.state}`) }, MARKS[v.state]),
+    { class: v.status, "data-law": v.law },
+    h("span", { class: "icon", "aria-label": t(`verdict.${v.status}`) }, ICONS[v.status]),
     h(
       "div",
       {},
-      h("strong", {}, what),
-      h("p", {}, said(v, "says")),
+      h("strong", {}, title),
+      h("p", {}, localized(v, "message")),
       v.module ? h("p", {}, h("code", {}, v.module)) : null,
-      v.remedy ? h("p", {}, said(v, "remedy")) : null,
+      v.remedy ? h("p", {}, localized(v, "remedy")) : null,
     ),
   );
 }
 
-/** @param {any} report @param {any[]} broken @param {string} name */
-function sight(report, broken, name) {
-  if (!report.sight) return null;
-  const { moved, causal, late, length } = report.sight;
+/** @param {any} report @param {any[]} failed @param {string} name */
+function dependencyCard(report, failed, name) {
+  if (!report.dependencies) return null;
+  const { change, causal, leaks, length } = report.dependencies;
   const labels = Array.from({ length }, (_, n) => String(n));
   const marks = new Set(
-    [...late, ...broken.filter((v) => v.key !== undefined && v.place !== undefined).map((v) => [v.place, v.key])].map(
+    [...leaks, ...failed.filter((v) => v.key !== undefined && v.position !== undefined).map((v) => [v.position, v.key])].map(
       (at) => at.join(","),
     ),
   );
-  const picture = matrix(moved, {
+  const figure = matrix(change, {
     rows: labels,
     columns: labels,
     power: 0.3,
     cell: 22,
-    label: t("check.sight"),
-    marked: (r, c) => marks.has(`${r},${c}`),
+    label: t("check.dependencies"),
+    isMarked: (r, c) => marks.has(`${r},${c}`),
   });
-  const words = late.length ? t("check.leak", { n: late.length }) : causal ? t("check.triangle") : t("check.everyone");
+  const words = leaks.length ? t("check.leak", { n: leaks.length }) : causal ? t("check.causal") : t("check.bidirectional");
   return card(
-    t("check.sight"),
-    h("p", { class: "faint" }, t("check.sight.lead")),
-    picture,
-    h("p", { class: late.length ? "notice bad" : "notice" }, words),
+    t("check.dependencies"),
+    h("p", { class: "muted" }, t("check.dependencies.lead")),
+    figure,
+    h("p", { class: leaks.length ? "notice bad" : "notice" }, words),
     h(
       "div",
       { class: "row" },
-      scale(t("check.still"), t("check.moved")),
-      h("span", { class: "grow" }),
-      keepers(
+      colorbar(t("check.unchanged"), t("check.changed")),
+      h("span", { class: "spacer" }),
+      exportButtons(
         `check-${name}`,
-        () => picture.querySelector("canvas"),
+        () => figure.querySelector("canvas"),
         () => report,
       ),
     ),

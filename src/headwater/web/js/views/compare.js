@@ -1,103 +1,103 @@
-// Compare: two models, or one at two checkpoints, on the same text: what they are, say, expect and look at.
+// Comparison of two models.
 // @ts-check
-import { bytes, post } from "../api.js";
-import { fill, h, visible } from "../dom.js";
-import { keepers } from "../keep.js";
-import { matrix, scale } from "../matrix.js";
-import { card, chips, field, heading, percent, select, working } from "../parts.js";
-import { asked, link } from "../state.js";
-import { count, number, short, t, word } from "../words.js";
-import { ready } from "./attention.js";
-import { textForm } from "./text.js";
+import { postForBytes, post } from "../api.js";
+import { replaceChildren, h, escapeInvisible } from "../dom.js";
+import { exportButtons } from "../export.js";
+import { matrix, colorbar } from "../matrix.js";
+import { card, tokenChips, field, heading, formatPercent, select, withLoading } from "../components.js";
+import { requestBody, routeUrl } from "../router.js";
+import { formatCount, formatNumber, formatCompact, t, translateName } from "../i18n.js";
+import { hasInput } from "./attention.js";
+import { textForm } from "./input_form.js";
 
-export const needs = "model";
-const MOST = 40;
+export const requires = "model";
+const MAX_TOKENS = 40;
 
 /** @param {HTMLElement} root @param {import("../main.js").Context} context */
 export async function mount(root, context) {
-  const { params, about, shelf } = context;
-  const names = known(shelf);
-  const other = params.other ?? usual(names, about.name);
-  const pick = (/** @type {string} */ chosen, /** @type {string} */ which) =>
+  const { params, modelInfo, catalog } = context;
+  const names = modelNames(catalog);
+  const other = params.compare ?? defaultComparison(names, modelInfo.name);
+  const modelSelect = (/** @type {string} */ selected, /** @type {string} */ param, /** @type {string} */ label) =>
     select(
-      [...new Set([chosen, ...names])].filter(Boolean).map((n) => [n, n]),
-      chosen,
-      (name) => context.set({ [which]: name, kind: null, layer: null, head: null }, true),
-      t(`compare.${which}`),
+      [...new Set([selected, ...names])].filter(Boolean).map((n) => [n, n]),
+      selected,
+      (name) => context.setParams({ [param]: name, kind: null, layer: null, head: null }, true),
+      label,
     );
-  const place = h("div", { class: "stack" });
-  fill(
+  const container = h("div", { class: "stack" });
+  replaceChildren(
     root,
     heading(t("compare.title"), t("compare.lead")),
     card(
       null,
       h(
         "div",
-        { class: "two" },
-        field(t("compare.model"), pick(about.name, "model")),
-        field(t("compare.other"), pick(other, "other")),
+        { class: "two-columns" },
+        field(t("compare.model"), modelSelect(modelInfo.name, "model", t("compare.model"))),
+        field(t("compare.other"), modelSelect(other, "compare", t("compare.other"))),
       ),
     ),
     textForm(context),
-    place,
+    container,
   );
   const show = () =>
-    working(place, context.signal, async () => {
-      const second = await post("about", { model: other }, context.signal);
-      const pair = [about, second];
-      const page = [facts(pair)];
-      if (second.shape !== about.shape) return [...page, h("p", { class: "notice" }, t("compare.shapes"))];
-      if (!ready(context)) return [...page, h("p", { class: "notice" }, t("text.give"))];
-      const seen = await looked(asked(context.params), pair, context.signal);
-      return [...page, ...expected(pair, seen), nextTokens(pair, seen), await heads(pair, seen, context)];
+    withLoading(container, context.signal, async () => {
+      const second = await post("model_info", { model: other }, context.signal);
+      const pair = [modelInfo, second];
+      const page = [factsTable(pair)];
+      if (second.architecture !== modelInfo.architecture) return [...page, h("p", { class: "notice" }, t("compare.incompatible"))];
+      if (!hasInput(context)) return [...page, h("p", { class: "notice" }, t("text.empty"))];
+      const results = await fetchTraces(requestBody(context.params), pair, context.signal);
+      return [...page, ...tokenLosses(pair, results), nextTokens(pair, results), await heads(pair, results, context)];
     });
   await show();
-  return { theme: show };
+  return { onThemeChange: show };
 }
 
-/** Every model, and every checkpoint of a run. @param {any} shelf @returns {string[]} */
-function known(shelf) {
-  return shelf.items.flatMap((/** @type {any} */ item) => {
-    const run = shelf.runs.find((/** @type {any} */ r) => r.run === item.name);
+/** Names of all models and of all checkpoints of runs. @param {any} catalog @returns {string[]} */
+function modelNames(catalog) {
+  return catalog.models.flatMap((/** @type {any} */ item) => {
+    const run = catalog.runs.find((/** @type {any} */ r) => r.run === item.name);
     return [item.name, ...(run?.checkpoints ?? []).map((/** @type {number} */ step) => `${item.name}@${step}`)];
   });
 }
 
-/** Beside a run its first checkpoint, else the next model. @param {string[]} names @param {string} mine */
-function usual(names, mine) {
+/** Default comparison: a run's first checkpoint, else another model. @param {string[]} names @param {string} ownName */
+function defaultComparison(names, ownName) {
   return (
-    names.find((n) => n.startsWith(`${mine.split("@")[0]}@`) && n !== mine) ?? names.find((n) => n !== mine) ?? mine
+    names.find((n) => n.startsWith(`${ownName.split("@")[0]}@`) && n !== ownName) ?? names.find((n) => n !== ownName) ?? ownName
   );
 }
 
 /**
- * Both read what the first one reads or writes, where they cut a text alike; else each its own tokens.
+ * Traces of both models on the first one's tokens, where their tokenizers agree; else each on its own tokens.
  * @param {any} body @param {any[]} pair @param {AbortSignal} signal
  */
-async function looked(body, pair, signal) {
+async function fetchTraces(body, pair, signal) {
   const ids = (/** @type {any[]} */ tokens) => tokens.map((token) => token.id);
   /** @type {any[]} */
-  const seen = [];
-  for (const about of pair) {
-    const own = await post("attention", { ...body, model: about.name }, signal);
-    const first = seen[0]?.own ?? own;
-    const alike = about.pieces === pair[0].pieces && ids(own.source).join() === ids(first.source).join();
-    const { tokens, source } = alike ? first : own;
-    const same = { model: about.name, ids: ids(tokens), ...(source.length ? { source_ids: ids(source) } : {}) };
-    const trace = own === first || !alike ? own : await post("attention", same, signal);
-    const writes = about.says_tokens && about.shape !== "encoder";
-    seen.push({ own, trace, next: writes ? await post("next", { ...same, shown: 8 }, signal) : null });
+  const results = [];
+  for (const modelInfo of pair) {
+    const own = await post("attention", { ...body, model: modelInfo.name }, signal);
+    const first = results[0]?.own ?? own;
+    const sameTokens = modelInfo.tokenizer_size === pair[0].tokenizer_size && ids(own.source).join() === ids(first.source).join();
+    const { tokens, source } = sameTokens ? first : own;
+    const same = { model: modelInfo.name, ids: ids(tokens), ...(source.length ? { source_ids: ids(source) } : {}) };
+    const trace = own === first || !sameTokens ? own : await post("attention", same, signal);
+    const writes = modelInfo.has_lm_head && modelInfo.architecture !== "encoder";
+    results.push({ own, trace, next: writes ? await post("next_token", { ...same, num_candidates: 8 }, signal) : null });
   }
-  return seen;
+  return results;
 }
 
 /** @param {any[]} pair */
-function facts(pair) {
+function factsTable(pair) {
   const row = (/** @type {string} */ name, /** @type {(a: any) => string} */ f) => {
     const cells = pair.map(f);
     return h(
       "tr",
-      { class: cells[0] === cells[1] ? "" : "differs" },
+      { class: cells[0] === cells[1] ? "" : "different" },
       h("th", {}, name),
       cells.map((c) => h("td", {}, c)),
     );
@@ -109,7 +109,7 @@ function facts(pair) {
       { class: "scroll" },
       h(
         "table",
-        { class: "differ" },
+        { class: "comparison" },
         h(
           "thead",
           {},
@@ -117,68 +117,68 @@ function facts(pair) {
             "tr",
             {},
             h("th", {}),
-            pair.map((a) => h("th", {}, h("a", { href: link("start", { model: a.name }) }, a.name))),
+            pair.map((a) => h("th", {}, h("a", { href: routeUrl("start", { model: a.name }) }, a.name))),
           ),
         ),
         h(
           "tbody",
           {},
-          row(t("compare.shape"), (a) => t(`differ.has.${a.shape}`)),
-          row(t("tree.parameters"), (a) => `${short(a.parameters)} (${count(a.parameters)})`),
+          row(t("compare.architecture"), (a) => t(`architecture.has.${a.architecture}`)),
+          row(t("architecture.tree.parameters"), (a) => `${formatCompact(a.parameters)} (${formatCount(a.parameters)})`),
           row(t("layers.heads"), (a) => `${a.layers.join(" + ")} × ${a.heads}`),
-          row("d_model", (a) => count(a.d_model)),
-          row(t("compare.pieces"), (a) => count(a.pieces)),
+          row("d_model", (a) => formatCount(a.d_model)),
+          row(t("compare.vocab_size"), (a) => formatCount(a.tokenizer_size)),
         ),
       ),
     ),
   );
 }
 
-/** The text, coloured by how little each expected it. @param {any[]} pair @param {any[]} seen */
-function expected(pair, seen) {
-  if (!seen[0].next) return [];
-  const side = (/** @type {any} */ about, /** @type {any} */ one) => {
-    const { tokens, shares } = one.next;
-    const costs = shares.map((/** @type {number | null} */ p) => (p === null ? null : -Math.log(Math.max(p, 1e-9))));
-    const given = costs.filter((/** @type {number | null} */ c) => c !== null);
-    const mean = given.length
-      ? given.reduce((/** @type {number} */ a, /** @type {number} */ b) => a + b, 0) / given.length
+/** Tokens colored by surprisal, for each model. @param {any[]} pair @param {any[]} results */
+function tokenLosses(pair, results) {
+  if (!results[0].next) return [];
+  const side = (/** @type {any} */ modelInfo, /** @type {any} */ one) => {
+    const { tokens, token_probs } = one.next;
+    const losses = token_probs.map((/** @type {number | null} */ p) => (p === null ? null : -Math.log(Math.max(p, 1e-9))));
+    const known = losses.filter((/** @type {number | null} */ c) => c !== null);
+    const mean = known.length
+      ? known.reduce((/** @type {number} */ a, /** @type {number} */ b) => a + b, 0) / known.length
       : null;
-    const written = one.own.generated ? one.own.follows.map((/** @type {any} */ x) => x.text).join("") : "";
+    const generated = one.own.generated ? one.own.next_tokens.map((/** @type {any} */ x) => x.text).join("") : "";
     return h(
       "div",
       {},
-      h("h3", {}, about.name),
-      written ? h("p", { class: "answer" }, visible(written)) : null,
-      chips(tokens, {
-        shade: costs.map((/** @type {number | null} */ c) => (c === null ? null : Math.min(1, c / 12))),
-        title: (n) => (shares[n] === null ? "" : percent(shares[n])),
+      h("h3", {}, modelInfo.name),
+      generated ? h("p", { class: "model-message" }, escapeInvisible(generated)) : null,
+      tokenChips(tokens, {
+        intensity: losses.map((/** @type {number | null} */ c) => (c === null ? null : Math.min(1, c / 12))),
+        title: (n) => (token_probs[n] === null ? "" : formatPercent(token_probs[n])),
       }),
-      mean === null ? null : h("p", { class: "mean", "data-loss": mean }, t("compare.loss", { loss: number(mean) })),
+      mean === null ? null : h("p", { class: "mean", "data-loss": mean }, t("compare.loss", { loss: formatNumber(mean) })),
     );
   };
   return [
     card(
-      t("compare.expected"),
-      h("p", { class: "faint" }, t("next.shade")),
-      h("div", { class: "two" }, side(pair[0], seen[0]), side(pair[1], seen[1])),
+      t("compare.losses"),
+      h("p", { class: "muted" }, t("next_token.surprisal")),
+      h("div", { class: "two-columns" }, side(pair[0], results[0]), side(pair[1], results[1])),
     ),
   ];
 }
 
-/** @param {any[]} pair @param {any[]} seen */
-function nextTokens(pair, seen) {
-  if (!seen[0].next) return null;
-  const most = Math.max(...seen.flatMap((one) => one.next.rows.map((/** @type {any} */ r) => r.shares[0])));
-  const side = (/** @type {any} */ about, /** @type {any} */ one) =>
+/** @param {any[]} pair @param {any[]} results */
+function nextTokens(pair, results) {
+  if (!results[0].next) return null;
+  const max = Math.max(...results.flatMap((one) => one.next.candidates.map((/** @type {any} */ c) => c.probs[0])));
+  const side = (/** @type {any} */ modelInfo, /** @type {any} */ one) =>
     h(
       "div",
       {},
-      h("h3", {}, about.name),
+      h("h3", {}, modelInfo.name),
       h(
         "ol",
         { class: "candidates" },
-        one.next.rows
+        one.next.candidates
           .slice(0, 8)
           .map((/** @type {any} */ row) =>
             h(
@@ -186,58 +186,58 @@ function nextTokens(pair, seen) {
               {},
               h(
                 "span",
-                { class: "plain-row" },
-                h("span", { class: "word" }, visible(row.text)),
+                { class: "candidate-row" },
+                h("span", { class: "token-text" }, escapeInvisible(row.text)),
                 h(
                   "span",
                   { class: "bar" },
-                  h("i", { class: "now", style: { width: `${(100 * row.shares[0]) / most}%` } }),
+                  h("i", { class: "value", style: { width: `${(100 * row.probs[0]) / max}%` } }),
                 ),
-                h("span", { class: "num strong" }, percent(row.shares[0])),
+                h("span", { class: "num strong" }, formatPercent(row.probs[0])),
               ),
             ),
           ),
       ),
     );
-  return card(t("next.bars"), h("div", { class: "two" }, side(pair[0], seen[0]), side(pair[1], seen[1])));
+  return card(t("next_token.probabilities"), h("div", { class: "two-columns" }, side(pair[0], results[0]), side(pair[1], results[1])));
 }
 
-/** One head of each, and their difference where both read the same tokens. @param {any[]} pair @param {any[]} seen
+/** One head of each model, and the difference where the tokens agree. @param {any[]} pair @param {any[]} results
  * @param {import("../main.js").Context} context */
-async function heads(pair, seen, context) {
+async function heads(pair, results, context) {
   const { params } = context;
-  const kinds = Object.keys(seen[0].trace.kinds).filter((k) => k in seen[1].trace.kinds);
+  const kinds = Object.keys(results[0].trace.kinds).filter((k) => k in results[1].trace.kinds);
   const kind = kinds.includes(params.kind) ? params.kind : kinds[kinds.length - 1];
-  const sizes = seen.map((one) => one.trace.kinds[kind]);
-  const least = (/** @type {string} */ name) => Math.min(...sizes.map((s) => s[name]));
+  const sizes = results.map((one) => one.trace.kinds[kind]);
+  const minSize = (/** @type {string} */ name) => Math.min(...sizes.map((s) => s[name]));
   const inside = (/** @type {string | undefined} */ v, /** @type {number} */ n) =>
     Math.max(0, Math.min(n - 1, Number(v ?? 0) || 0));
-  const [layer, head] = [inside(params.layer, least("layers")), inside(params.head, least("heads"))];
+  const [layer, head] = [inside(params.layer, minSize("layers")), inside(params.head, minSize("heads"))];
   /** @type {HTMLElement[]} */
   const figures = [];
-  /** @type {{value: number[][], look: {rows: string[], columns: string[]}}[]} */
+  /** @type {{value: number[][], labels: {rows: string[], columns: string[]}}[]} */
   const values = [];
-  for (const [n, one] of seen.entries()) {
+  for (const [n, one] of results.entries()) {
     const { source, tokens } = one.trace;
-    const rows = (kind.startsWith("encoder.") && source.length ? source : tokens).slice(0, MOST);
-    const columns = (kind === "decoder.cross_attn" ? source : rows).slice(0, MOST);
-    const body = { trace: one.trace.trace, kind, layer, head, rows: [0, rows.length], columns: [0, columns.length] };
-    const flat = new Float32Array(await bytes("block", body, context.signal));
+    const rows = (kind.startsWith("encoder.") && source.length ? source : tokens).slice(0, MAX_TOKENS);
+    const columns = (kind === "decoder.cross_attn" ? source : rows).slice(0, MAX_TOKENS);
+    const body = { trace_id: one.trace.trace_id, kind, layer, head, rows: [0, rows.length], columns: [0, columns.length] };
+    const flat = new Float32Array(await postForBytes("attention_block", body, context.signal));
     const value = rows.map((/** @type {any} */ _, /** @type {number} */ r) =>
       Array.from(flat.subarray(r * columns.length, (r + 1) * columns.length)),
     );
-    const look = {
+    const labels = {
       rows: rows.map((/** @type {any} */ x) => x.label),
       columns: columns.map((/** @type {any} */ x) => x.label),
     };
-    values.push({ value, look });
-    figures.push(figure(pair[n].name, matrix(value, { ...look, power: 0.5, label: pair[n].name })));
+    values.push({ value, labels });
+    figures.push(figure(pair[n].name, matrix(value, { ...labels, power: 0.5, label: pair[n].name })));
   }
-  const [mine, theirs] = values.map(({ look }) => JSON.stringify(look));
-  const apart = mine === theirs ? values[1].value.map((row, r) => row.map((v, c) => v - values[0].value[r][c])) : null;
-  if (apart)
+  const [ownName, theirs] = values.map(({ labels }) => JSON.stringify(labels));
+  const difference = ownName === theirs ? values[1].value.map((row, r) => row.map((v, c) => v - values[0].value[r][c])) : null;
+  if (difference)
     figures.push(
-      figure(t("compare.apart"), matrix(apart, { ...values[0].look, signed: true, label: t("compare.apart") })),
+      figure(t("compare.difference"), matrix(difference, { ...values[0].labels, diverging: true, label: t("compare.difference") })),
     );
   const numbers = (/** @type {number} */ n) =>
     Array.from({ length: n }, (_, i) => /** @type {[string, string]} */ ([String(i), String(i)]));
@@ -248,26 +248,26 @@ async function heads(pair, seen, context) {
       { class: "row" },
       kinds.length > 1
         ? select(
-            kinds.map((k) => [k, word("kind", k)]),
+            kinds.map((k) => [k, translateName("attention_kind", k)]),
             kind,
-            (k) => context.set({ kind: k, layer: 0, head: 0 }),
+            (k) => context.setParams({ kind: k, layer: 0, head: 0 }),
             t("attention.kind"),
           )
         : null,
       t("layer"),
-      select(numbers(least("layers")), String(layer), (v) => context.set({ layer: v }), t("layer")),
+      select(numbers(minSize("layers")), String(layer), (v) => context.setParams({ layer: v }), t("layer")),
       t("head"),
-      select(numbers(least("heads")), String(head), (v) => context.set({ head: v }), t("head")),
-      h("span", { class: "grow" }),
-      apart ? scale("−", "+", true) : null,
-      keepers(
+      select(numbers(minSize("heads")), String(head), (v) => context.setParams({ head: v }), t("head")),
+      h("span", { class: "spacer" }),
+      difference ? colorbar("−", "+", true) : null,
+      exportButtons(
         `compare-${pair[0].name}-${pair[1].name}`,
         () => figures[figures.length - 1].querySelector("canvas"),
-        () => ({ models: pair.map((a) => a.name), kind, layer, head, weights: values.map((v) => v.value), apart }),
+        () => ({ models: pair.map((a) => a.name), kind, layer, head, weights: values.map((v) => v.value), difference }),
       ),
     ),
-    h("div", { class: "tables" }, figures),
-    apart ? null : h("p", { class: "notice" }, t("compare.other.tokens")),
+    h("div", { class: "matrices" }, figures),
+    difference ? null : h("p", { class: "notice" }, t("compare.different_tokens")),
   );
 }
 

@@ -1,62 +1,62 @@
-// Start: what there is to look at, and what each thing is, in three lines.
+// Models and runs.
 // @ts-check
 import { post } from "../api.js";
-import { fill, h } from "../dom.js";
-import { card, heading, trouble } from "../parts.js";
-import { link } from "../state.js";
-import { count, short, t, word } from "../words.js";
+import { replaceChildren, h } from "../dom.js";
+import { card, heading, errorNotice } from "../components.js";
+import { routeUrl } from "../router.js";
+import { formatCount, formatCompact, t, translateName } from "../i18n.js";
 
 /** @param {HTMLElement} root @param {import("../main.js").Context} context */
-export async function mount(root, { shelf, params, signal }) {
-  const chosen = params.model ?? shelf.items[0]?.name;
-  const groups = ["run", "model", "made"].map((kind) => [
+export async function mount(root, { catalog, params, signal }) {
+  const selected = params.model ?? catalog.models[0]?.name;
+  const groups = ["run", "model", "random"].map((kind) => [
     kind,
-    shelf.items.filter((/** @type {any} */ item) => item.kind === kind),
+    catalog.models.filter((/** @type {any} */ item) => item.kind === kind),
   ]);
-  const what = h("section", { class: "card what", "aria-live": "polite" });
-  fill(
+  const details = h("section", { class: "card model-card", "aria-live": "polite" });
+  replaceChildren(
     root,
     heading(t("start.title"), t("start.lead")),
     h(
       "div",
-      { class: "two" },
+      { class: "two-columns" },
       h(
         "div",
-        { class: "shelf" },
-        groups.filter(([, items]) => items.length).map(([kind, items]) => group(kind, items, shelf, chosen)),
+        { class: "model-list" },
+        groups.filter(([, items]) => items.length).map(([kind, items]) => modelGroup(kind, items, catalog, selected)),
       ),
-      what,
+      details,
     ),
-    shelf.items.every((/** @type {any} */ item) => item.kind === "made")
+    catalog.models.every((/** @type {any} */ item) => item.kind === "random")
       ? card(t("start.none"), h("p", {}, t("start.none.how")), h("pre", {}, "headwater demo\nheadwater ui runs"))
       : null,
   );
-  if (!chosen) return;
+  if (!selected) return;
   try {
-    fill(what, ...told(await post("about", { model: chosen }, signal)));
+    replaceChildren(details, ...modelCard(await post("model_info", { model: selected }, signal)));
   } catch (error) {
-    if (!signal.aborted) fill(what, h("h2", {}, chosen), trouble(error));
+    if (!signal.aborted) replaceChildren(details, h("h2", {}, selected), errorNotice(error));
   }
 }
 
-/** @param {string} kind @param {any[]} items @param {any} shelf @param {string} chosen */
-function group(kind, items, shelf, chosen) {
+/** @param {string} kind @param {any[]} items @param {any} catalog @param {string} selected */
+function modelGroup(kind, items, catalog, selected) {
   return h(
     "section",
     { class: "card" },
     h("h2", {}, t(`start.${kind}`)),
     h(
       "ul",
-      { class: "names" },
+      { class: "name-list" },
       items.map((item) => {
-        const run = shelf.runs.find((/** @type {any} */ r) => r.run === item.name);
-        const more = run ? `${t("step")} ${count(run.step)} · ${state(run.state)}` : "";
+        const run = catalog.runs.find((/** @type {any} */ r) => r.run === item.name);
+        const more = run ? `${t("step")} ${formatCount(run.step)} · ${state(run.state)}` : "";
         return h(
           "li",
           {},
           h(
             "a",
-            { href: link("start", { model: item.name }), "aria-current": item.name === chosen ? "true" : null },
+            { href: routeUrl("start", { model: item.name }), "aria-current": item.name === selected ? "true" : null },
             h("span", {}, item.name),
             h("small", {}, more),
           ),
@@ -68,52 +68,52 @@ function group(kind, items, shelf, chosen) {
 
 /** @param {string} name */
 export function state(name) {
-  return word("state", name);
+  return translateName("state", name);
 }
 
-/** Three lines and where to go. @param {any} about */
-function told(about) {
-  const layers = about.layers.join(" + ");
-  const head = about.task
-    ? t("about.task", { task: about.task })
-    : about.says_tokens
+/** Summary of a model, and links to its views. @param {any} modelInfo */
+function modelCard(modelInfo) {
+  const layers = modelInfo.layers.join(" + ");
+  const head = modelInfo.task
+    ? t("about.task", { task: modelInfo.task })
+    : modelInfo.has_lm_head
       ? t("about.tokens")
       : t("about.states");
   const views = [
     "attention",
-    "next",
-    "why",
-    "talk",
-    "walk",
-    "anatomy",
+    "next-token",
+    "attribution",
+    "chat",
+    "walkthrough",
+    "architecture",
     "compare",
     "check",
-    ...(about.kind === "run" ? ["training"] : []),
+    ...(modelInfo.kind === "run" ? ["training"] : []),
   ];
   return [
-    h("h2", {}, about.name),
-    h("p", {}, t(`about.${about.shape}`)),
+    h("h2", {}, modelInfo.name),
+    h("p", {}, t(`about.${modelInfo.architecture}`)),
     h(
       "p",
       {},
       t("about.sizes", {
         layers,
-        heads: about.heads,
-        d_model: about.d_model,
-        parameters: short(about.parameters),
-        exact: count(about.parameters),
+        heads: modelInfo.heads,
+        d_model: modelInfo.d_model,
+        parameters: formatCompact(modelInfo.parameters),
+        exact: formatCount(modelInfo.parameters),
       }),
     ),
-    h("p", {}, head, " ", about.kind === "made" ? t("about.made") : t("about.pieces", { pieces: count(about.pieces) })),
+    h("p", {}, head, " ", modelInfo.kind === "random" ? t("about.random") : t("about.vocab_size", { size: formatCount(modelInfo.tokenizer_size) })),
     h(
       "div",
-      { class: "doors" },
+      { class: "view-links" },
       views.map((view) =>
         h(
           "a",
-          { class: "door", href: link(view, { model: about.name, run: view === "training" ? about.name : null }) },
+          { class: "view-link", href: routeUrl(view, { model: modelInfo.name, run: view === "training" ? modelInfo.name : null }) },
           h("strong", {}, t(`view.${view}`)),
-          h("small", {}, t(`door.${view}`)),
+          h("small", {}, t(`view.${view}.description`)),
         ),
       ),
     ),

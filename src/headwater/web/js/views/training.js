@@ -1,18 +1,18 @@
-// Training: every run from its files, live or past; curves, samples over time, and a scrubber over its checkpoints.
+// Training curves and samples.
 // @ts-check
 import { post } from "../api.js";
-import { chart, smooth } from "../chart.js";
-import { css, fill, h, visible } from "../dom.js";
-import { keepers, sheet, titled } from "../keep.js";
-import { card, choice, heading, notice, select, slider, trouble } from "../parts.js";
-import { link } from "../state.js";
-import { count, number, t } from "../words.js";
-import { Scrub } from "./scrub.js";
+import { chart, ema } from "../chart.js";
+import { cssVariable, replaceChildren, h, escapeInvisible } from "../dom.js";
+import { exportButtons, combineSvgs, withTitle } from "../export.js";
+import { card, segmentedControl, heading, notice, select, slider, errorNotice } from "../components.js";
+import { routeUrl } from "../router.js";
+import { formatCount, formatNumber, t } from "../i18n.js";
+import { CheckpointSlider } from "./checkpoints.js";
 import { state } from "./start.js";
-import { strip } from "./strip.js";
+import { gradNormHeatmap } from "./grad_norms.js";
 
 const POLL = 2000;
-const LEAVE_OUT = new Set([
+const NON_METRICS = new Set([
   "line",
   "step",
   "split",
@@ -24,76 +24,76 @@ const LEAVE_OUT = new Set([
   "grad_norm",
   "grad_norms",
   "tokens_per_second",
-  "answers_per_second",
+  "targets_per_second",
   "applied",
   "note",
-  "stopped",
+  "stop_reason",
   "seconds",
 ]);
 
 /** @param {HTMLElement} root @param {import("../main.js").Context} context */
 export async function mount(root, context) {
-  const { shelf, params } = context;
-  const runs = shelf.items
+  const { catalog, params } = context;
+  const runs = catalog.models
     .filter((/** @type {any} */ item) => item.kind === "run")
     .map((/** @type {any} */ item) => item.name);
-  fill(root, heading(t("training.title"), t("training.lead")));
+  replaceChildren(root, heading(t("training.title"), t("training.lead")));
   if (!runs.length) {
     root.append(h("p", { class: "notice" }, t("training.none")), h("pre", {}, "headwater demo\nheadwater ui runs"));
     return;
   }
   const model = params.model?.replace(/@\d+$/, "");
   const name = params.run ?? (runs.includes(model) ? model : runs[0]);
-  if (!runs.includes(name)) await post("run", { run: name }, context.signal); // refuses a name that it does not know
-  const shown = new Run(context, name, runs);
+  if (!runs.includes(name)) await post("run", { run: name }, context.signal); // raises on an unknown name
+  const view = new RunView(context, name, runs);
   if (!params.run && params.model && model !== name)
-    root.append(notice(t("training.other", { model: visible(params.model), run: visible(name) })));
-  root.append(...shown.page);
-  await shown.refresh();
-  const timer = setInterval(() => document.visibilityState === "visible" && shown.live && shown.refresh(), POLL);
+    root.append(notice(t("training.other", { model: escapeInvisible(params.model), run: escapeInvisible(name) })));
+  root.append(...view.page);
+  await view.refresh();
+  const timer = setInterval(() => document.visibilityState === "visible" && view.running && view.refresh(), POLL);
   return {
     update: (/** @type {Record<string, string>} */ params) => {
       const same = (params.run ?? params.model) === (context.params.run ?? context.params.model);
-      const beside = params.beside !== context.params.beside;
+      const comparisonChanged = params.compare !== context.params.compare;
       context.params = params;
-      if (same && beside) shown.compare();
-      else if (same) shown.draw();
+      if (same && comparisonChanged) view.compare();
+      else if (same) view.draw();
       return same;
     },
     destroy: () => clearInterval(timer),
-    theme: () => shown.draw(),
+    onThemeChange: () => view.draw(),
   };
 }
 
-class Run {
+class RunView {
   /** @param {import("../main.js").Context} context @param {string} name @param {string[]} runs */
   constructor(context, name, runs) {
     this.context = context;
     this.name = name;
     /** @type {any[]} */
     this.lines = [];
-    this.last = -1;
+    this.lastLine = -1;
     /** @type {any} */
     this.data = null;
     /** @type {any[] | null} */
-    this.beside = null;
-    this.live = true;
-    this.asking = false;
-    this.problem = h("div", {});
-    this.status = h("span", { class: "faint", role: "status" });
+    this.comparisonMetrics = null;
+    this.running = true;
+    this.loading = false;
+    this.errorBox = h("div", {});
+    this.status = h("span", { class: "muted", role: "status" });
     this.curves = h("div", { class: "charts" });
     this.samples = h("div", {});
-    this.scrub = new Scrub(context, name);
-    const others = [["", t("training.alone")], ...runs.filter((r) => r !== name).map((r) => [r, r])];
-    this.logs = h("span", {});
+    this.checkpoints = new CheckpointSlider(context, name);
+    const others = [["", t("training.compare.choose")], ...runs.filter((r) => r !== name).map((r) => [r, r])];
+    this.scaleToggle = h("span", {});
     const smoothing = slider(t("training.smoothing"), {
       id: "smoothing",
       value: this.smoothing,
       min: 0,
       max: 0.99,
       step: 0.01,
-      shown: (v) => (v ? v.toFixed(2) : t("off")),
-      change: (v) => context.set({ smooth: v || null }),
+      format: (v) => (v ? v.toFixed(2) : t("off")),
+      onChange: (v) => context.setParams({ smoothing: v || null }),
     });
     const bar = h(
       "div",
@@ -101,82 +101,82 @@ class Run {
       select(
         runs.map((r) => [r, r]),
         name,
-        (r) => context.set({ run: r, beside: null, model: r }, true),
+        (r) => context.setParams({ run: r, compare: null, model: r }, true),
         t("training.run"),
       ),
       runs.length > 1
         ? select(
             /** @type {[string, string][]} */ (others),
-            context.params.beside ?? "",
-            (r) => context.set({ beside: r || null }),
-            t("training.beside"),
+            context.params.compare ?? "",
+            (r) => context.setParams({ compare: r || null }),
+            t("training.compare"),
           )
         : null,
-      this.logs,
+      this.scaleToggle,
       smoothing,
       this.status,
-      h("span", { class: "grow" }),
-      h("a", { href: link("attention", { model: name }) }, t("view.attention")),
-      keepers(
+      h("span", { class: "spacer" }),
+      h("a", { href: routeUrl("attention", { model: name }) }, t("view.attention")),
+      exportButtons(
         `run-${name}`,
-        () => this.picture(),
+        () => this.figure(),
         () => this.lines,
       ),
     );
     this.page = [
-      card(null, bar, this.problem, this.curves),
-      card(t("training.samples"), h("p", { class: "faint" }, t("training.samples.lead")), this.samples),
-      this.scrub.page,
+      card(null, bar, this.errorBox, this.curves),
+      card(t("training.samples"), h("p", { class: "muted" }, t("training.samples.lead")), this.samples),
+      this.checkpoints.page,
     ];
   }
 
-  /** The weight of what came before in the smoothed curves; 0 is none of them. */
+  /** Smoothing factor of the moving average; 0 is off. */
   get smoothing() {
-    return Math.max(0, Math.min(0.99, Number(this.context.params.smooth ?? 0) || 0));
+    return Math.max(0, Math.min(0.99, Number(this.context.params.smoothing ?? 0) || 0));
   }
 
-  /** All charts on one sheet. */
-  async picture() {
+  /** All charts as one SVG. */
+  async figure() {
     const charts = /** @type {SVGSVGElement[]} */ ([...this.curves.querySelectorAll("svg.chart")]);
-    const layers = /** @type {any} */ (this.curves.querySelector(".strip canvas"));
-    const parts = [sheet(charts, "", 2)];
-    if (layers) parts.push(titled(await layers.vector(), t("training.layers")));
-    return sheet(parts, `${t("training.title")} · ${visible(this.name)}`);
+    const layers = /** @type {any} */ (this.curves.querySelector(".grad-norms canvas"));
+    const parts = [combineSvgs(charts, "", 2)];
+    if (layers) parts.push(withTitle(await layers.toSvg(), t("training.layers")));
+    return combineSvgs(parts, `${t("training.title")} · ${escapeInvisible(this.name)}`);
   }
 
   async refresh() {
-    if (this.asking) return;
-    this.asking = true;
+    if (this.loading) return;
+    this.loading = true;
     try {
-      const data = await post("run", { run: this.name, after: this.last }, this.context.signal);
-      if (data.last < this.last) [this.lines, this.last] = [[], -1];
-      this.lines.push(...data.lines.filter((/** @type {any} */ line) => line.line > this.last));
-      const changed = data.last !== this.last || !this.data;
-      this.last = data.last;
+      const data = await post("run", { run: this.name, after_line: this.lastLine }, this.context.signal);
+      if (data.last_line < this.lastLine) [this.lines, this.lastLine] = [[], -1];
+      this.lines.push(...data.metrics.filter((/** @type {any} */ line) => line.line > this.lastLine));
+      const changed = data.last_line !== this.lastLine || !this.data;
+      this.lastLine = data.last_line;
       this.data = data;
-      this.live = data.state === "live";
-      this.status.textContent = `${state(data.state)} · ${t("step")} ${count(data.step)}` + this.speed();
+      this.running = data.state === "running";
+      this.status.textContent = `${state(data.state)} · ${t("step")} ${formatCount(data.step)}` + this.throughput();
       if (changed) this.draw();
-      this.scrub.has(data.checkpoints, data.samples);
-      if (this.context.params.beside && !this.beside) await this.compare();
-      fill(this.problem);
+      this.checkpoints.setCheckpoints(data.checkpoints, data.samples);
+      if (this.context.params.compare && !this.comparisonMetrics) await this.compare();
+      replaceChildren(this.errorBox);
     } catch (error) {
-      if (!this.context.signal.aborted) fill(this.problem, trouble(error)); // what was drawn stays, and it is asked again
+      if (!this.context.signal.aborted) replaceChildren(this.errorBox, errorNotice(error)); // the curves stay, and the next poll tries again
     } finally {
-      this.asking = false;
+      this.loading = false;
     }
   }
 
   async compare() {
-    const other = this.context.params.beside;
-    this.beside = other ? (await post("run", { run: other }, this.context.signal)).lines : null;
-    this.besideName = other ?? "";
+    const other = this.context.params.compare;
+    this.comparisonMetrics = other ? (await post("run", { run: other }, this.context.signal)).metrics : null;
+    this.comparisonRun = other ?? "";
     this.draw();
   }
 
-  speed() {
+  throughput() {
     const rates = this.lines.filter((line) => line.tokens_per_second).map((line) => line.tokens_per_second);
-    return rates.length ? ` · ${count(rates[rates.length - 1])} ${t("training.rate")}` : "";
+    return rates.length ? ` · ${formatCount(rates[rates.length - 1])} ${t("training.rate")}` : "";
   }
 
   draw() {
@@ -185,60 +185,60 @@ class Run {
     const of = (/** @type {any[]} */ lines, /** @type {string} */ name) =>
       lines.filter((x) => typeof x[name] === "number").map((x) => /** @type {[number, number]} */ ([x.step, x[name]]));
     const log = this.context.params.log === "1";
-    fill(
-      this.logs,
-      choice(
+    replaceChildren(
+      this.scaleToggle,
+      segmentedControl(
         [
           ["0", t("scale.linear")],
           ["1", t("scale.log")],
         ],
         log ? "1" : "0",
-        (v) => this.context.set({ log: v === "1" ? 1 : null }),
+        (v) => this.context.setParams({ log: v === "1" ? 1 : null }),
         t("training.scale"),
       ),
     );
-    const room = this.curves.clientWidth || 560;
-    const width = Math.max(300, Math.min(560, room > 700 ? room / 2 - 12 : room));
+    const maxWidth = this.curves.clientWidth || 560;
+    const width = Math.max(300, Math.min(560, maxWidth > 700 ? maxWidth / 2 - 12 : maxWidth));
     const plot = (/** @type {string} */ title, /** @type {import("../chart.js").Curve[]} */ curves, scale = false) =>
       curves.some((c) => c.points.length)
         ? h("figure", {}, chart({ curves, width, log: scale, x: t("step"), title }))
         : null;
-    const [accent, warm, third] = [css("--accent"), css("--warm"), css("--third")];
-    const scores = [...new Set(valid.flatMap((line) => Object.keys(line)))].filter(
-      (name) => !LEAVE_OUT.has(name) && valid.some((line) => typeof line[name] === "number"),
+    const [accent, warm, third] = [cssVariable("--accent"), cssVariable("--accent-2"), cssVariable("--accent-3")];
+    const metrics = [...new Set(valid.flatMap((line) => Object.keys(line)))].filter(
+      (name) => !NON_METRICS.has(name) && valid.some((line) => typeof line[name] === "number"),
     );
-    const hues = [accent, warm, third];
+    const colors = [accent, warm, third];
     const notes = this.lines.filter((line) => line.note);
-    const other = visible(this.besideName ?? "");
-    const theirs = (/** @type {string} */ split) => (this.beside ?? []).filter((x) => x.split === split);
-    fill(
+    const other = escapeInvisible(this.comparisonRun ?? "");
+    const comparisonSplit = (/** @type {string} */ split) => (this.comparisonMetrics ?? []).filter((x) => x.split === split);
+    replaceChildren(
       this.curves,
       this.lines.length ? null : h("p", { class: "notice" }, t("training.empty")),
       plot(
         t("training.loss"),
         [
-          ...this.raw(t("training.train"), accent, of(train, "loss")),
-          { name: t("training.valid"), colour: warm, points: of(valid, "loss"), dots: true },
-          ...this.raw(`${other} · ${t("training.train")}`, third, of(theirs("train"), "loss")),
+          ...this.withSmoothing(t("training.train"), accent, of(train, "loss")),
+          { name: t("training.valid"), color: warm, points: of(valid, "loss"), dots: true },
+          ...this.withSmoothing(`${other} · ${t("training.train")}`, third, of(comparisonSplit("train"), "loss")),
           {
             name: `${other} · ${t("training.valid")}`,
-            colour: third,
-            points: of(theirs("valid"), "loss"),
+            color: third,
+            points: of(comparisonSplit("valid"), "loss"),
             dots: true,
             dashed: true,
           },
         ],
         log,
       ),
-      scores.map((name, n) =>
+      metrics.map((name, n) =>
         plot(name, [
-          { name, colour: hues[(n + 1) % 3], points: of(valid, name), dots: true },
-          { name: `${other} · ${name}`, colour: css("--soft"), points: of(theirs("valid"), name), dots: true, dashed: true },
+          { name, color: colors[(n + 1) % 3], points: of(valid, name), dots: true },
+          { name: `${other} · ${name}`, color: cssVariable("--text-muted"), points: of(comparisonSplit("valid"), name), dots: true, dashed: true },
         ]),
       ),
-      plot(t("training.lr"), [{ name: t("training.lr"), colour: third, points: of(train, "lr") }]),
-      plot(t("training.norm"), this.raw(t("training.norm"), warm, of(train, "grad_norm")), true),
-      strip(train, `gradients-${this.name}`, room),
+      plot(t("training.lr"), [{ name: t("training.lr"), color: third, points: of(train, "lr") }]),
+      plot(t("training.norm"), this.withSmoothing(t("training.norm"), warm, of(train, "grad_norm")), true),
+      gradNormHeatmap(train, `gradients-${this.name}`, maxWidth),
       notes.length
         ? h(
             "ul",
@@ -251,35 +251,35 @@ class Run {
   }
 
   /**
-   * A curve as it was measured; where smoothing is on it is drawn weakly, and its moving average strongly.
-   * @param {string} name @param {string} colour @param {[number, number][]} points
+   * The raw curve; with smoothing on, it is faint and its moving average is added.
+   * @param {string} name @param {string} color @param {[number, number][]} points
    * @returns {import("../chart.js").Curve[]}
    */
-  raw(name, colour, points) {
+  withSmoothing(name, color, points) {
     const weight = this.smoothing;
-    if (!weight) return [{ name, colour, points }];
+    if (!weight) return [{ name, color, points }];
     return [
-      { name, colour, points, faint: true },
-      { name: t("training.smooth", { name }), colour, points: smooth(points, weight) },
+      { name, color, points, faint: true },
+      { name: t("training.smooth", { name }), color, points: ema(points, weight) },
     ];
   }
 
   drawSamples() {
     const samples = this.data?.samples ?? [];
-    if (!samples.length) return fill(this.samples, h("p", { class: "notice" }, t("training.samples.none")));
+    if (!samples.length) return replaceChildren(this.samples, h("p", { class: "notice" }, t("training.samples.none")));
     const names = Object.keys(samples[0]).filter((name) => name !== "step");
     const first = names[0];
     const inputs = [...new Set(samples.map((/** @type {any} */ x) => text(x[first])))].slice(0, 12);
-    const chosen = Number(this.context.params.sample ?? 0) || 0;
-    const mine = samples.filter(
-      (/** @type {any} */ x) => text(x[first]) === inputs[Math.min(chosen, inputs.length - 1)],
+    const selected = Number(this.context.params.sample ?? 0) || 0;
+    const selectedSamples = samples.filter(
+      (/** @type {any} */ x) => text(x[first]) === inputs[Math.min(selected, inputs.length - 1)],
     );
-    fill(
+    replaceChildren(
       this.samples,
       select(
-        inputs.map((input, n) => [String(n), visible(String(input)).slice(0, 90)]),
-        String(chosen),
-        (v) => this.context.set({ sample: v }),
+        inputs.map((input, n) => [String(n), escapeInvisible(String(input)).slice(0, 90)]),
+        String(selected),
+        (v) => this.context.setParams({ sample: v }),
         t("training.sample"),
       ),
       h(
@@ -301,11 +301,11 @@ class Run {
           h(
             "tbody",
             {},
-            mine.reverse().map((/** @type {any} */ x) =>
+            selectedSamples.reverse().map((/** @type {any} */ x) =>
               h(
                 "tr",
                 {},
-                h("td", { class: "num" }, count(x.step)),
+                h("td", { class: "num" }, formatCount(x.step)),
                 names.slice(1).map((name) => h("td", {}, text(x[name]))),
               ),
             ),
@@ -318,6 +318,6 @@ class Run {
 
 /** @param {any} value */
 function text(value) {
-  if (typeof value === "number") return number(value);
-  return visible(typeof value === "string" ? value : JSON.stringify(value ?? "")).slice(0, 400);
+  if (typeof value === "number") return formatNumber(value);
+  return escapeInvisible(typeof value === "string" ? value : JSON.stringify(value ?? "")).slice(0, 400);
 }

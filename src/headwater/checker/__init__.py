@@ -1,0 +1,1 @@
+"""The checker: tests a model against the laws of a Transformer."""

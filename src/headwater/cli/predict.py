@@ -1,0 +1,113 @@
+"""The commands headwater classify, tag, summarize and answer: predictions of a trained model.
+
+headwater classify RUN "text"                  its label, with the probability
+headwater tag RUN "text"                       a tag for every word
+headwater summarize RUN "text"                 the output of a sequence-to-sequence model
+headwater answer RUN "question" --text FILE    the span of the text that answers the question
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from headwater.cli import common, inputs, kernels, translate
+from headwater.cli.parser import CommandParser, escape_for_terminal
+from headwater.errors import BadInput, BadSetting, NotFound
+from headwater.i18n import _
+
+# ------------------------------------------------------------------------------------- headwater classify RUN "text"
+
+
+def add_classify_arguments(parser: CommandParser) -> None:
+    common.add_predict_arguments(parser)
+
+
+def run_classify(args: argparse.Namespace) -> None:
+    common.predict_inputs(args, "classification")
+
+
+# ------------------------------------------------------------------------------------------ headwater tag RUN "text"
+
+
+def add_tag_arguments(parser: CommandParser) -> None:
+    common.add_predict_arguments(parser)
+
+
+def run_tag(args: argparse.Namespace) -> None:
+    common.predict_inputs(args, "token-classification")
+
+
+# ------------------------------------------------------------------------------------ headwater summarize RUN "text"
+
+
+def add_summarize_arguments(parser: CommandParser) -> None:
+    translate.add_arguments(parser)
+
+
+def run_summarize(args: argparse.Namespace) -> None:
+    common.predict_inputs(args, "seq2seq", ("summary",), beam=args.beam)
+
+
+# ---------------------------------------------------------------------- headwater answer RUN "question" --text FILE
+
+
+def add_answer_arguments(parser: CommandParser) -> None:
+    parser.add_argument("run", help=_("the folder of a run or of a model"))
+    help_text = _("one or more, each in quotes, or files with one a line")
+    parser.add_argument("questions", nargs="+", help=help_text)
+    help_text = _("every question is a text, even one that looks like a file name")
+    parser.add_argument("--as-text", action="store_true", help=help_text)
+    help_text = _("the file to find the answer in; - is the standard input")
+    parser.add_argument("--text", default="-", help=help_text)
+    parser.add_argument("--json", action="store_true", help=_("a JSON object a line"))
+
+
+def run_answer(args: argparse.Namespace) -> None:
+    from headwater.data.examples import QAExample
+
+    questions = read_questions(args)
+    context = _read_context(args.text)
+    if not context.strip():
+        raise BadInput(_("answer: there must be a text to find the answer in, it is empty; give --text FILE"))
+    predictor = common.load_for_task(args, "question-answering")
+    kernels.warn_missing()
+    for question in questions:
+        answer = predictor(QAExample(question, context))
+        if args.json:
+            print(json.dumps({"input": question, "output": answer}, ensure_ascii=False))
+        else:
+            print(escape_for_terminal(answer) or _("(no answer)"))
+
+
+def read_questions(args: argparse.Namespace) -> list[str]:
+    """The questions, some of them perhaps in files with one a line."""
+    if "-" in args.questions and args.text == "-" and not args.as_text:
+        raise BadSetting(
+            _("answer: questions and --text can not both be the standard input; give one of them as a file")
+        )
+    sources = inputs.open_inputs(args.questions, inputs.InputOptions(as_text=args.as_text))
+    if sources.tables:
+        raise BadInput(
+            _(
+                "answer: {path} is a table, which is not read here; give questions, one a line",
+                path=sources.tables[0].path,
+            )
+        )
+    return [entry.text for entry in sources.entries() if not entry.is_blank]
+
+
+def _read_context(path: str) -> str:
+    """The text that answers are searched in: a file, or the standard input."""
+    if path == "-":
+        return sys.stdin.read().replace("\r\n", "\n")
+    if not Path(path).is_file():
+        raise NotFound(_("--text must be a file, {path} is not there; - reads the standard input", path=path))
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise BadInput(
+            _("{path} must be UTF-8, byte {start} is not; write it anew in UTF-8", path=path, start=error.start)
+        ) from None

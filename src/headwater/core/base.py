@@ -1,0 +1,128 @@
+"""Base classes of the specs, one for each type of component, so that a spec in the wrong field is refused by name.
+
+And choose(), which looks up what a user names.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from torch import nn
+
+from headwater.errors import BadSetting, nearest
+from headwater.i18n import _
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+    from headwater.core.embeddings import ModelInputs
+    from headwater.core.kernels import Kernel
+    from headwater.core.positions import PositionEncoding
+
+
+Choice = TypeVar("Choice")
+
+
+class NormSpec(ABC):
+    """A normalization layer: a module called as norm(x), or as norm(x, y, p) = norm(x + dropout(y, p))."""
+
+    @abstractmethod
+    def build(self, d_model: int) -> nn.Module: ...
+
+
+class BranchLayerSpec(ABC):
+    """A layer in a residual branch: attention or a feed-forward layer."""
+
+    @abstractmethod
+    def build(self, d_model: int) -> nn.Module: ...
+
+
+class BlockSpec(ABC):
+    """One layer of a stack: residual branches, in sequence or in parallel."""
+
+    @abstractmethod
+    def build(self, d_model: int) -> nn.Module: ...
+
+
+class EmbeddingSpec(ABC):
+    """The input embedding of a stack."""
+
+    @abstractmethod
+    def build(self, d_model: int) -> nn.Module: ...
+
+
+class HeadSpec(ABC):
+    """A head on the last hidden states: logits, a pooled vector, the states themselves."""
+
+    @abstractmethod
+    def build(self, d_model: int) -> nn.Module: ...
+
+
+class HeadTransformSpec(ABC):
+    """What a language-model head applies before the projection to the vocabulary."""
+
+    @abstractmethod
+    def build(self, d_model: int, width: int) -> nn.Module: ...
+
+
+class PoolingSpec(ABC):
+    """Pooling: hidden states [B, Q, D] to one vector per row [B, D]."""
+
+    @abstractmethod
+    def pool(self, x: Tensor, inputs: ModelInputs) -> Tensor: ...
+
+
+class KernelSpec(ABC):
+    """An attention kernel: q, k, v -> output."""
+
+    @abstractmethod
+    def build(self, scale: float, dropout: float) -> Kernel: ...
+
+
+class PositionSpec(ABC):
+    """A position encoding.
+
+    applies_to: "embedding", "attention" or "none". shared: whether equal layers of a stack use one module.
+    """
+
+    applies_to: ClassVar[str]
+    shared: ClassVar[bool] = True
+
+    @property
+    def max_positions(self) -> int | None:
+        """The number of positions that can be encoded; None: no limit."""
+        return None
+
+    @abstractmethod
+    def build(self, width: int, heads: int = 1) -> PositionEncoding: ...
+
+
+class BridgeSpec(ABC):
+    """What the encoder output passes through before the decoder reads it."""
+
+    @abstractmethod
+    def build(self) -> nn.Module: ...
+
+
+class InitSpec(ABC):
+    """Weight initialization: how a tensor gets its initial values."""
+
+    @abstractmethod
+    def fill(self, tensor: Tensor, generator: Generator) -> None: ...
+
+
+def choose(name: str, known: Mapping[str, Choice], field: str) -> Choice:
+    """The entry of that name, or a fault that names the known ones."""
+    if name not in known:
+        raise BadSetting(
+            _(
+                "{field} must be one of {known}, got {name!r}; {nearest}",
+                field=field,
+                known=", ".join(known),
+                name=name,
+                nearest=nearest(name, known),
+            )
+        )
+    return known[name]

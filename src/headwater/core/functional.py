@@ -1,0 +1,192 @@
+"""The operations of a Transformer, each as its formula in torch: linear, feed-forward, dropout, norm, attention.
+
+This is the only file of core that imports headwater.cpu. Where its C kernels support the tensors (float32 on a CPU,
+mostly in training), a function calls the kernel, which computes the same; else torch computes the formula.
+B batch, H heads, G key/value heads (H is a multiple), Q queries, S keys, D width, K head width, V value head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeGuard, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from headwater.cpu import attention as cpu_attention
+from headwater.cpu import embedding as cpu_embedding
+from headwater.cpu import linear as cpu_linear
+from headwater.cpu import norm as cpu_norm
+from headwater.cpu.build import supported
+from headwater.cpu.dropout import DropoutMask, fused_dropout
+from headwater.cpu.layout import PANEL_COLUMNS
+
+MIN_QUERY_BLOCK = 64  # queries at a time of sliding-window attention in torch
+
+Activation = Callable[[Tensor], Tensor]
+LayerType = TypeVar("LayerType", bound=nn.Module)
+
+
+def unchanged(x: Tensor) -> Tensor:
+    """x: the identity."""
+    return x
+
+
+# ------------------------------------------------------------------------------------ linear, feed-forward, embedding
+
+
+def linear(x: Tensor, layer: nn.Module) -> Tensor:
+    """y = x Wᵀ + b"""
+    if _is_plain(layer, nn.Linear) and cpu_linear.linear_supported(x, layer.weight, layer.bias):
+        return cpu_linear.linears(x, layer)[0]
+    return layer(x)
+
+
+def linears(x: Tensor, *layers: nn.Module) -> tuple[Tensor, ...]:
+    """Several linear layers of one x: queries, keys, values. In C the backward pass sums their gradients in place."""
+    plain = [layer for layer in layers if _is_plain(layer, nn.Linear)]
+    if len(plain) == len(layers) and all(cpu_linear.linear_supported(x, m.weight, m.bias) for m in plain):
+        return cpu_linear.linears(x, *plain)
+    return tuple(linear(x, layer) for layer in layers)
+
+
+def feed_forward(x: Tensor, up: nn.Module, act: Activation, p: float, down: nn.Module) -> Tensor:
+    """down(dropout(act(up(x)), p))"""
+    if _is_plain(up, nn.Linear) and _is_plain(down, nn.Linear) and cpu_linear.feed_forward_supported(x, up, act, down):
+        return cpu_linear.fused_feed_forward(x, up, act, p, down)
+    return linear(dropout(act(linear(x, up)), p), down)
+
+
+def embedding(ids: Tensor, table: nn.Module) -> Tensor:
+    """weight[ids]; the gradient of a large table takes memory only for the rows that were looked up."""
+    if _is_plain(table, nn.Embedding) and cpu_embedding.embedding_supported(table.weight):
+        return cpu_embedding.embedding(ids, table.weight)
+    return table(ids)
+
+
+def _is_plain(layer: nn.Module, cls: type[LayerType]) -> TypeGuard[LayerType]:
+    """Whether a layer is torch's own and has no hooks: some observe it, others compute its weight (pruning)."""
+    hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
+    return type(layer) is cls and not any(hooks)
+
+
+# --------------------------------------------------------------------------------------------------- dropout and norm
+
+
+def dropout(x: Tensor, p: float) -> Tensor:
+    """x · mask / (1 - p): each element of the mask is 0 with probability p, else 1. The mask is the same without C."""
+    if not p:
+        return x
+    if supported(x):
+        return fused_dropout(x, p)
+    if x.device.type != "cpu":
+        return F.dropout(x, p)
+    return DropoutMask.sample(p)(x)
+
+
+def add_dropout(x: Tensor, y: Tensor, p: float) -> Tensor:
+    """x + dropout(y, p): the residual connection."""
+    if p and x.shape == y.shape and supported(x, y):
+        return fused_dropout(y, p, residual=x)
+    return x + dropout(y, p)
+
+
+def add_norm(
+    x: Tensor, y: Tensor | None, p: float, weight: Tensor, bias: Tensor | None, eps: float, centered: bool
+) -> Tensor:
+    """LayerNorm (centered) or RMSNorm of x + dropout(y, p), over the last dimension; without y, of x."""
+    if cpu_norm.norm_supported(x, weight, bias, y):
+        return cpu_norm.fused_add_norm(x, y, p, weight, bias, eps, centered)
+    if y is not None:
+        x = add_dropout(x, y, p)
+    if centered:
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)  # (x - mean) / sqrt(var + eps) · weight + bias
+    return F.rms_norm(x, x.shape[-1:], weight, eps)  # x / sqrt(mean(x²) + eps) · weight
+
+
+# ---------------------------------------------------------------------------------------------------------- attention
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, scale: float, p: float
+) -> Tensor:
+    """eager_attention() by a fused kernel, without the attention weights [B, H, Q, S] in memory."""
+    if cpu_attention.attention_training_supported(q, k, v, attn_mask):
+        return cpu_attention.fused_attention(q, k, v, attn_mask, is_causal, scale, p)
+    if p and q.device.type == "cpu":  # torch has no fused kernel with dropout here
+        return eager_attention(q, k, v, causal_mask(q, k) if is_causal else attn_mask, scale, p)
+    grouped = q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask, p, is_causal, scale=scale, enable_gqa=grouped)
+
+
+def eager_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None,
+    scale: float,
+    p: float,
+    transform_scores: Activation = unchanged,
+    tap: Activation = unchanged,
+) -> Tensor:
+    """dropout(softmax(scale · q kᵀ + mask), p) v: q [B, H, Q, K], k [B, G, S, K], v [B, G, S, V] -> [B, H, Q, V].
+
+    attn_mask: bool (True = may attend), or float to add. A fully masked row gives zeros: -inf would make it NaN, so its
+    scores are the smallest finite number, and masked_fill after the softmax sets its weights to zero. No other row is
+    changed by that. transform_scores: a change of the scores before the mask. tap: is given the attention weights.
+    """
+    groups = q.shape[1] // k.shape[1]
+    k = k.repeat_interleave(groups, 1)  # [B, H, S, K]
+    v = v.repeat_interleave(groups, 1)  # [B, H, S, V]
+    scores = transform_scores(scale * (q @ k.mT))  # [B, H, Q, S]
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if attn_mask is None:
+        weights = scores.softmax(-1)
+    else:
+        allowed = attn_mask if attn_mask.dtype == torch.bool else attn_mask > -torch.inf
+        scores = scores if attn_mask.dtype == torch.bool else scores + attn_mask
+        scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
+        weights = scores.softmax(-1).masked_fill(~allowed, 0)
+    weights = tap(weights.to(v.dtype))
+    return attention_dropout(weights, p) @ v
+
+
+def attention_dropout(weights: Tensor, p: float) -> Tensor:
+    """Dropout of attention weights [B, H, Q, S]; each row begins at a multiple of 16, as C counts its elements."""
+    keys = weights.shape[-1]
+    if weights.device.type != "cpu" or keys % PANEL_COLUMNS == 0 or not p:
+        return dropout(weights, p)
+    return dropout(F.pad(weights, (0, -keys % PANEL_COLUMNS)), p)[..., :keys]
+
+
+def causal_mask(q: Tensor, k: Tensor) -> Tensor:
+    """[Q, S] True where the key is at or before the query."""
+    return torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+
+
+def sliding_window_supported(q: Tensor, k: Tensor, v: Tensor, p: float) -> bool:
+    """Whether to call sliding_window_attention: C takes the tensors, or the dropout mask must be the same without C."""
+    return cpu_attention.attention_supported(q, k, v) or (p > 0 and q.device.type == "cpu")
+
+
+def sliding_window_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, p: float, window: int) -> Tensor:
+    """Causal attention to the last `window` keys, a block of queries at a time: time and memory O(S · window)."""
+    if cpu_attention.attention_supported(q, k, v):
+        return cpu_attention.fused_attention(q, k, v, None, True, scale, p, window)
+    mask = DropoutMask.sample(p)
+    length = q.shape[2]
+    block = max(MIN_QUERY_BLOCK, window)
+    groups = q.shape[1] // k.shape[1]
+    k = k.repeat_interleave(groups, 1)
+    v = v.repeat_interleave(groups, 1)
+    outputs = []
+    for begin in range(0, length, block):
+        end = min(length, begin + block)
+        first = max(0, begin - window + 1)  # the first key that the block sees
+        distance = torch.arange(begin, end)[:, None] - torch.arange(first, end)
+        scores = scale * (q[:, :, begin:end] @ k[:, :, first:end].mT)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        weights = scores.masked_fill((distance < 0) | (distance >= window), -torch.inf).softmax(-1).to(v.dtype)
+        outputs.append(mask.apply_slice(weights, length, length, begin, first) @ v[:, :, first:end])
+    return torch.cat(outputs, 2)

@@ -1,0 +1,40 @@
+/* Structs and constants that the training kernels share with Python. training_layout.c exports all of them. */
+
+#include <stdint.h>
+
+/* ---------------------------------------------------------------------------------------------------- block sizes */
+
+#define VECTOR_SIZE 8                                                  /* floats of a vector */
+#define PANEL_COLUMNS 16                                               /* columns of a packed panel; rows of attention weights are padded to it */
+#define K_BLOCK 512                                                    /* linear.c: rows of W in a panel */
+#define M_BLOCK 256                                                    /* linear_grad_weight.c: rows summed in registers */
+#define ROW_BLOCK 96                                                   /* rows that pass a panel, at most: they stay in the L2 cache */
+#define PARTITIONS 4                                                   /* the number of partitions of rows is a multiple of it */
+#define ROW_BLOCKS 8                                                   /* norm.c: blocks of rows with partial sums of their own */
+#define BLOCK_SIZE 256                                                 /* adamw8bit.c: moments that share an exponent */
+#define DROPPED_BITS 20                                                /* adamw8bit.c: low bits of a float32 that are not stored */
+
+/* ---------------------------------------------------------------------------------------------------------- codes */
+
+enum { NONE, RELU, GELU };                                             /* activations */
+enum { MASK_NONE, MASK_BOOL, MASK_FLOAT };                             /* attention masks: True = visible, or a float that is added */
+
+/* -------------------------------------------------------------------------------------------------------- structs */
+
+typedef struct { uint32_t first, second, threshold; float scale; } DropoutKey;  /* kept numbers are multiplied by scale; threshold 0: no dropout */
+
+typedef struct { int64_t batch, head, position; } Strides;             /* of [B, H, S, D], where D is contiguous */
+typedef struct {
+    int64_t batch, heads, kv_heads, queries, keys, head_dim;
+    float scale;
+    int32_t causal, mask_type;
+    int64_t window;                                                    /* keys that a query sees, up to its own position; 0: all */
+    const void *mask;
+    int64_t mask_strides[4];                                           /* over B, H, Q, S */
+    DropoutKey dropout;
+} AttentionParams;
+
+typedef struct {                                                       /* inv_bias_correction: 1 / (1 - beta^step) */
+    float lr, weight_decay, beta1, beta2, eps, inv_bias_correction1, inv_bias_correction2;
+    uint32_t first, second;                                            /* the key of stochastic rounding */
+} AdamWParams;

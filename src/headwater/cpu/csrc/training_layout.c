@@ -1,0 +1,23 @@
+/* The layout of the training library: sizes and offsets of its structs, and the values of its constants. */
+
+#include "layout.h"
+#include "training.h"
+
+const LayoutEntry *layout(void) {
+    static const LayoutEntry entries[] = {
+        CONSTANT(VECTOR_SIZE), CONSTANT(PANEL_COLUMNS), CONSTANT(K_BLOCK), CONSTANT(M_BLOCK), CONSTANT(ROW_BLOCK), CONSTANT(PARTITIONS),
+        CONSTANT(ROW_BLOCKS), CONSTANT(BLOCK_SIZE), CONSTANT(DROPPED_BITS),
+        CONSTANT(NONE), CONSTANT(RELU), CONSTANT(GELU), CONSTANT(MASK_NONE), CONSTANT(MASK_BOOL), CONSTANT(MASK_FLOAT),
+        STRUCT(DropoutKey), FIELD(DropoutKey, first), FIELD(DropoutKey, second), FIELD(DropoutKey, threshold), FIELD(DropoutKey, scale),
+        STRUCT(Strides), FIELD(Strides, batch), FIELD(Strides, head), FIELD(Strides, position),
+        STRUCT(AttentionParams), FIELD(AttentionParams, batch), FIELD(AttentionParams, heads), FIELD(AttentionParams, kv_heads),
+        FIELD(AttentionParams, queries), FIELD(AttentionParams, keys), FIELD(AttentionParams, head_dim), FIELD(AttentionParams, scale),
+        FIELD(AttentionParams, causal), FIELD(AttentionParams, mask_type), FIELD(AttentionParams, window), FIELD(AttentionParams, mask),
+        FIELD(AttentionParams, mask_strides), FIELD(AttentionParams, dropout),
+        STRUCT(AdamWParams), FIELD(AdamWParams, lr), FIELD(AdamWParams, weight_decay), FIELD(AdamWParams, beta1), FIELD(AdamWParams, beta2),
+        FIELD(AdamWParams, eps), FIELD(AdamWParams, inv_bias_correction1), FIELD(AdamWParams, inv_bias_correction2),
+        FIELD(AdamWParams, first), FIELD(AdamWParams, second),
+        END_OF_LAYOUT,
+    };
+    return entries;
+}

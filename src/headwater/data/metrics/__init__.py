@@ -1,1 +1,0 @@
-"""Scores of outputs against references: one function on lists each."""

@@ -1,0 +1,374 @@
+"""Detection of a DataSource: splits, format, columns and task, from the names of the files and their first rows.
+
+The user's SourceOptions are taken as they are; everything else is detected, with a note where it may surprise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headwater.data.examples import EXAMPLE_FORMATS, Example, LabeledText, TextPair, resolve_task
+from headwater.data.readers.columns import (
+    check_columns,
+    infer_task,
+    instruction_format,
+    language_code,
+    roles_by_content,
+    roles_by_name,
+)
+from headwater.data.readers.files import (
+    CLASS_SUFFIXES,
+    DataFile,
+    FileKind,
+    collect_files,
+    is_parallel_suffix,
+    join_file_names,
+    pair_files,
+    parse_file_name,
+    select_compatible,
+)
+from headwater.data.readers.formats import detect_format, refuse_chat_formats
+from headwater.data.readers.lines import DEFAULT_DECODE_OPTIONS, BadRows, DecodeOptions
+from headwater.data.readers.source import DataSource, FileGroup, read_table
+from headwater.data.readers.tables import has_header, header_names, read_first_rows
+from headwater.errors import BadFile, BadSetting, Fault
+from headwater.i18n import _, join
+
+SAMPLE_ROWS = 500
+HEADER_ROWS = 200  # rows from which a header is detected
+HEADER_MODES = ("auto", "yes", "no")
+TABLE_FORMATS = ("tsv", "csv", "jsonl", "json")
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """The user's options for a dataset; what is left out is detected."""
+
+    task: str = ""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    source: str | None = None
+    target: str | None = None
+    decode_options: DecodeOptions = DEFAULT_DECODE_OPTIONS
+    header: str = "auto"  # auto, yes or no: whether the first row of a TSV or CSV is a header
+
+    def __post_init__(self) -> None:
+        if self.header not in HEADER_MODES:
+            raise BadSetting(_("header must be yes, no or auto, got {header!r}; auto finds out", header=self.header))
+
+    def asks_for(self, example_type: type[Example]) -> bool:
+        """Whether the task that the user named has such examples."""
+        return bool(self.task) and EXAMPLE_FORMATS[self.task].example_type is example_type
+
+    @property
+    def chosen_roles(self) -> dict[str, str]:
+        """Role -> column, as chosen by the user."""
+        sides = {"source": self.source, "target": self.target}
+        return {**self.columns, **{role: name for role, name in sides.items() if name}}
+
+
+DEFAULT_SOURCE_OPTIONS = SourceOptions()
+
+
+def detect_source(
+    paths: Iterable[Path | str], valid: Iterable[Path | str] = (), options: SourceOptions = DEFAULT_SOURCE_OPTIONS
+) -> DataSource:
+    """Detect how these files are read: splits, format, columns and task."""
+    if options.task:
+        options = dataclasses.replace(options, task=resolve_task(options.task))
+
+    # files and splits
+    collection = collect_files(paths)
+    files = [parse_file_name(path) for path in collection.files]
+    notes = collection.notes
+    if valid := list(valid):
+        valid_collection = collect_files(valid)
+        files += [parse_file_name(path)._replace(split="valid") for path in valid_collection.files]
+        notes += valid_collection.notes
+
+    # parallel corpus
+    if parallel := _parallel_files(files, collection.from_folder):
+        return _parallel_source(_ensure_train_split(parallel, notes), files, options, notes)
+
+    # files of one format
+    if collection.from_folder:
+        files = _select_from_folder(files, collection.from_folder, collection.empty, options, notes)
+    groups = _file_groups(_ensure_train_split(files, notes), options)
+    formats = dict.fromkeys(group.file_format for group in groups)
+    if len(formats) > 1 and not set(formats) <= set(TABLE_FORMATS):
+        listing = join(
+            ", ", (_("{name} ({layout})", name=group.paths[0].name, layout=group.file_format) for group in groups)
+        )
+        raise BadFile(
+            _(
+                "all files must have one layout, these have {num_layouts}: {files}; give those of one task",
+                num_layouts=len(formats),
+                files=listing,
+            )
+        )
+    if groups[0].file_format in _fixed_formats():
+        return _fixed_format_source(groups, options, notes)
+    return _table_source(groups, options, notes)
+
+
+def _ensure_train_split(files: list[DataFile], notes: list[str]) -> list[DataFile]:
+    """When no file is called train, the first split becomes train."""
+    if any(file.split == "train" for file in files):
+        return files
+    first = files[0].split
+    notes.append(_("no file is called train; {first} is taken for it", first=first))
+    return [file._replace(split="train") if file.split == first else file for file in files]
+
+
+def _parallel_files(files: list[DataFile], from_folder: set[Path]) -> list[DataFile]:
+    """The files of a parallel corpus: same stem, same folder, different language.
+
+    A folder may hold model.c and model.h: of files found in a folder only those count whose suffix is a language, a
+    side or a class; without any, all of them if each has a counterpart.
+    """
+    paired = _with_counterpart([file for file in files if file.language])
+    certain = _with_counterpart(
+        [file for file in paired if file.path not in from_folder or is_parallel_suffix(file.language)]
+    )
+    if certain or len(paired) < len(files):
+        return certain
+    return paired
+
+
+def _with_counterpart(files: list[DataFile]) -> list[DataFile]:
+    stems = Counter(file.stem for file in files)
+    return [file for file in files if stems[file.stem] > 1]
+
+
+def _select_from_folder(
+    files: list[DataFile], from_folder: set[Path], empty: list[Path], options: SourceOptions, notes: list[str]
+) -> list[DataFile]:
+    """The compatible files of a folder; files named by the user stay."""
+    kinds: list[FileKind] = []
+    faults: list[Fault] = []
+    for file in files:
+        if file.path in from_folder:
+            try:
+                kinds.append(_file_kind(file, options))
+            except Fault as fault:  # an image, a program, a table of something else
+                faults.append(fault)
+    if not kinds and len(from_folder) == len(files) + len(empty):
+        raise faults[0]
+    chosen = select_compatible(kinds) if kinds else set[Path]()
+    selected = [file for file in files if file.path in chosen or file.path not in from_folder]
+    if unused := sorted({*empty, *(file.path for file in files)} - {file.path for file in selected}):
+        read = [file.path for file in selected]
+        notes.append(
+            _(
+                "of the folder, read: {named}; not read: {named2}",
+                named=join_file_names(read),
+                named2=join_file_names(unused),
+            )
+        )
+    return selected
+
+
+def _file_kind(file: DataFile, options: SourceOptions) -> FileKind:
+    """The kind of a file, as if it were the only one."""
+    group = _file_group(file, options)
+    if group.file_format == "text":
+        return FileKind(file.path, ("text", Path(file.path.name.removesuffix(".gz")).suffix), False)
+    if group.file_format in _fixed_formats():
+        return FileKind(file.path, group.file_format, True)
+    data_source = _table_source((group,), options, [])
+    if group.header_rows > 0 or group.file_format in ("jsonl", "json"):
+        return FileKind(file.path, (data_source.task, tuple(data_source.roles.items())), True)
+    return FileKind(file.path, ("columns", len(group.header)), True)
+
+
+def _parallel_source(
+    parallel_files: list[DataFile], all_files: list[DataFile], options: SourceOptions, notes: list[str]
+) -> DataSource:
+    """The source of files with a common stem: a parallel corpus, or a file for each class."""
+    # one file for each class
+    languages = {file.language for file in parallel_files}
+    if options.asks_for(LabeledText) or (not options.task and languages <= CLASS_SUFFIXES):
+        splits = dict.fromkeys(file.split for file in parallel_files)
+        groups = [
+            FileGroup(s, "labeled-files", tuple(file.path for file in parallel_files if file.split == s))
+            for s in splits
+        ]
+        task = options.task or "classification"
+        return DataSource(task, tuple(groups), {}, (), options.decode_options, tuple(notes))
+
+    # one file for each language
+    if options.task and not options.asks_for(TextPair):
+        raise BadSetting(
+            _("parallel files are for seq2seq, got task {task!r}; give one file, or no task", task=options.task)
+        )
+    pairs, (left, right) = pair_files(parallel_files, options.source, options.target)
+    split = {file.stem: file.split for file in parallel_files}
+    read = {path for files in pairs.values() for path in files}
+    if unused := [file.path for file in all_files if file.path not in read]:
+        notes.append(
+            _(
+                "not read, without another side in {left} and {right}: {named}",
+                left=left,
+                right=right,
+                named=join_file_names(unused),
+            )
+        )
+    groups = [FileGroup(split[stem], "parallel", files) for stem, files in pairs.items()]
+    codes = tuple(filter(None, map(language_code, (left, right))))
+    both = codes if len(codes) == 2 else ()
+    roles = {"source": left, "target": right}
+    return DataSource(options.task or "seq2seq", tuple(groups), roles, both, options.decode_options, tuple(notes))
+
+
+def _fixed_formats() -> dict[str, str]:
+    """File format -> task, for the formats that are of one task only."""
+    return {each.file_format: each.task for each in EXAMPLE_FORMATS.values() if each.file_format}
+
+
+def _fixed_format_source(file_groups: tuple[FileGroup, ...], options: SourceOptions, notes: list[str]) -> DataSource:
+    """The source of files whose format determines the task (see _fixed_formats)."""
+    layout = file_groups[0].file_format
+    task = _fixed_formats()[layout]
+    if options.task not in ("", task):
+        raise BadSetting(
+            _(
+                "{name} is {layout}, which is for {task}, not {task2}; give a file for that task",
+                name=file_groups[0].paths[0].name,
+                layout=layout,
+                task=task,
+                task2=options.task,
+            )
+        )
+    if layout == "text":
+        splits = dict.fromkeys(group.split for group in file_groups)
+        file_groups = tuple(
+            FileGroup(s, layout, tuple(p.paths[0] for p in file_groups if p.split == s)) for s in splits
+        )
+    return DataSource(task, file_groups, {}, (), options.decode_options, tuple(notes))
+
+
+def _file_groups(files: Sequence[DataFile], options: SourceOptions) -> tuple[FileGroup, ...]:
+    """Every file with its format. A first row that is the header of an earlier file is a header too."""
+    groups: list[FileGroup] = []
+    for file in files:
+        headers = {group.header for group in groups if group.header_rows}
+        groups.append(_file_group(file, options, headers))
+    return tuple(groups)
+
+
+def _file_group(file: DataFile, options: SourceOptions, headers: Collection[tuple[str, ...]] = ()) -> FileGroup:
+    """One file with its format; for a TSV or CSV also its column names, from its header or as '1', '2', '3'."""
+    decode_options = options.decode_options
+    layout = detect_format(file.path, decode_options)
+    if layout not in ("tsv", "csv"):
+        return FileGroup(file.split, layout, (file.path,))
+    delimiter = "\t" if layout == "tsv" else _detect_delimiter(file.path, decode_options)
+    rows = read_first_rows(file.path, decode_options, delimiter, HEADER_ROWS)
+    if not rows:
+        raise BadFile(_("{path} holds no rows; give a file with at least one", path=file.path))
+    names = header_names(rows[0])
+    if options.header == "yes" or (options.header == "auto" and _is_header_row(rows, names, options, headers)):
+        if duplicates := [name for name in names if names.count(name) > 1]:
+            raise BadFile(
+                _(
+                    "{path}: the names of columns must differ, {twice!r} is there twice; rename one",
+                    path=file.path,
+                    twice=duplicates[0],
+                )
+            )
+        return FileGroup(file.split, layout, (file.path,), names, 1, delimiter)
+    widths = [len(row) for row in rows]
+    width = max(set(widths), key=widths.count)
+    names = tuple(map(str, range(1, width + 1)))
+    return FileGroup(file.split, layout, (file.path,), names, 0, delimiter)
+
+
+def _is_header_row(
+    rows: list[list[str]], names: tuple[str, ...], options: SourceOptions, headers: Collection[tuple[str, ...]]
+) -> bool:
+    """Whether the first row is a header: the user chose its cells, an earlier file has it, or it looks like one."""
+    chosen = set(options.chosen_roles.values())
+    is_chosen = bool(chosen) and chosen <= set(names) and not all(name.isdigit() for name in chosen)
+    return is_chosen or names in headers or has_header(rows)
+
+
+def _detect_delimiter(path: Path, decode_options: DecodeOptions) -> str:
+    """The delimiter of a CSV file: the one that splits most of its rows into as many cells as the first."""
+
+    def num_equal_rows(delimiter: str) -> int:
+        rows = read_first_rows(path, decode_options, delimiter, 20)
+        return sum(len(row) == len(rows[0]) > 1 for row in rows)
+
+    return max(",;\t", key=num_equal_rows)
+
+
+def _table_source(file_groups: tuple[FileGroup, ...], options: SourceOptions, notes: list[str]) -> DataSource:
+    """The source of tables: columns and task from the user's options, else from names and contents."""
+    chosen = options.chosen_roles
+    sample = _sample_rows(file_groups[0], options.decode_options)
+    names = list(file_groups[0].header) or list(dict.fromkeys(name for row in sample for name in row))
+    check_columns(chosen, names)
+    named_columns = file_groups[0].header_rows > 0 or file_groups[0].file_format in ("jsonl", "json")
+    if not chosen:
+        refuse_chat_formats(file_groups[0].paths[0], sample)
+
+    # roles of the columns: as chosen, of an instruction format, by name, by content
+    format_name = ""
+    detected: dict[str, str] = {}
+    if not chosen and named_columns and (not options.task or options.asks_for(TextPair)):
+        format_name, detected = instruction_format(names)
+    if not format_name:
+        detected = roles_by_name(names) if named_columns else {}
+        if not infer_task({**detected, **chosen}):
+            detected = {**roles_by_content(sample), **detected}
+    roles = {role: name for role, name in detected.items() if name not in chosen.values()}
+    roles.update(chosen)
+    roles, task = _fit_roles(roles, options.task, names)
+    if unused := [name for name in names if name not in roles.values()]:
+        notes.append(_("columns not used: {columns}", columns=", ".join(unused)))
+    codes = tuple(filter(None, (language_code(roles.get(role, "")) for role in ("source", "target"))))
+    languages = codes if len(codes) == 2 else ()
+    return DataSource(task, file_groups, roles, languages, options.decode_options, tuple(notes), format_name)
+
+
+def _fit_roles(roles: dict[str, str], requested_task: str, names: list[str]) -> tuple[dict[str, str], str]:
+    """Only the roles that the task needs. A task named by the user may use source as text, or target as label."""
+    other = {"source": "text", "text": "source", "target": "label", "label": "target"}
+    task = requested_task or infer_task(roles)
+    needs = EXAMPLE_FORMATS[task].roles if task else ()
+    for role in needs:
+        if role not in roles and (stand_in := roles.get(other.get(role, ""))):
+            roles[role] = stand_in
+    if missing := [role for role in needs if role not in roles] or ([] if task else ["text"]):
+        raise BadSetting(
+            _(
+                "{value} needs columns {value2}; nothing says which of {names} is {missing}; name them, "
+                "for example --columns {zip}",
+                value=task or _("any task"),
+                value2=", ".join(needs or missing),
+                names=", ".join(names[:10]),
+                missing=missing[0],
+                zip=",".join((f"{role}={name}" for role, name in zip(needs or missing, names, strict=False))),
+            )
+        )
+    keep = (*needs, *EXAMPLE_FORMATS[task].optional_roles)
+    return {role: roles[role] for role in keep if role in roles}, task
+
+
+def _sample_rows(group: FileGroup, decode_options: DecodeOptions) -> list[dict[str, Any]]:
+    lenient = DecodeOptions(
+        decode_options.encoding,
+        "replace" if decode_options.errors == "strict" else decode_options.errors,
+        decode_options.max_line_bytes,
+    )
+    rows = [
+        row.cells
+        for row, _ in zip(read_table(group, lenient, BadRows(max_count=10**9)), range(SAMPLE_ROWS), strict=False)
+    ]
+    if not rows:
+        raise BadFile(_("{paths} holds no rows that can be read; check its layout and encoding", paths=group.paths[0]))
+    return rows

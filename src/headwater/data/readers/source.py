@@ -1,0 +1,83 @@
+"""DataSource: a dataset on disk, and how its rows become examples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headwater.data.examples import EXAMPLE_FORMATS, Example, ExampleFormat
+from headwater.data.readers.formats import read_conll, read_documents, read_labeled_files, read_parallel, read_squad
+from headwater.data.readers.lines import DEFAULT_DECODE_OPTIONS, BadRows, DecodeOptions
+from headwater.data.readers.tables import TableRow, read_delimited, read_json_rows, read_jsonl
+
+
+@dataclass(frozen=True)
+class FileGroup:
+    """Files of one format and one split (train, valid or test) that are read together."""
+
+    split: str
+    file_format: str
+    paths: tuple[Path, ...]
+    header: tuple[str, ...] = ()
+    header_rows: int = 0  # rows before the data: 1 with a header
+    delimiter: str = "\t"
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """A dataset on disk: its task, its files, and how their rows become examples."""
+
+    task: str
+    file_groups: tuple[FileGroup, ...]
+    roles: Mapping[str, str] = field(default_factory=dict)  # role -> column
+    languages: tuple[str, ...] = ()  # language codes of source and target, if the names tell them
+    decode_options: DecodeOptions = DEFAULT_DECODE_OPTIONS
+    notes: tuple[str, ...] = ()
+    instruction_format: str = ""  # Alpaca, Dolly or prompt/completion
+
+    @property
+    def example_format(self) -> ExampleFormat:
+        return EXAMPLE_FORMATS[self.task]
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(group.split for group in self.file_groups))
+
+    def examples(self, split: str, bad_rows: BadRows) -> Iterator[Example]:
+        """The examples of a split, in file order; bad rows are counted in bad_rows."""
+        for group in self.file_groups:
+            if group.split == split:
+                yield from self._group_examples(group, bad_rows)
+
+    def _group_examples(self, group: FileGroup, bad_rows: BadRows) -> Iterator[Example]:
+        if group.file_format == "parallel":
+            return read_parallel(group.paths[0], group.paths[1], self.decode_options, bad_rows)
+        if group.file_format == "labeled-files":
+            return read_labeled_files(group.paths, self.decode_options, bad_rows)
+        if group.file_format == "text":
+            return read_documents(group.paths, self.decode_options, bad_rows)
+        if group.file_format == "conll":
+            return read_conll(group.paths[0], self.decode_options, bad_rows)
+        if group.file_format == "squad":
+            return read_squad(group.paths[0], self.decode_options, bad_rows)
+        return self._table_examples(group, bad_rows)
+
+    def _table_examples(self, group: FileGroup, bad_rows: BadRows) -> Iterator[Example]:
+        path = group.paths[0]
+        example_type = self.example_format.example_type
+        for document, (line, cells) in enumerate(read_table(group, self.decode_options, bad_rows)):
+            try:
+                yield example_type.from_cells(cells, self.roles, document)
+            except (ValueError, KeyError, TypeError) as error:
+                bad_rows.add(path, line, str(error)[:80])
+
+
+def read_table(group: FileGroup, decode_options: DecodeOptions, bad_rows: BadRows) -> Iterator[TableRow]:
+    """The rows of a TSV, CSV, JSONL or JSON file."""
+    path = group.paths[0]
+    if group.file_format == "jsonl":
+        return read_jsonl(path, decode_options, bad_rows)
+    if group.file_format == "json":
+        return read_json_rows(path, decode_options, bad_rows)
+    return read_delimited(path, decode_options, bad_rows, group.delimiter, group.header, group.header_rows)

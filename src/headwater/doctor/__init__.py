@@ -1,0 +1,1 @@
+"""The doctor: facts about this machine, and findings about them."""

@@ -1,0 +1,103 @@
+"""The registry of model families by model_type: how each reads its config.json and maps its weight names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headwater.core import Model
+from headwater.errors import BadFile, nearest
+from headwater.i18n import _
+from headwater.weights.hf_config import HFConfig
+from headwater.weights.name_map import NameMap
+
+# The suffix of a transformers class name, and the head type it means.
+HEAD_BY_ARCHITECTURE = {
+    "LMHeadModel": "language",
+    "ForCausalLM": "language",
+    "ForMaskedLM": "language",
+    "ForConditionalGeneration": "language",
+    "MTModel": "language",
+    "ForSequenceClassification": "sequence_classification",
+    "ForTokenClassification": "token_classification",
+    "ForQuestionAnswering": "question_answering",
+    "ForNextSentencePrediction": "next_sentence",
+    "ForPreTraining": "pretraining",
+    "Model": "hidden_states",
+}
+
+# transformers' names of activations, and those of headwater.core.
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model family: how to read its config.json, and how its tensors are named.
+
+    read_spec        (config, head type) -> the model's spec
+    body_names       the name map of the body
+    head_names       for each head type, the name map of the head
+    optional_params  parameters that a checkpoint may lack, which then keep their initial values
+    """
+
+    name: str
+    read_spec: Callable[[HFConfig, str], Model]
+    body_names: NameMap
+    head_names: Mapping[str, NameMap]
+    optional_params: tuple[str, ...] = ()
+    gguf: Any = field(default=None, compare=False)
+
+
+FAMILIES: dict[str, Family] = {}
+
+
+def register_family(
+    *model_types: str, body_names: NameMap, head_names: Mapping[str, NameMap], optional_params: tuple[str, ...] = ()
+) -> Callable[[Callable[[HFConfig, str], Model]], Callable[[HFConfig, str], Model]]:
+    """Decorator: register the spec reader of one or more model_types."""
+
+    def register(read_spec: Callable[[HFConfig, str], Model]) -> Callable[[HFConfig, str], Model]:
+        for name in model_types:
+            FAMILIES[name] = Family(name, read_spec, body_names, head_names, optional_params)
+        return read_spec
+
+    return register
+
+
+def find_family(model_type: str, where: object = "config.json") -> Family:
+    """The family of a model_type; an unknown one is a BadFile that suggests the nearest."""
+    if model_type not in FAMILIES:
+        raise BadFile(
+            _(
+                "{where}: model_type {model_type!r} is not a family known here; {nearest}",
+                where=where,
+                model_type=model_type[:60],
+                nearest=nearest(model_type, FAMILIES),
+            )
+        )
+    return FAMILIES[model_type]
+
+
+def detect_head_type(family: Family, architectures: list[str]) -> str:
+    """The head type a checkpoint was saved with; the family's first where `architectures` does not say."""
+    for architecture in architectures:
+        for suffix, head_type in HEAD_BY_ARCHITECTURE.items():
+            if architecture.endswith(suffix) and head_type in family.head_names:
+                return head_type
+    return next(iter(family.head_names))
+
+
+def read_activation(config: HFConfig, *names: str, default: str = "gelu") -> str:
+    """Read an activation by its name in transformers."""
+    return ACTIVATIONS[config.get_str(*names, choices=ACTIVATIONS, default=default)]

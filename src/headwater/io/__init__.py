@@ -1,0 +1,1 @@
+"""File input and output for untrusted files: bounded reads, atomic writes, strict JSON."""

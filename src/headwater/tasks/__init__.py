@@ -1,0 +1,25 @@
+"""Tasks: what a model can be trained for, one file each. A new task is one more file.
+
+base                    Task, its data and metadata, and the registry TASKS
+batch, losses           batches as tensors; cross-entropy, chunked over the vocabulary, and the loss of answer spans
+seq2seq                 text to text: translation, summarization
+language_model          causal language modelling, on one stream or on packed documents
+masked_lm, denoising    the objectives that pretrain an encoder (BERT) or an encoder-decoder (T5, BART)
+classification          a label for a text, or for a pair of texts
+token_classification    a tag for every word
+question_answering      the span of a text that answers a question
+"""
+
+from headwater.tasks.base import OBJECTIVES, TASKS, Task, TaskData, get_task, register
+from headwater.tasks.classification import Classification
+from headwater.tasks.denoising import Denoising, SpanCorruption
+from headwater.tasks.language_model import CausalLM, PackedCausalLM
+from headwater.tasks.masked_lm import MaskedLM, MaskedLMNextSentence
+from headwater.tasks.question_answering import QuestionAnswering
+from headwater.tasks.seq2seq import Seq2Seq
+from headwater.tasks.token_classification import TokenClassification
+
+__all__ = ["OBJECTIVES", "TASKS", "Task", "TaskData", "get_task", "register"]
+
+register(Seq2Seq(), Classification(), TokenClassification(), QuestionAnswering())
+register(CausalLM(), PackedCausalLM(), MaskedLM(), MaskedLMNextSentence(), Denoising(), SpanCorruption())

@@ -1,0 +1,1 @@
+"""Tokenizer loaders, one per file format."""

@@ -1,0 +1,387 @@
+"""The public training API: train() from files to a run folder, resume() from a checkpoint.
+
+trained = headwater.train("pairs.tsv", max_time="5m")
+trained("Guten Morgen")
+headwater.resume("runs/seq2seq/pairs")
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from inspect import Parameter
+from pathlib import Path
+from typing import Any, TypeVar, Unpack, get_type_hints
+
+from headwater.core.model import Transformer
+from headwater.data.examples import Example
+from headwater.data.summary import format_summary, summary_line
+from headwater.errors import BadSetting
+from headwater.i18n import _, join, translated
+from headwater.text.load import load_tokenizer
+from headwater.training.callbacks import ProgressBar, format_duration
+from headwater.training.checkpoint import (
+    check_config_matches,
+    check_resume_changes,
+    checkpoint_config,
+    checkpoint_spec,
+    config_differences,
+    restore_checkpoint,
+)
+from headwater.training.config import ALIASES, FIELDS, SECTIONS, ResumeKwargs, TrainConfig, TrainKwargs, parse_config
+from headwater.training.distributed import init_distributed
+from headwater.training.launch import is_elastic_restart
+from headwater.training.predict import Predictor, load_run
+from headwater.training.recipes import resolve_early
+from headwater.training.run_dir import RUNS_ROOT, RunDir, require_empty, require_writable
+from headwater.training.run_output import run_fingerprint
+from headwater.training.setup import FRESH_START, ResumePoint, TrainSetup, build_train_setup
+from headwater.training.state import Callback, TrainResult, TrainState
+from headwater.training.storage import Checkpoint, CheckpointManager
+from headwater.training.task_data import check_files_unchanged
+
+SetupCallback = Callable[[TrainSetup], None]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def document_settings(kwargs: type) -> Callable[[Function], Function]:
+    """Decorator: a signature and a docstring with every setting of a TypedDict, for help() and completion."""
+    types = get_type_hints(kwargs)
+
+    def decorate(function: Function) -> Function:
+        lines = ["Every setting is a keyword; 0 or 'auto' means: chosen when the data has been seen."]
+        keywords = []
+        for section in SECTIONS:
+            names = [name for name in FIELDS if name in types and FIELDS[name].section == section]
+            lines += ["", f"{section}:"] if names else []
+            for name in names:
+                default = FIELDS[name].default
+                type_name = inspect.formatannotation(types[name]).replace("pathlib.", "")
+                meaning = translated(FIELDS[name].description, "en")
+                lines.append(f"    {name} ({type_name}, default {default!r}): {meaning}")
+                keywords.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=types[name]))
+        signature = inspect.signature(function)
+        positional = [p for p in signature.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
+        function.__signature__ = signature.replace(parameters=[*positional, *keywords])  # type: ignore[attr-defined]
+        function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__ or ""), "", *lines])
+        return function
+
+    return decorate
+
+
+@document_settings(TrainKwargs)
+def train(
+    *paths: str | Path,
+    examples: Mapping[str, list[Example]] | None = None,
+    config: TrainConfig | Mapping[str, Any] | None = None,
+    quiet: bool = False,
+    callbacks: Iterable[Callback] = (),
+    on_setup: SetupCallback | None = None,
+    start_time: float | None = None,
+    **settings: Unpack[TrainKwargs],
+) -> Predictor:
+    """Train a model on files or examples, in a run directory of its own, and show the plan and the progress.
+
+    paths: the training files
+    examples: in place of files, {"train": [...], "valid": [...]}
+    config: settings as a TrainConfig or a mapping, such as a parsed config.yaml; keywords override it
+    quiet: show nothing
+    callbacks: functions that are called with every event of the run (headwater.training.state)
+    on_setup: a function that is called with the plan before the first step
+    start_time: time.monotonic() at which max_time begins; the call itself, if not given
+    """
+    # settings
+    start_time = time.monotonic() if start_time is None else start_time
+    base = config.model_dump() if isinstance(config, TrainConfig) else config or {}
+    values: dict[str, Any] = {**base, **settings}
+    if paths:
+        values["paths"] = [str(path) for path in paths]
+    config = resolve_early(parse_config(values))
+    if is_elastic_restart(config.out):
+        return resume(config.out, quiet=quiet, callbacks=callbacks, on_setup=on_setup, start_time=start_time)
+    if not config.paths and not examples:
+        raise BadSetting(_("train: it needs files or examples to learn from, got none; try: headwater train pairs.tsv"))
+
+    # set-up; a run directory that can not be written is refused before the data is read
+    dist = init_distributed(config.device)
+    if not dist.rank:
+        require_writable(Path(config.out or RUNS_ROOT))
+    if config.out:
+        require_empty(Path(config.out))
+    bars = [] if quiet or dist.rank else [ProgressBar()]
+    setup = build_train_setup(
+        config, examples=examples, callbacks=[*bars, *callbacks], dist=dist, start_time=start_time
+    )
+    if setup.run is None:
+        return _train_without_output(setup, start_time)
+    _announce(setup, bars, on_setup)
+
+    # training
+    with setup.run.create(setup.config).locked():
+        setup.task_data.tokenizer.save(setup.run.model_dir)
+        result = _train(setup, start_time)
+    dist.shutdown()
+    return load_run(setup.run.folder, result)
+
+
+@document_settings(ResumeKwargs)
+def resume(
+    folder: str | Path,
+    *,
+    quiet: bool = False,
+    callbacks: Iterable[Callback] = (),
+    on_setup: SetupCallback | None = None,
+    start_time: float | None = None,
+    **settings: Unpack[ResumeKwargs],
+) -> Predictor:
+    """Resume a run from its latest checkpoint. Some settings may change, such as max_steps or patience.
+
+    folder: the run directory
+    quiet, callbacks, on_setup, start_time: as in train
+    """
+    # settings
+    start_time = time.monotonic() if start_time is None else start_time
+    run = RunDir.open(Path(folder))
+    old_config = run.load_config()
+    changes = {ALIASES.get(name, name): value for name, value in settings.items()}
+    config = _changed_config(old_config, changes, folder)
+
+    dist = init_distributed(config.device)
+    with nullcontext() if dist.rank else run.locked():
+        # the latest checkpoint
+        checkpoint = CheckpointManager(run.checkpoints_dir, run.id).latest_valid()
+        saved_config = checkpoint_config(checkpoint) or old_config
+        resume_point = FRESH_START
+        if checkpoint:
+            check_config_matches(old_config, saved_config, str(run.config_path), checkpoint.path.name)
+            check_files_unchanged(config, checkpoint.state().get("data", {}), checkpoint.path.name)
+            if changes.keys() & {"max_time", "max_steps", "epochs"} == {"max_time"}:
+                state = TrainState(**checkpoint.state()["train_state"])
+                config, resume_point = _extend_time_limit(config, saved_config, state)
+
+        # set-up
+        bars = [] if quiet or dist.rank else [ProgressBar()]
+        setup = build_train_setup(
+            config,
+            tokenizer=load_tokenizer(run.model_dir),
+            run=None if dist.rank else run,
+            callbacks=[*bars, *callbacks],
+            dist=dist,
+            start_time=start_time,
+            saved_spec=checkpoint_spec(checkpoint),
+            resume_point=resume_point,
+        )
+        if dist.rank:
+            return _train_without_output(setup, start_time, checkpoint)
+        _announce(setup, bars, on_setup)
+        notes = _change_notes(saved_config, setup.config) + _restore(setup, checkpoint)
+        run.write_config(setup.config)
+        run.truncate_logs(checkpoint.step if checkpoint else 0)
+
+        # training
+        result = _train(setup, start_time, notes)
+    dist.shutdown()
+    return load_run(run.folder, result)
+
+
+def _announce(setup: TrainSetup, bars: list[ProgressBar], on_setup: SetupCallback | None) -> None:
+    """Show the plan before training."""
+    for bar in bars:
+        bar.report(format_plan(setup))
+    if on_setup is not None:
+        on_setup(setup)
+
+
+def _train(setup: TrainSetup, start_time: float, notes: Iterable[str] = ()) -> TrainResult:
+    trainer = setup.trainer
+    for note in (*setup.task_data.notes, *notes, *setup.notes):
+        trainer.note(trainer.state.step, note)
+    return trainer.train(start_time)
+
+
+def _train_without_output(setup: TrainSetup, start_time: float, checkpoint: Checkpoint | None = None) -> Predictor:
+    """Train on a rank other than 0, which writes nothing."""
+    if checkpoint:
+        _restore_trainer(setup, checkpoint)
+    result = setup.trainer.train(start_time)
+    setup.trainer.dist.shutdown()
+    return Predictor(Path(), setup.model, setup.task_data.tokenizer, setup.task_data.metadata, result)
+
+
+# ------------------------------------------------------------------------------------------------------------ resuming
+
+
+def _changed_config(old_config: TrainConfig, changes: Mapping[str, Any], folder: str | Path) -> TrainConfig:
+    """The config of a resumed run; a setting that must not change is refused."""
+    if "epochs" in changes:  # they replace the number of steps
+        changes = {"max_steps": 0, **changes}
+    config = old_config.replace(**changes)
+    check_resume_changes(old_config, config)
+    if not config.paths:
+        raise BadSetting(
+            _(
+                "{folder} was trained on examples from Python, not on files; call train with out= to begin anew",
+                folder=folder,
+            )
+        )
+    return config
+
+
+def _extend_time_limit(
+    config: TrainConfig, saved_config: TrainConfig, state: TrainState
+) -> tuple[TrainConfig, ResumePoint]:
+    """Plan the steps again where a time limit decided their number and another one is given."""
+    if not state.step_plan or not config.max_time or config.max_time == saved_config.max_time:
+        return config, FRESH_START
+    used = state.seconds + state.setup_seconds
+    if config.max_time <= used:
+        raise BadSetting(
+            _(
+                "max_time must be more than the {used:.0f} s that this run has taken already, got "
+                "{max_time:.0f} s; give a longer --max-time (it counts from the beginning)",
+                used=used,
+                max_time=config.max_time,
+            )
+        )
+    return config.replace(max_steps=0), ResumePoint(state.step, used)
+
+
+def _change_notes(saved_config: TrainConfig, config: TrainConfig) -> list[str]:
+    return [
+        _("{name} was {before!r} and is {now!r} now", name=change.name, before=change.old, now=change.new)
+        for change in config_differences(saved_config, config)
+    ]
+
+
+def _restore_trainer(setup: TrainSetup, checkpoint: Checkpoint) -> list[str]:
+    """Restore the trainer from a checkpoint; a new plan, or no time limit, replaces the saved plan."""
+    trainer = setup.trainer
+    new_plan = trainer.state.step_plan
+    notes = restore_checkpoint(trainer, checkpoint, run_fingerprint(setup.task_data))
+    if new_plan or not setup.config.max_time:
+        trainer.state.step_plan = new_plan
+    return notes
+
+
+def _restore(setup: TrainSetup, checkpoint: Checkpoint | None) -> list[str]:
+    """Restore a checkpoint; returns the notes about it."""
+    if checkpoint is None:
+        return [_("the run was stopped before its first checkpoint; it begins again at step 0")]
+    refused = [_("{what}; the one before it is used", what=what) for what in checkpoint.skipped]
+    notes = [*refused, _("resumed at step {step}", step=checkpoint.step), *_restore_trainer(setup, checkpoint)]
+    config = setup.config
+    state = setup.trainer.state
+    used = state.seconds + state.setup_seconds
+    longer = _("--max-time above {ceil}s (it counts from the beginning)", ceil=math.ceil(used))
+    if checkpoint.step < setup.trainer.total_steps:
+        if 0 < config.max_time <= used:
+            limit = config.max_time
+            notes.append(
+                _("its time of {max_time:.0f} s is over; to go on, give {longer}", max_time=limit, longer=longer)
+            )
+        return notes
+    more = _("--max-steps above {step}", step=checkpoint.step)
+    if config.epochs:
+        more = _("--max-steps above {step} or --epochs above {epochs:g}", step=checkpoint.step, epochs=config.epochs)
+    longer = longer if state.step_plan else more
+    text = _("all its {step} steps were done; to go on, give {longer}", step=checkpoint.step, longer=longer)
+    return [*notes, text]
+
+
+# ------------------------------------------------------------------------------------------------ the plan as a report
+
+
+MAX_USUAL_SECONDS = 1900  # of a run for which no time limit is proposed
+
+
+def format_plan(setup: TrainSetup) -> str:
+    """The report before training: data, tokenizer, model, training, evaluation, memory, time."""
+    config = setup.config
+    task_data = setup.task_data
+    vocab_size = len(task_data.tokenizer)
+    seconds = config.max_steps * setup.step_seconds + setup.eval_plan.total_seconds(config.max_steps)
+    hint = _("; --max-time 15m makes it fit") if seconds > MAX_USUAL_SECONDS and not config.max_time else ""
+    duration = format_duration(max(1.0, seconds))
+    size = f"{estimate_memory(setup.model, config, vocab_size) / 2**20:,.0f} MB"
+    lines = [
+        *([format_summary(setup.data_summary)] if setup.data_summary else []),
+        summary_line(
+            _("tokenizer"),
+            _(
+                "{num_tokenizer:,} pieces ({tokenizer}), {tokens:,} tokens to learn from",
+                num_tokenizer=vocab_size,
+                tokenizer=config.tokenizer,
+                tokens=task_data.num_tokens,
+            ),
+        ),
+        summary_line(_("model"), _format_model(setup)),
+        summary_line(
+            _("training"),
+            _(
+                "{max_steps:,} steps of up to {batch_tokens:,} tokens, learning rate {lr:.2g} ({schedule})",
+                max_steps=config.max_steps,
+                batch_tokens=config.batch_tokens,
+                lr=config.lr,
+                schedule=config.schedule,
+            ),
+        ),
+        summary_line(_("evaluation"), _format_evaluation(setup)),
+        summary_line(_("memory"), _("about {size}", size=size)),
+        summary_line(
+            _("time"),
+            _("about {time} on {device}, from measured steps{hint}", time=duration, device=config.device, hint=hint),
+        ),
+    ]
+    return "\n".join(map(str, lines))
+
+
+def format_notes(setup: TrainSetup) -> list[str]:
+    """Notes on the data and the plan."""
+    return [summary_line(_("note"), str(note)) for note in (*setup.task_data.notes, *setup.notes)]
+
+
+def _format_evaluation(setup: TrainSetup) -> str:
+    """The evaluation interval and the number of validation examples."""
+    plan = setup.eval_plan
+    every = _("at the end") if plan.every >= setup.config.max_steps else _("every {every:,} steps", every=plan.every)
+    rows = _("{rows:,} of {available:,} validation rows", rows=plan.num_examples, available=plan.num_available)
+    if plan.num_examples == plan.num_available:
+        rows = _("all {rows:,} validation rows", rows=plan.num_examples)
+    final = ""
+    if plan.num_final_examples > plan.num_examples:
+        more = f"{plan.num_final_examples:,}"
+        final = _("; the best model on {more} at the end", more=more)
+    return _("{every}, {rows}", every=every, rows=rows) + final
+
+
+def _format_model(setup: TrainSetup) -> str:
+    config = setup.config
+    size = sum(p.numel() for p in setup.model.parameters())
+    names = {"encoder": _("encoder"), "decoder": _("decoder")}
+    stacks = [words for name, words in names.items() if getattr(setup.model, name) is not None]
+    layers = _("1 layer") if config.layers == 1 else _("{layers} layers", layers=config.layers)
+    each = _(" each") if len(stacks) > 1 else ""
+    return _(
+        "{stacks}, {layers}{each}, d_model {d_model}, {heads} heads: {size:,} weights",
+        stacks=join(_(" and "), stacks),
+        layers=layers,
+        each=each,
+        d_model=config.d_model,
+        heads=config.heads,
+        size=size,
+    )
+
+
+def estimate_memory(model: Transformer, config: TrainConfig, vocab_size: int) -> int:
+    """Estimated bytes: weights, gradients and two moments in fp32, and the activations of one micro-batch."""
+    weights = sum(p.numel() for p in model.parameters())
+    tokens = config.micro_batch_tokens or config.batch_tokens
+    layers = config.layers * (2 if model.encoder is not None and model.decoder is not None else 1)
+    activations = tokens * layers * (10 * config.d_model + 2 * config.d_ff) * 4
+    scores = 2 * min(tokens, 512) * vocab_size * 4
+    if config.gradient_checkpointing:
+        activations //= 6
+    return 16 * weights + 4 * weights * bool(config.ema) + activations + scores

@@ -1,0 +1,377 @@
+"""TrainConfig: every training setting with its type, bounds and meaning, behind flags, YAML and train(...).
+
+Every setting has a unique name: `lr` is `--lr` on the command line, `optim: {lr: …}` in YAML, `lr=…` in Python.
+Zero or "auto" means: chosen from the data. The resolved settings are written to config.yaml.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypedDict
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.functional_validators import ModelWrapValidatorHandler
+
+from headwater.errors import BadSetting, nearest
+from headwater.i18n import _
+
+MAX_NUMBER = 2**40
+
+# --------------------------------------------------------------------------------------------------- types of settings
+
+
+class SettingType(NamedTuple):
+    """What a type of setting is called in the help of a command and in an error."""
+
+    metavar: str
+    description: str
+
+
+_SECONDS_PER_UNIT = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_duration(text: str) -> float | None:
+    """'90s', '5m', '1h30m'; None for what is no time.
+
+    >>> parse_duration("5m"), parse_duration("1.5h"), parse_duration("soon")
+    (300.0, 5400.0, None)
+    """
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", text)
+    complete = bool(parts) and "".join(number + unit for number, unit in parts) == text
+    return sum(float(number) * _SECONDS_PER_UNIT[unit] for number, unit in parts) if complete else None
+
+
+def _refuse_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _to_seconds(value: Any) -> Any:
+    seconds = parse_duration(value.strip().lower()) if isinstance(value, str) else None
+    return _refuse_bool(value) if seconds is None else seconds
+
+
+def _to_yes_no_auto(value: Any) -> str:
+    text = str(value).lower()
+    return {"true": "yes", "false": "no"}.get(text, text)
+
+
+def _to_text(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _to_list(value: Any) -> Any:
+    if isinstance(value, str):
+        return [value]
+    return [str(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def _to_pairs(value: Any) -> Any:
+    """{"source": "en"}, or text such as source=en,target=de."""
+    if isinstance(value, str):
+        value = dict(pair.split("=", 1) for pair in value.split(",") if "=" in pair) or value
+    return {str(name): str(each) for name, each in value.items()} if isinstance(value, Mapping) else value
+
+
+Int = Annotated[int, BeforeValidator(_refuse_bool), SettingType("N", _("a whole number"))]
+Float = Annotated[float, BeforeValidator(_refuse_bool), SettingType("X", _("a number"))]
+Seconds = Annotated[float, BeforeValidator(_to_seconds), SettingType("TIME", _("a time such as 90s or 5m"))]
+Bool = Annotated[bool, SettingType("yes|no", _("true or false, yes or no"))]
+YesNoAuto = Annotated[
+    Literal["yes", "no", "auto"], BeforeValidator(_to_yes_no_auto), SettingType("yes|no|auto", _("yes, no or auto"))
+]
+Text = Annotated[str, BeforeValidator(_to_text), SettingType("NAME", _("a word"))]
+TextList = Annotated[list[str], BeforeValidator(_to_list), SettingType("FILE", _("a list of words"))]
+TextPairs = Annotated[dict[str, str], BeforeValidator(_to_pairs), SettingType("A=B", _("pairs such as source=en"))]
+
+
+def setting(default: Any, description: str, mutable: bool = False, **bounds: float) -> Any:
+    """One setting. mutable: it may change when a run is resumed. bounds: ge and lt of a number; from 0 if not given."""
+    if type(default) in (int, float):
+        bounds = {"ge": 0, "le": MAX_NUMBER, **bounds}
+    constraints: dict[str, Any] = dict(bounds)
+    return Field(default, description=description, json_schema_extra={"mutable": mutable}, **constraints)
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+
+
+class ConfigSection(BaseModel):
+    """Settings that stand together in config.yaml and in the help."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
+
+
+class DataConfig(ConfigSection):
+    paths: TextList = setting([], _("the files to learn from"))
+    valid: TextList = setting([], _("files to measure on; else a part is held out"))
+    task: Text = setting("auto", _("seq2seq, classification, token-classification, question-answering, language-model"))
+    columns: TextPairs = setting({}, _("which column plays which role: source=en,target=de"))
+    source: Text = setting("", _("the column or suffix to read from"))
+    target: Text = setting("", _("the column or suffix to write"))
+    header: YesNoAuto = setting("auto", _("whether the first row of a TSV or CSV names the columns: yes, no or auto"))
+    encoding: Text = setting("auto", _("of the files"))
+    encoding_errors: Text = setting(
+        "strict", _("bytes that do not fit it: strict (stop there), skip the line, or replace them")
+    )
+    valid_fraction: Float = setting(0.05, _("share of the rows kept for validation"), lt=1)
+    max_length: Int = setting(0, _("most tokens of a text; longer rows are left out (0: chosen)"))
+    truncate: Bool = setting(False, _("longer texts are cut to that length, not left out"))
+    context_length: Int = setting(256, _("tokens a language model reads at once"))
+    objective: Text = setting("auto", _("of running text: causal, packed, mlm, mlm-nsp, denoising or span-corruption"))
+    augment: TextPairs = setting({}, _("changes of what is read: delete=0.1,swap=0.1,noise=0.02,synonyms=0.2"))
+    synonyms: Text = setting("", _("a table for it: word, tab, synonyms"))
+    tokenizer: Text = setting("auto", _("bpe, unigram, char, or a folder; auto: bpe, or that of --init-from"))
+    vocab: Int = setting(0, _("pieces of a tokenizer that is learned (0: chosen)"))
+
+
+class ModelConfig(ConfigSection):
+    init_from: Text = setting("", _("a model folder, run or known name to start from; else from scratch"))
+    size: Text = setting("auto", _("xs, s, m, l or xl"))
+    layers: Int = setting(0, _("of each stack (0: from the size)"))
+    d_model: Int = setting(0, _("width of the residual stream (0: from the size)"))
+    heads: Int = setting(0, _("of attention (0: from the size)"))
+    d_ff: Int = setting(0, _("width of the feed-forward layers (0: from the size)"))
+    dropout: Float = setting(0.1, _("share of values dropped while training"), lt=1)
+    position: Text = setting("auto", _("sinusoidal, learned, rotary, alibi, relative or none"))
+
+
+class OptimConfig(ConfigSection):
+    optimizer: Text = setting(
+        "auto", _("adamw; adamw8, in a quarter of its memory; or muon for the matrices and adamw for the rest")
+    )
+    lr: Float = setting(0.0, _("peak learning rate; the factor of noam (0: chosen)"))
+    schedule: Text = setting("cosine", _("noam, inverse-sqrt, cosine, linear or constant"))
+    warmup: Int = setting(-1, _("steps of rising learning rate (-1: chosen)"), ge=-1)
+    min_lr_ratio: Float = setting(0.0, _("last learning rate as a share of the peak"), lt=1)
+    beta1: Float = setting(0.9, _("of AdamW"), lt=1)
+    momentum: Float = setting(0.95, _("of Muon"), lt=1)
+    beta2: Float = setting(0.98, _("of AdamW"), lt=1)
+    eps: Float = setting(1e-09, _("of AdamW"), ge=1e-300)
+    weight_decay: Float = setting(0.01, _("on matrices, never on biases, norms, tables"))
+    max_grad_norm: Float = setting(1.0, _("most length of a gradient (0: no limit)"))
+    label_smoothing: Float = setting(0.0, _("label smoothing"), lt=1)
+    ema: Float = setting(0.0, _("decay of the running average of the weights (0: none)"), lt=1)
+
+
+class LoopConfig(ConfigSection):
+    batch_tokens: Int = setting(0, _("tokens of a step, padding included (0: chosen)"))
+    micro_batch_tokens: Int = setting(0, _("at most so many at once; gradients add up (0: all)"), mutable=True)
+    max_steps: Int = setting(0, _("steps in all (0: from epochs or time)"), mutable=True)
+    epochs: Float = setting(0.0, _("times through the data (0: chosen)"), mutable=True)
+    max_time: Seconds = setting(
+        0.0,
+        _("end within 90s, 30m, 2h of clock time, reading and the last evaluation included (0: no limit)"),
+        mutable=True,
+    )
+    seed: Int = setting(0, _("of first weights, order of data and dropout"))
+    dtype: Text = setting("auto", _("fp32, bf16 or fp16"))
+    device: Text = setting("auto", _("cpu, cuda, mps …"), mutable=True)
+    compile: Bool = setting(False, _("compile the stacks with torch.compile"), mutable=True)
+    gradient_checkpointing: Bool = setting(
+        False,
+        _("less memory for more time: activations again on the way back, freed memory back to the system at once"),
+        mutable=True,
+    )
+    fsdp: Bool = setting(False, _("each process holds a part of the model (FSDP2)"), mutable=True)
+    skip_grad_spikes: Float = setting(0.0, _("leave out a gradient so many times the usual (0: none)"), mutable=True)
+    max_nan_steps: Int = setting(3, _("stop after so many NaN steps in a row"), ge=1, mutable=True)
+
+
+class EvalConfig(ConfigSection):
+    eval_every: Int = setting(0, _("steps between evaluations (0: chosen by what they cost)"))
+    eval_examples: Int = setting(
+        0, _("most validation rows of an evaluation (0: chosen by what they cost, at most 2000)")
+    )
+    final_eval_examples: Int = setting(
+        0, _("most validation rows for the best model at the end (0: chosen, at most 2000)"), mutable=True
+    )
+    patience: Int = setting(0, _("stop after so many evaluations without a better one (0: never)"), mutable=True)
+    metric: Text = setting("auto", _("what decides which model is best: loss, bleu, chrf, exact …"))
+    samples: Int = setting(4, _("outputs to show at an evaluation"), mutable=True)
+
+
+class OutputConfig(ConfigSection):
+    out: Text = setting("", _("the folder of the run; else runs/TASK/NAME"), mutable=True)
+    checkpoint_every: Seconds = setting(60.0, _("time between checkpoints: 60s, 10m"), mutable=True)
+    checkpoint_steps: Int = setting(0, _("steps between checkpoints, in place of time"), mutable=True)
+    keep_checkpoints: Int = setting(2, _("checkpoints to keep"), ge=2, mutable=True)
+    log_every: Int = setting(10, _("steps between lines of metrics.jsonl"), ge=1)
+    log_order: Bool = setting(False, _("write which examples each step saw to order.jsonl"))
+
+
+class TrainConfig(DataConfig, ModelConfig, OptimConfig, LoopConfig, EvalConfig, OutputConfig):
+    """All settings of a run, by name: config.lr. A setting that does not fit is refused with BadSetting."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _validate(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return handler(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise BadSetting(_describe_error(str(first["loc"][0]), first["input"])) from None
+
+    def replace(self, **changes: Any) -> TrainConfig:
+        """A copy with some settings changed."""
+        return TrainConfig(**{**self.model_dump(), **changes})
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """The settings by section, as in config.yaml."""
+        return {
+            name: {field: getattr(self, field) for field in section.model_fields} for name, section in SECTIONS.items()
+        }
+
+
+SECTIONS: dict[str, type[ConfigSection]] = {
+    "data": DataConfig,
+    "model": ModelConfig,
+    "optim": OptimConfig,
+    "train": LoopConfig,
+    "evaluation": EvalConfig,
+    "output": OutputConfig,
+}
+ALIASES = {"learning_rate": "lr", "output": "out", "val": "valid"}
+
+
+class ConfigField(NamedTuple):
+    section: str
+    type: SettingType
+    default: Any
+    description: str
+    mutable: bool  # may change when a run is resumed
+    bounds: dict[str, float]  # ge, and le or lt
+
+
+def _collect_fields(section: str) -> dict[str, ConfigField]:
+    fields = {}
+    for name, info in SECTIONS[section].model_fields.items():
+        (setting_type,) = (each for each in info.metadata if isinstance(each, SettingType))
+        bounds = {key: getattr(each, key) for each in info.metadata for key in ("ge", "le", "lt") if hasattr(each, key)}
+        extra = info.json_schema_extra
+        assert isinstance(extra, dict) and info.description is not None
+        fields[name] = ConfigField(
+            section, setting_type, info.default, info.description, bool(extra["mutable"]), bounds
+        )
+    return fields
+
+
+FIELDS = {name: field for section in SECTIONS for name, field in _collect_fields(section).items()}
+
+
+def _describe_error(name: str, value: Any) -> str:
+    """Why a setting is refused, in one line."""
+    if name not in FIELDS:
+        return _("there is no setting {name!r}; {nearest}", name=name, nearest=nearest(name, [*FIELDS, *ALIASES]))
+    field = FIELDS[name]
+    wanted = field.type.description
+    if field.type.metavar in ("N", "X"):
+        template = _("{number} from {low:g} to {high:g}") if "lt" in field.bounds else _("{number} from {low:g}")
+        wanted = _(template, number=wanted, low=field.bounds["ge"], high=field.bounds.get("lt"))
+    return _(
+        "{name} must be {wanted}, got {value!r}; it means: {words}",
+        name=name,
+        wanted=wanted,
+        value=str(value)[:60],
+        words=field.description,
+    )
+
+
+def parse_config(values: Mapping[str, Any]) -> TrainConfig:
+    """A config from settings (lr=…), sections (optim={"lr": …}), or both, as in config.yaml."""
+    settings: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in SECTIONS and isinstance(value, Mapping):
+            settings |= {str(each): value[each] for each in value}
+        elif name in SECTIONS and name not in ALIASES:
+            raise BadSetting(
+                _(
+                    "{name} must hold settings (name: value), got {value!r}; see config.yaml of any run",
+                    name=name,
+                    value=value,
+                )
+            )
+        else:
+            settings[str(name)] = value
+    return TrainConfig(**{ALIASES.get(name, name): value for name, value in settings.items()})
+
+
+# ---------------------------------------------------------------------------------------------------- keyword arguments
+# Written out, because editors do not run code; a test compares them with the settings above.
+
+
+class ResumeKwargs(TypedDict, total=False):
+    """The settings that resume() may change."""
+
+    micro_batch_tokens: int
+    max_steps: int
+    epochs: float
+    max_time: str | float
+    device: str
+    compile: bool
+    gradient_checkpointing: bool
+    fsdp: bool
+    skip_grad_spikes: float
+    max_nan_steps: int
+    final_eval_examples: int
+    patience: int
+    samples: int
+    out: str | Path
+    checkpoint_every: str | float
+    checkpoint_steps: int
+    keep_checkpoints: int
+
+
+class TrainKwargs(ResumeKwargs, total=False):
+    """The settings that train() takes: those of resume(), and these."""
+
+    valid: str | list[str]
+    task: str
+    columns: str | dict[str, str]
+    source: str
+    target: str
+    header: str
+    encoding: str
+    encoding_errors: str
+    valid_fraction: float
+    max_length: int
+    truncate: bool
+    context_length: int
+    objective: str
+    augment: str | dict[str, str]
+    synonyms: str | Path
+    tokenizer: str | Path
+    vocab: int
+    init_from: str | Path
+    size: str
+    layers: int
+    d_model: int
+    heads: int
+    d_ff: int
+    dropout: float
+    position: str
+    optimizer: str
+    lr: float
+    schedule: str
+    warmup: int
+    min_lr_ratio: float
+    beta1: float
+    momentum: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    max_grad_norm: float
+    label_smoothing: float
+    ema: float
+    batch_tokens: int
+    seed: int
+    dtype: str
+    eval_every: int
+    eval_examples: int
+    metric: str
+    log_every: int
+    log_order: bool

@@ -1,0 +1,173 @@
+"""The data of a run: files are read, split and tokenized, and become the datasets of a task (TaskData)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headwater.data.examples import Example, split_hash, validation_mask
+from headwater.data.readers.lines import BadRows, DecodeOptions
+from headwater.data.summary import DataSummary, summarize_files
+from headwater.errors import BadFile, BadInput, BadSetting, NotFound, nearest
+from headwater.i18n import _
+from headwater.tasks import TASKS, Task, TaskData, get_task
+from headwater.tasks.base import max_length
+from headwater.text.load import load_tokenizer
+from headwater.text.tokenizer import Tokenizer
+from headwater.text.train import ALGORITHMS, train_tokenizer
+from headwater.training.config import TrainConfig
+from headwater.training.pretrained import pretrained_tokenizer
+
+DEFAULT_TOKENIZER = "bpe"
+SMALL_TRAIN_TOKENS = 1000  # a training set with fewer is noted
+
+
+def summarize_data(config: TrainConfig) -> DataSummary:
+    """Summarize the files of a config."""
+    s = config
+    task = None if s.task == "auto" else s.task
+    reading = DecodeOptions(None if s.encoding == "auto" else s.encoding, s.encoding_errors)
+    return summarize_files(
+        s.paths,
+        s.valid,
+        task,
+        s.columns,
+        s.source or None,
+        s.target or None,
+        reading,
+        s.valid_fraction,
+        s.seed,
+        header=s.header,
+    )
+
+
+def hash_files(summary: DataSummary, synonyms: str = "") -> dict[str, str]:
+    """SHA-256 of every file that is read, by name: a resumed run must find them unchanged, wherever they lie now."""
+    hashes: dict[str, str] = {}
+    data = [path for part in summary.source.file_groups for path in part.paths]
+    for path in dict.fromkeys((*data, *([Path(synonyms)] if synonyms else []))):
+        hashes[path.name if path.name not in hashes else f"{path.name} ({len(hashes)})"] = _sha256(path)
+    return hashes
+
+
+def check_files_unchanged(config: TrainConfig, saved_hashes: Mapping[str, str], checkpoint_name: str) -> None:
+    """Check the files of a resumed run by their hashes before they are parsed."""
+    paths = [Path(path) for path in (*config.paths, *config.valid, config.synonyms) if path]
+    names = [path.name for path in paths]
+    for path in paths:
+        alone = names.count(path.name) == 1 and path.name in saved_hashes and path.is_file()
+        if alone and _sha256(path) != saved_hashes[path.name]:
+            raise BadSetting(
+                _(
+                    "data must be what it was when {where} was saved, it has changed ({name}); bring it "
+                    "back, or begin a new run",
+                    where=checkpoint_name,
+                    name=path.name,
+                )
+            )
+
+
+def load_task_data(config: TrainConfig, summary: DataSummary, tokenizer: Tokenizer | None = None) -> TaskData:
+    """The datasets of all files. A tokenizer that is not given is trained, or loaded from a folder."""
+    synonyms = config.synonyms if config.synonyms and Path(config.synonyms).is_file() else ""
+    before = hash_files(summary, synonyms)
+    train, valid = split_examples(config, summary)
+    task = get_task(summary.task, config.objective)
+    task_data = build_task_data(config, task, train, valid, tokenizer, summary.source.languages)
+    if (after := hash_files(summary, synonyms)) != before:
+        changed = next(name for name in before if before[name] != after[name])
+        raise BadFile(
+            _(
+                "{changed} must not change while it is read, it did; wait until it is written, and begin again",
+                changed=changed,
+            )
+        )
+    task_data.columns = summary.source.roles
+    task_data.file_hashes = before
+    if task_data.num_tokens < SMALL_TRAIN_TOKENS:
+        task_data.notes.append(
+            _(
+                "only {tokens:,} tokens to learn from: a model can learn them by heart, and no more; give more data",
+                tokens=task_data.num_tokens,
+            )
+        )
+    return task_data
+
+
+def split_examples(config: TrainConfig, summary: DataSummary) -> tuple[list[Example], list[Example]]:
+    """Training and validation examples: from their own files, or split by a hash of the text."""
+    rows = {split: list(summary.source.examples(split, BadRows())) for split in summary.source.splits}
+    train = rows["train"]
+    if "valid" in rows or not summary.source.example_format.split_by_row:
+        return train, rows.get("valid", [])
+    kept = validation_mask(
+        np.array([split_hash(row, config.seed) for row in train], dtype=np.uint64), config.valid_fraction
+    )
+    return [train[i] for i in np.flatnonzero(~kept)], [train[i] for i in np.flatnonzero(kept)]
+
+
+def build_task_data(
+    config: TrainConfig,
+    task: Task[Any],
+    train: Sequence[Example],
+    valid: Sequence[Example],
+    tokenizer: Tokenizer | None = None,
+    languages: tuple[str, ...] = (),
+    labels: Sequence[str] = (),
+) -> TaskData:
+    """The datasets of a task from examples. labels: those of a trained model; else of the training examples."""
+    if not train:
+        raise BadInput(_("there must be at least one row to learn from, there is none; check the data"))
+    if not valid and task.example_format.split_by_row:
+        inputs = len({row.input_text for row in train})
+        raise BadInput(
+            _(
+                "the validation set is empty, because the rows to learn from (rows: {num_train:,}, "
+                "different inputs: {inputs:,}) are too few to split; give --valid FILE, or at least 2 "
+                "rows with different inputs",
+                num_train=len(train),
+                inputs=inputs,
+            )
+        )
+    if config.augment and not task.augmentable:
+        raise BadSetting(
+            _(
+                "augment changes texts of {AUGMENTED}, the task is {task}; leave it out",
+                AUGMENTED=" and ".join(each.name for each in TASKS.values() if each.augmentable),
+                task=task.name,
+            )
+        )
+    tokenizer = tokenizer or load_or_train_tokenizer(config, train, task.num_sentinels)
+    task_data = task.build_data(config, tokenizer, train, valid, labels)
+    task_data.languages = languages
+    task_data.truncate_to = max_length(config) if config.truncate else 0
+    return task_data
+
+
+def load_or_train_tokenizer(config: TrainConfig, examples: Iterable[Example], num_sentinels: int = 0) -> Tokenizer:
+    wanted = config.tokenizer
+    if wanted == "auto":
+        if config.init_from:
+            return pretrained_tokenizer(config.init_from)
+        wanted = DEFAULT_TOKENIZER
+    if wanted not in ALGORITHMS:
+        if not Path(wanted).is_dir():
+            raise NotFound(
+                _(
+                    "tokenizer must be a kind or a folder, {wanted!r} is neither; {nearest}",
+                    wanted=wanted,
+                    nearest=nearest(wanted, ALGORITHMS),
+                )
+            )
+        return load_tokenizer(wanted)
+    texts = (text for example in examples for text in example.texts)
+    return train_tokenizer(texts, wanted, config.vocab, num_sentinels)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,108 @@
+"""Tiny models of every family, written as public folders; and ways to spoil such a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headwater.families import FAMILIES, detect_head_type
+from headwater.families.hf_folder import LoadedModel, save_hf_folder
+from headwater.weights.hf_config import HFConfig
+from headwater.weights.safetensors import SafetensorsFile, write_safetensors
+
+VOCAB = 47
+ENCODER = {
+    "vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+DECODER = ENCODER | {"num_key_value_heads": 1}
+T5 = {"vocab_size": VOCAB, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
+PAIR = {
+    "vocab_size": VOCAB, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "max_position_embeddings": 64,
+    "decoder_start_token_id": 2,
+}  # fmt: skip
+FAIRSEQ = {
+    "vocab_size": VOCAB, "encoder_embed_dim": 16, "decoder_embed_dim": 16, "encoder_ffn_embed_dim": 24,
+    "decoder_ffn_embed_dim": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {
+    "bert": ENCODER,
+    "roberta": ENCODER,
+    "xlm-roberta": ENCODER,
+    "camembert": ENCODER,
+    "albert": ENCODER | {"embedding_size": 8},
+    "distilbert": {
+        "vocab_size": VOCAB, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, "max_position_embeddings": 64,
+    },
+    "gpt2": {"vocab_size": VOCAB, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64},
+    "llama": DECODER,
+    "mistral": DECODER | {"sliding_window": 6},
+    "qwen2": DECODER,
+    "qwen3": DECODER | {"head_dim": 8},
+    "gemma": DECODER | {"head_dim": 8},
+    "gpt_neox": ENCODER,
+    "mixtral": DECODER | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "t5": T5,
+    "mt5": T5,
+    "bart": PAIR,
+    "mbart": PAIR,
+    "marian": PAIR,
+    "pegasus": PAIR,
+    "blenderbot": PAIR,
+    "megatron-bert": ENCODER,
+    "fairseq": FAIRSEQ,
+    "fairseq_prenorm": FAIRSEQ,
+}  # fmt: skip
+
+
+def tiny(model_type: str, head: str | None = None, seed: int = 0, **changes: Any) -> LoadedModel:
+    """A small random model of a family, wide enough that a wrong term shows."""
+    config = {"model_type": model_type, **CONFIGS[model_type], **changes}
+    relation = FAMILIES[model_type]
+    c = HFConfig(dict(config))
+    kind = head or detect_head_type(relation, c.get_list("architectures", str, []))
+    model = relation.read_spec(c, kind).build(seed=seed).eval()
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=draw) * 0.1)
+    return LoadedModel(model, None, config, Path(), kind)
+
+
+def make(folder: Path, model_type: str, **changes: Any) -> Path:
+    return save_hf_folder(tiny(model_type, **changes), folder)
+
+
+def ids(length: int = 9, seed: int = 0) -> torch.Tensor:
+    return torch.randint(5, VOCAB - 4, (2, length), generator=torch.Generator().manual_seed(seed))
+
+
+def ask(model: Any, rows: torch.Tensor | None = None) -> torch.Tensor:
+    """Logits of a model on fixed rows; an encoder-decoder reads another row first."""
+    rows = ids() if rows is None else rows
+    with torch.no_grad():
+        pair = model.encoder is not None and model.decoder is not None
+        return model(rows, source=ids(7, 1)) if pair else model(rows)
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    file = SafetensorsFile(folder / "model.safetensors")
+    return {name: file[name].clone() for name in file}
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    held = tensors(folder)
+    changed = change(held)
+    write_safetensors(folder / "model.safetensors", held if changed is None else changed)
+
+
+def reconfigure(folder: Path, **changes: Any) -> None:
+    """Change config.json; a value of ... takes the key away."""
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not ...}))
