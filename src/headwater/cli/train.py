@@ -76,13 +76,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from headwater.training.config import FIELDS
+    from headwater.training.config import FIELDS, parse_config
 
     start_time = time.monotonic()
     flags = {name: getattr(args, name) for name in FIELDS if name != "paths" and getattr(args, name) is not None}
     if args.nproc != 1 and "RANK" not in os.environ:
         from headwater.training.launch import launch
 
+        parse_config(flags)  # a flag that does not fit is refused once, before any process is started
         return launch(args.nproc)
     from headwater.training.api import resume, train
     from headwater.training.callbacks import ProgressBar
