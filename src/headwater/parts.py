@@ -72,7 +72,7 @@ def from_dict(value: Any) -> Any:
     if value.keys() == {"times", "of"}:
         times = value["times"]
         is_valid = type(times) is int and 0 <= times <= 10_000
-        must(is_valid, "times", _("must be a whole number from 0 to 10000"), times, _("mend the file"))
+        must(is_valid, "times", _("must be a whole number from 0 to 10000"), times, _("fix the file"))
         return (from_dict(value["of"]),) * times
     kind = value.get("kind")
     must(isinstance(kind, str), "part", _("kind must be a word"), _summary(kind), _("such as {'kind': 'RMSNorm'}"))

@@ -102,8 +102,8 @@ def test_an_error_of_ours_has_a_number_and_no_words(client, monkeypatch, caplog)
 
 @pytest.mark.parametrize("path", ["/srv/models/x/config.json", "C:\\models\\x\\config.json", "/srv/a/b/c/config.json"])
 def test_folders_are_cut_from_messages(path):
-    message = error_body(Fault(f"{path}: not valid JSON; mend it"))["error"]["message"]
-    assert message == "config.json: not valid JSON; mend it"
+    message = error_body(Fault(f"{path}: not valid JSON; fix it"))["error"]["message"]
+    assert message == "config.json: not valid JSON; fix it"
 
 
 values = st.recursive(

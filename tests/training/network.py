@@ -36,11 +36,11 @@ def plug_in(rank: int) -> None:
     ip("addr", "add", f"{ADDRESSES[rank]}/24", "dev", f"wire{rank}")
     ip("link", "set", f"wire{rank}", "address", _place(rank))
     ip("link", "set", f"wire{rank}", "up")
-    mend(rank)
+    fix(rank)
     os.environ["GLOO_SOCKET_IFNAME"] = f"wire{rank}"
 
 
-def mend(rank: int) -> None:
+def fix(rank: int) -> None:
     _send_to(_place(1 - rank), rank)
 
 

@@ -46,7 +46,7 @@ def test_a_cut_wire_ends_both_sides_and_the_run_goes_on_to_the_same_end(workers,
 
 
 def test_a_wire_that_is_silent_for_a_moment_changes_nothing(workers, unbroken, tmp_path):
-    found = workers.results(2, tmp_path / "c", wired=True, cut=13, mend=2.0)
+    found = workers.results(2, tmp_path / "c", wired=True, cut=13, fix=2.0)
     assert found[0]["lines"] == found[1]["lines"] == unbroken["lines"]
     assert found[0]["weights"] == unbroken["weights"]
 

@@ -9,7 +9,7 @@ It reads a line of JSON a trial: {"world": 2, "folder": …, "steps": 50, "setti
     "slow": seconds the last process sleeps in each step    "linger": seconds the first needs after the last step
     "pause": [step, seconds]                                all stop themselves there, and wake up later
     "wired": the two processes have a network each          "cut": step after which the wire between them is silent
-    "mend": seconds after which it is mended
+    "fix": seconds after which it is fixed
 It answers with a line: {"codes": […], "said": [what each process found, or null], "seconds": …}.
 """
 
@@ -85,8 +85,8 @@ def listening(order, dist, notes):
             raise Left
         if event.step == order.get("cut"):
             network.cut(dist.rank)
-            if order.get("mend"):
-                threading.Timer(order["mend"], network.mend, [dist.rank]).start()
+            if order.get("fix"):
+                threading.Timer(order["fix"], network.fix, [dist.rank]).start()
         if order.get("pause", [0])[0] == event.step:
             subprocess.Popen(["sh", "-c", f"sleep {order['pause'][1]}; kill -CONT {os.getpid()}"])
             os.kill(os.getpid(), signal.SIGSTOP)

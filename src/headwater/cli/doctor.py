@@ -101,7 +101,7 @@ def print_report(facts: dict[str, Any], findings: list[Finding]) -> None:
             f"    → {escape_markup(str(finding.remedy))}",
         )
     if not findings:
-        print_lines("", f"[green]✓[/green] {_('nothing to mend')}")
+        print_lines("", f"[green]✓[/green] {_('nothing to fix')}")
 
 
 def print_lines(*lines: str) -> None:

@@ -184,7 +184,7 @@ class InputTable:
         class Strict(BadRows):
             def add(self, path: Path, line: int, reason: str) -> None:
                 raise BadFile(
-                    _("{path}:{line} is not a row of the table: {reason}; mend it", path=path, line=line, reason=reason)
+                    _("{path}:{line} is not a row of the table: {reason}; fix it", path=path, line=line, reason=reason)
                 )
 
         for row in read_table(self.file_group, DEFAULT_DECODE_OPTIONS, Strict()):

@@ -142,7 +142,7 @@ def _config(path: str | None) -> dict[str, Any]:
         config = yaml.safe_load(Path(path).read_bytes())
     except (yaml.YAMLError, RecursionError) as error:
         raise BadFile(
-            _("{path} is not YAML ({split}); mend it", path=path, split=" ".join(str(error).split())[:60])
+            _("{path} is not YAML ({split}); fix it", path=path, split=" ".join(str(error).split())[:60])
         ) from None
     if not isinstance(config, dict):
         raise BadFile(_("{path} must hold settings (name: value); the config.yaml of any run shows how", path=path))

@@ -59,8 +59,8 @@ def error_body(fault: Fault) -> dict[str, Any]:
 
     Directories are removed from paths, so that a client learns nothing about the file system.
 
-    >>> error_body(Fault("/srv/models/x/config.json: not valid JSON; mend it"))["error"]["message"]
-    'config.json: not valid JSON; mend it'
+    >>> error_body(Fault("/srv/models/x/config.json: not valid JSON; fix it"))["error"]["message"]
+    'config.json: not valid JSON; fix it'
     """
     message = _one_line(str(fault))
     message_zh = _one_line(translated(fault.args[0], "zh") if fault.args else "")

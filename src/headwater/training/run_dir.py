@@ -135,13 +135,13 @@ class RunDir:
         except (yaml.YAMLError, UnicodeError, RecursionError) as error:
             raise BadFile(
                 _(
-                    "{config} is not YAML ({split}); mend it",
+                    "{config} is not YAML ({split}); fix it",
                     config=self.config_path,
                     split=" ".join(str(error).split())[:60],
                 )
             ) from None
         if not isinstance(loaded, Mapping):
-            raise BadFile(_("{config} must hold settings by section; mend it", config=self.config_path))
+            raise BadFile(_("{config} must hold settings by section; fix it", config=self.config_path))
         return parse_config(loaded)
 
     def write_config(self, config: TrainConfig) -> None:

@@ -44,7 +44,7 @@ class BadRows:
             raise BadFile(
                 _(
                     "{path}: more than {limit} bad rows, mostly '{worst}' (first at {places}); is it of "
-                    "another layout? mend it, or name its columns or encoding",
+                    "another layout? fix it, or name its columns or encoding",
                     path=path,
                     limit=self.max_count,
                     worst=worst,

@@ -70,7 +70,7 @@ def read_json(path: Path, decode_options: DecodeOptions, bad_rows: BadRows) -> A
     except (ValueError, RecursionError) as error:
         raise BadFile(
             _(
-                "{path} is not JSON: {brief}; mend it, or write one object a line (JSONL)",
+                "{path} is not JSON: {brief}; fix it, or write one object a line (JSONL)",
                 path=path,
                 brief=_short_message(error),
             )
