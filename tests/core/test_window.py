@@ -117,6 +117,19 @@ def test_a_block_that_forgets_its_neighbour_would_show(monkeypatch, dense):
     assert (got - answers(model, {})[0]).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("rule", [hw.Bidirectional(), hw.Causal(), *RULES.values()], ids=repr)
+def test_a_rule_allows_exactly_the_keys_of_its_window(rule):
+    distance = torch.arange(200)[None, :] - torch.arange(200)[:, None]  # k - q
+    back, ahead = rule.window_size
+    inside = torch.ones_like(distance, dtype=torch.bool)
+    if back is not None:
+        inside &= distance >= -back
+    if ahead is not None:
+        inside &= distance <= ahead
+    allowed = rule.allows(torch.arange(200)[:, None], torch.arange(200)[None, :])
+    assert torch.equal(inside if allowed is None else allowed, inside)
+
+
 # ------------------------------------------------------------------------------------------------------- what it costs
 
 

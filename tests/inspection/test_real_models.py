@@ -29,9 +29,9 @@ def test_smollm2_knows_a_capital_and_has_induction_heads(known):
     model = known("smollm2")
     best = next_tokens(model, "The capital of France is", 3).candidates[0]
     assert best.token.text == " Paris" and best.prob > 0.5
-    said = headwater.generate(model, "The capital of France is", max_tokens=1, alternatives=1)
-    assert said.ids[0] == best.token.id
-    assert np.exp(said.logprobs[0]) == pytest.approx(best.prob, rel=0.05)  # the compiled step rounds activations
+    completion = headwater.generate(model, "The capital of France is", max_tokens=1, top_logprobs=1)
+    assert completion.ids[0] == best.token.id
+    assert np.exp(completion.logprobs[0]) == pytest.approx(best.prob, rel=0.05)  # the compiled step rounds activations
     result = classify_heads(model, "zebra copper lantern orbit zebra copper lantern orbit zebra copper")
     assert any("induction" in head.pattern for head in result.heads)
     assert any(head.pattern == "looks at the token before" for head in result.heads)

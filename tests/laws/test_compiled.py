@@ -73,7 +73,6 @@ def test_packed_documents_in_one_graph():
     compiled_is_eager(QUICK["decoder, rotary"], "aot_eager", document_ids=torch.tensor([[1, 1, 1, 2, 2, 0]] * 2))
 
 
-@pytest.mark.slow
 def test_a_window_in_one_graph():
     spec = hw.Model(hw.LMHead(23), _narrow(QUICK["decoder, rotary"].decoder))
     model, text = spec.build(seed=0).eval(), ids(230, seed=1)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from headwater.core import functional
 from headwater.core.base import KernelSpec, choose
-from headwater.core.masks import AttentionMask, SlidingWindow
+from headwater.core.masks import AttentionMask
 from headwater.core.modules import Tap
 from headwater.errors import Unavailable
 from headwater.i18n import _
@@ -133,10 +133,11 @@ class SDPAKernel(Kernel):
 
     def blockwise(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, block_size: int) -> Tensor:
         """A plain sliding window needs no mask tensors: only its band is computed."""
-        window = (mask.rule.window_size[0] or 0) + 1
+        back, ahead = mask.rule.window_size
+        window = (back or 0) + 1
         masked = mask.attention_mask is not None or mask.k_document_ids is not None
         biased = mask.position.has_bias or mask.position.has_query_bias
-        plain = mask.rule == SlidingWindow(window) and not masked and not biased
+        plain = ahead == 0 and not masked and not biased
         if plain and functional.sliding_window_supported(q, k, v, self.dropout_rate):
             return functional.sliding_window_attention(q, k, v, self.scale, self.dropout_rate, window)
         return super().blockwise(q, k, v, mask, block_size)

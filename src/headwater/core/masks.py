@@ -25,7 +25,10 @@ WindowSize = tuple[int | None, int | None]
 
 @runtime_checkable
 class MaskRule(Protocol):
-    """A predicate on a query and a key position; window_size = how many positions back and ahead (None = unlimited)."""
+    """A predicate on a query and a key position.
+
+    window_size = (back, ahead): it allows exactly the keys of -back ≤ k - q ≤ ahead (None = unlimited).
+    """
 
     @property
     def window_size(self) -> WindowSize: ...
