@@ -309,9 +309,9 @@ def main() -> None:
         told += "\n" + told_beside(beside)
         more = costs_more(beside)
     if args.run:
-        sides = [opened(path).read().splitlines()[: args.sentences] for path in args.paired_positions]
+        sides = [opened(path).read().splitlines()[: args.sentences] for path in args.pairs]
         report["bleu"] = translations(args.run, *sides)
-        told += "\n" + told_translations(report["bleu"], len(sides[0]), args.paired_positions[0].name)
+        told += "\n" + told_translations(report["bleu"], len(sides[0]), args.pairs[0].name)
     write({"tokens": args.tokens, **report}, told, "bits")
     if more:
         sys.exit("rounding costs more than in llama.cpp: " + "; ".join(more))

@@ -52,7 +52,7 @@ def main() -> None:
             fresh(TRUTH, "transformers", str(widened(Path(folder))), PROMPT),
             fresh(ALONE, "torch"),
         ]
-        left = [c for c in contenders if not any(word and word in c.name for word in args.ablate_head.split(","))]
+        left = [c for c in contenders if not any(word and word in c.name for word in args.without.split(","))]
         found = compare(left, args.rounds, args.threads)
     words = {name: word(facts["said"]) for name, facts in found["facts"].items() if name != ALONE}
     found["wrong"] = {name: f"it says {said!r}" for name, said in words.items() if said != words.get(TRUTH, said)}

@@ -143,7 +143,7 @@ def main() -> None:
     for work in args.work:
         for places in args.places or USUAL[work]:
             some = contenders(work, places, args.compile)
-            some = [c for c in some if not args.laws or any(word in c.name for word in [*args.laws, OURS, PEAK])]
+            some = [c for c in some if not args.only or any(word in c.name for word in [*args.only, OURS, PEAK])]
             dropped = f"0.1: {places}" if PLACES[places] else "0"
             name = f"({work}) dropout {dropped}" + (", compiled" if args.compile else "")
             print(name, file=sys.stderr)

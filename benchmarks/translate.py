@@ -77,7 +77,7 @@ def main() -> None:
             Contender("CTranslate2 float32", "translate_ctranslate2.py", (folder, "float32"), BENCH_PYTHON),
             Contender(TRUTH, "translate_transformers.py", (folder,)),
         ]
-        left = [c for c in contenders if not any(word and word in c.name for word in args.ablate_head.split(","))]
+        left = [c for c in contenders if not any(word and word in c.name for word in args.without.split(","))]
         found = compare(left, args.rounds, args.threads)
     judged = judge(found, TRUTH, {name: EXACT for name in found["facts"] if "float32" in name})
     said = agreement(found, TRUTH) + "\n" + judged

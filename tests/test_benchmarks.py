@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 from pathlib import Path
@@ -159,3 +160,27 @@ def test_shares_of_a_step_are_all_of_it(bench):
     assert sum(found.values()) == pytest.approx(1.0)
     assert found["matrix products"] > 0.05 and found["attention"] > 0 and found["softmax and loss"] > 0
     assert 0 < took["at the peak"] < took["a step"]
+
+
+def undeclared_arguments(source: str) -> set[str]:
+    """Attributes of args that no add_argument() of the file declares."""
+    declared = {"func"}
+    used = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+            names = [ast.literal_eval(each) for each in node.args if isinstance(each, ast.Constant)]
+            declared |= {name.lstrip("-").replace("-", "_") for name in names}
+            if not names:  # a name from a table: any may be meant
+                return set()
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "args":
+            used.add(node.attr)
+    return used - declared
+
+
+@pytest.mark.parametrize("path", sorted(BENCHMARKS.rglob("*.py")), ids=lambda path: path.stem)
+def test_a_benchmark_reads_only_arguments_that_it_declares(path):
+    assert undeclared_arguments(path.read_text(encoding="utf-8")) == set()
+
+
+def test_an_undeclared_argument_would_be_seen():
+    assert undeclared_arguments("p.add_argument('--only')\nprint(args.only, args.laws)") == {"laws"}

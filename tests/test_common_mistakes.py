@@ -30,16 +30,16 @@ def ids(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def weights_of(model, *args, **kwargs) -> list[torch.Tensor]:
-    """What each attention layer heard, in order."""
-    heard, hooks = [], []
+    """What each attention layer received, in order."""
+    received, hooks = [], []
     for name, module in model.named_modules():
         if name.endswith("kernel.weights"):
-            hooks.append(module.register_forward_hook(lambda *a: heard.append(a[2])))
+            hooks.append(module.register_forward_hook(lambda *a: received.append(a[2])))
     with torch.no_grad():
         model(*args, **kwargs)
     for hook in hooks:
         hook.remove()
-    return heard
+    return received
 
 
 # ------------------------------------------------------------------------------------------------------------- masks
@@ -82,10 +82,10 @@ def test_a_row_that_sees_nothing_gives_zeros_in_half_precision():
         model = hw.transformer(11, **SIZES).build(seed=0).eval().to(dtype)
         out = model(ids(2, 4), source=ids(2, 4), source_attention_mask=torch.tensor([[True] * 4, [False] * 4]))
         assert out.isfinite().all()
-        heard = weights_of(
+        received = weights_of(
             model, ids(2, 4), source=ids(2, 4), source_attention_mask=torch.tensor([[True] * 4, [False] * 4])
         )
-        assert (heard[-1][1] == 0).all() and (heard[-1][0].sum(-1).float() - 1).abs().max() < 1e-2
+        assert (received[-1][1] == 0).all() and (received[-1][0].sum(-1).float() - 1).abs().max() < 1e-2
 
 
 # ------------------------------------------------------------------------------------------------------------ attention

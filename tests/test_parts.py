@@ -75,15 +75,15 @@ def test_a_name_is_given_once():
 # --------------------------------------------------------------------------------------------- what is refused, by name
 
 WRONG = {
-    "a word for a number": (lambda: hw.Attention("8"), "Attention: heads must be a whole number .*, got '8'"),
-    "a fraction": (lambda: hw.Attention(8.0), "heads must be a whole number .*, got 8.0"),
-    "yes for a number": (lambda: hw.Attention(True), "heads must be a whole number .*, got True"),
-    "below zero": (lambda: hw.FeedForward(-1), "FeedForward: d_ff must be a whole number from 0 .*, got -1"),
-    "too large": (lambda: hw.Embeddings(2**31), "vocab must be a whole number from 0 to 2.*31 - 1, got 2147483648"),
+    "a word for a number": (lambda: hw.Attention("8"), "Attention: heads must be an integer .*, got '8'"),
+    "a fraction": (lambda: hw.Attention(8.0), "heads must be an integer .*, got 8.0"),
+    "yes for a number": (lambda: hw.Attention(True), "heads must be an integer .*, got True"),
+    "below zero": (lambda: hw.FeedForward(-1), "FeedForward: d_ff must be an integer from 0 .*, got -1"),
+    "too large": (lambda: hw.Embeddings(2**31), "vocab must be an integer from 0 to 2.*31 - 1, got 2147483648"),
     "not a number": (lambda: hw.RMSNorm(float("nan")), "RMSNorm: eps must be a finite number, got nan"),
     "infinite": (lambda: hw.Rotary(float("inf")), "Rotary: theta must be a finite number, got inf"),
     "a number for yes": (lambda: hw.LayerNorm(bias=1), "LayerNorm: bias must be True or False, got 1"),
-    "nothing": (lambda: hw.Attention(None), "heads must be a whole number .*, got None"),
+    "nothing": (lambda: hw.Attention(None), "heads must be an integer .*, got None"),
     "a number for a part": (lambda: hw.Model(decoder=3), "Model: decoder must be a Stack part or nothing, got 3"),
     "a class for a part": (lambda: hw.Attention(2, kernel=hw.Eager), "kernel must be a KernelSpec part, got 'class'"),
     "another part for a rule": (
@@ -96,7 +96,7 @@ WRONG = {
         lambda: hw.Stack(8, hw.Embeddings(3), (1, 2)),
         "Stack: layers must be BlockSpec parts, got .1, 2.",
     ),
-    "words for an order": (lambda: hw.Stack(8, hw.Embeddings(3), (), order=("a",)), "order must be whole numbers"),
+    "words for an order": (lambda: hw.Stack(8, hw.Embeddings(3), (), order=("a",)), "order must be integers"),
     "half a pair": (lambda: hw.Model(decoder=STACK, tied=(("a",),)), "Model: tied must be pairs of a word and a word"),
     "no rule": (
         lambda: hw.Model(decoder=STACK, init=(("*", 1),)),
@@ -140,9 +140,9 @@ FILES = {
     "no kind": ({"heads": 8}, "part: kind must be a word, got None; such as"),
     "a kind that is no word": ({"kind": ["Attention"]}, "part: kind must be a word, got 'list'; such as"),
     "a field missing": ({"kind": "FeedForward"}, "FeedForward cannot be built: .*d_ff.*; give every field it needs"),
-    "too often": ({"times": 10**9, "of": {"kind": "NoNorm"}}, "times: must be a whole number from 0 to 10000, got 10"),
-    "half as often": ({"times": 0.5, "of": {"kind": "NoNorm"}}, "times: must be a whole number from 0 to 10000"),
-    "yes times": ({"times": True, "of": {"kind": "NoNorm"}}, "times: must be a whole number from 0 to 10000"),
+    "too often": ({"times": 10**9, "of": {"kind": "NoNorm"}}, "times: must be an integer from 0 to 10000, got 10"),
+    "half as often": ({"times": 0.5, "of": {"kind": "NoNorm"}}, "times: must be an integer from 0 to 10000"),
+    "yes times": ({"times": True, "of": {"kind": "NoNorm"}}, "times: must be an integer from 0 to 10000"),
 }
 
 

@@ -17,11 +17,11 @@ def once() -> tuple[list[int], dict[str, float]]:
     model.reset()
     begun = time.perf_counter()
     model.eval(ids)
-    tokens = [model.samples(temp=0.0)]
+    tokens = [model.sample(temp=0.0)]
     middle = time.perf_counter()
     for _ in range(NEW - 1):
         model.eval(tokens[-1:])
-        tokens.append(model.samples(temp=0.0))
+        tokens.append(model.sample(temp=0.0))
     return tokens, rates(middle - begun, time.perf_counter() - middle)
 
 

@@ -31,66 +31,66 @@ Measure = Callable[[bool], Mapping[str, float]]
 
 
 class Paused:
-    """A listener that lets the run go on only while it is this contender's turn."""
+    """A callback that lets the run go on only while it is this contender's turn."""
 
-    def __init__(self, exam: Callable[[TrainSetup], Measure]) -> None:
-        self.exam, self.told = exam, False
+    def __init__(self, build_measure: Callable[[TrainSetup], Measure]) -> None:
+        self.build_measure, self.reported = build_measure, False
 
-    def begin(self, lesson: TrainSetup) -> None:
-        self.trainer, measure = lesson.trainer, self.exam(lesson)
+    def begin(self, setup: TrainSetup) -> None:
+        self.trainer, measure = setup.trainer, self.build_measure(setup)
 
         @torch.no_grad()
-        def examine(last: bool) -> Mapping[str, float]:
-            lesson.model.eval()
-            with self.trainer.ema.swapped_in(lesson.model):
-                found = measure(last)
-            lesson.model.train()
-            return found
+        def evaluate(last: bool) -> Mapping[str, float]:
+            setup.model.eval()
+            with self.trainer.ema.swapped_in(setup.model):
+                result = measure(last)
+            setup.model.train()
+            return result
 
-        self.turns = Turns(examine)
+        self.turns = Turns(evaluate)
         facts = {
-            "parameters": count(lesson.model),
-            "steps": lesson.config.max_steps,
-            "tokens": lesson.task_data.num_tokens,
+            "parameters": count(setup.model),
+            "steps": setup.config.max_steps,
+            "tokens": setup.task_data.num_tokens,
         }
         self.turns.ready(**facts)
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, StepEvent) and event.step < event.total_steps:
             self.trainer.start_time += self.turns.after_step(event.step)  # the run's own clock stands too
-        elif isinstance(event, StepEvent | StopEvent) and not self.told:
-            self.told = True
+        elif isinstance(event, StepEvent | StopEvent) and not self.reported:
+            self.reported = True
             self.turns.over(event.step)
 
 
 def of_characters(folder: Path, window: int) -> Callable[[TrainSetup], Measure]:
     text = characters(folder)[1]
 
-    def exam(lesson: TrainSetup) -> Measure:
-        ids = torch.from_numpy(encode_rows(lesson.task_data.tokenizer, [text]).values.astype("int64"))
+    def build_measure(setup: TrainSetup) -> Measure:
+        ids = torch.from_numpy(encode_rows(setup.task_data.tokenizer, [text]).values.astype("int64"))
         assert len(ids) == len(text), "every character must be one token"
-        return lambda last: {"loss": validation_loss(lesson.model, ids, window)}
+        return lambda last: {"loss": validation_loss(setup.model, ids, window)}
 
-    return exam
+    return build_measure
 
 
 def of_translation(folder: Path, rows: int) -> Callable[[TrainSetup], Measure]:
-    return lambda lesson: lambda last: scored(lambda texts: translated(lesson, texts), folder, rows, last)
+    return lambda setup: lambda last: scored(lambda texts: translated(setup, texts), folder, rows, last)
 
 
-def translated(lesson: TrainSetup, texts: list[str], together: int = 100) -> list[str]:
-    """Greedily, texts of like length together."""
-    words, marks = lesson.task_data.tokenizer, SpecialTokens.from_tokenizer(lesson.task_data.tokenizer)
+def translated(setup: TrainSetup, texts: list[str], batch_size: int = 100) -> list[str]:
+    """Greedily, texts of like length batch_size."""
+    words, marks = setup.task_data.tokenizer, SpecialTokens.from_tokenizer(setup.task_data.tokenizer)
     ids = encode_rows(words, texts).with_affixes([marks.bos_id], [marks.eos_id])
-    order, said = np.argsort(ids.lengths, kind="stable"), {}
-    for some in np.split(order, range(together, len(order), together)):
+    order, outputs = np.argsort(ids.lengths, kind="stable"), {}
+    for some in np.split(order, range(batch_size, len(order), batch_size)):
         rows = ids.take(some)
         source, keep = torch.from_numpy(rows.to_padded(marks.pad_id)), torch.from_numpy(length_mask(rows))
-        found = greedy_decode(
-            lesson.model, source, keep, marks.bos_id, marks.eos_id, max_new_tokens=source.shape[1] * 3 // 2 + 10
+        result = greedy_decode(
+            setup.model, source, keep, marks.bos_id, marks.eos_id, max_new_tokens=source.shape[1] * 3 // 2 + 10
         )
-        said |= {int(n): words.decode(row) for n, row in zip(some, found, strict=True)}
-    return [said[n] for n in range(len(texts))]
+        outputs |= {int(n): words.decode(row) for n, row in zip(some, result, strict=True)}
+    return [outputs[n] for n in range(len(texts))]
 
 
 def variant(words: str) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def main() -> None:
     time = {"max_time": 60 * args.minutes} if args.minutes else {}
     with tempfile.TemporaryDirectory() as out:
         train(
-            *files, valid=valid, config={**variant(args.source), **time}, seed=args.seed, eval_every=NEVER,
+            *files, valid=valid, config={**variant(args.recipe), **time}, seed=args.seed, eval_every=NEVER,
             out=str(Path(out) / "run"), callbacks=[paused], on_setup=paused.begin)  # fmt: skip
 
 

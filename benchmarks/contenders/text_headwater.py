@@ -15,16 +15,16 @@ from headwater.training.state import Event, StepEvent
 
 
 class Paused:
-    """A listener that counts real tokens, marks left out, and waits while others have their turn."""
+    """A callback that counts real tokens, marks left out, and waits while others have their turn."""
 
     def __init__(self) -> None:
         self.tokens = 0
         self.turns = Turns(lambda last: {"tokens": self.tokens})
 
-    def begin(self, lesson: TrainSetup) -> None:
-        self.lengths, self.trainer = lesson.task_data.train.lengths, lesson.trainer
+    def begin(self, setup: TrainSetup) -> None:
+        self.lengths, self.trainer = setup.task_data.train.lengths, setup.trainer
         self.turns.ready(
-            parameters=count(lesson.model), rows=len(self.lengths), batch_tokens=lesson.config.batch_tokens
+            parameters=count(setup.model), rows=len(self.lengths), batch_tokens=setup.config.batch_tokens
         )
 
     def __call__(self, event: Event) -> None:

@@ -20,7 +20,7 @@ class Translator(nn.Module):
         nn.init.normal_(self.tokens.weight, std=work.d_model**-0.5)
         self.register_buffer("places", sines(work.length, work.d_model))
         self.body = nn.Transformer(work.d_model, work.heads, work.layers, work.layers, work.d_ff, p, batch_first=True)
-        self.register_buffer("past", nn.Transformer.generate_square_subsequent_mask(work.length))
+        self.register_buffer("causal_mask", nn.Transformer.generate_square_subsequent_mask(work.length))
 
     def embed(self, ids: Tensor) -> Tensor:
         return self.drop(self.tokens(ids) * self.scale + self.places[: ids.shape[1]])
@@ -41,7 +41,7 @@ class Writer(nn.Module):
             work.d_model, work.heads, work.d_ff, p, "gelu", batch_first=True, norm_first=True
         )
         self.body = nn.TransformerEncoder(layer, work.layers, nn.LayerNorm(work.d_model), enable_nested_tensor=False)
-        self.register_buffer("past", nn.Transformer.generate_square_subsequent_mask(work.length))
+        self.register_buffer("causal_mask", nn.Transformer.generate_square_subsequent_mask(work.length))
 
     def forward(self, source: Tensor, ids: Tensor) -> Tensor:
         x = self.drop(self.tokens(ids) + self.places.weight[: ids.shape[1]])

@@ -72,7 +72,7 @@ def from_dict(value: Any) -> Any:
     if value.keys() == {"times", "of"}:
         times = value["times"]
         is_valid = type(times) is int and 0 <= times <= 10_000
-        must(is_valid, "times", _("must be a whole number from 0 to 10000"), times, _("fix the file"))
+        must(is_valid, "times", _("must be an integer from 0 to 10000"), times, _("fix the file"))
         return (from_dict(value["of"]),) * times
     kind = value.get("kind")
     must(isinstance(kind, str), "part", _("kind must be a word"), _summary(kind), _("such as {'kind': 'RMSNorm'}"))
@@ -166,7 +166,7 @@ def _check_fields(self: Any) -> None:
 
 
 TYPE_NAMES = {
-    int: _("a whole number from 0 to 2**31 - 1"),
+    int: _("an integer from 0 to 2**31 - 1"),
     float: _("a finite number"),
     str: _("a word"),
     bool: _("True or False"),
@@ -199,7 +199,7 @@ def _matches(value: Any, hint: Any) -> bool:
 
 
 def _describe(hint: Any, plural: bool = False) -> str:
-    """The annotation in words: a whole number, words, pairs of a word and a part."""
+    """The annotation in words: an integer, words, pairs of a word and a part."""
     options = typing.get_args(hint)
     if typing.get_origin(hint) is tuple:
         if options[-1] is Ellipsis:
@@ -211,7 +211,7 @@ def _describe(hint: Any, plural: bool = False) -> str:
     singular = TYPE_NAMES.get(hint) or (
         _("a part") if hint is Any else _("{article} {hint} part", article=article, hint=hint.__name__)
     )
-    return re.sub("^a (.*?)(?= from |$)", r"\1s", singular) if plural else singular
+    return re.sub("^an? (.*?)(?= from |$)", r"\1s", singular) if plural else singular
 
 
 def _summary(value: Any) -> Any:

@@ -120,7 +120,7 @@ SEED_LIMIT = 2**63
 
 def check_seed(seed: object) -> None:
     """Raise a fault unless the seed is an integer in [0, 2**63)."""
-    requirement = _("seed must be a whole number from 0 below 2**63")
+    requirement = _("seed must be an integer from 0 below 2**63")
     must(type(seed) is int and 0 <= seed < SEED_LIMIT, "generate", requirement, seed, _("0 is usual"))
 
 

@@ -1,4 +1,4 @@
-"""Every planted fault is found, in the right module, at the right places, with a remedy that speaks of it."""
+"""Every planted fault is found, in the right module, at the right positions, with a remedy that speaks of it."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ def test_a_leak_is_reported_with_its_positions(nano):
     verdict = check(model, laws=["future"])["future"]
     assert 1 <= verdict.key - verdict.position <= 2, "two layers, each one ahead"
     assert (
-        f"place {verdict.position} of row {verdict.row}" in verdict.message
-        and f"place {verdict.key}" in verdict.message
+        f"position {verdict.position} of row {verdict.row}" in verdict.message
+        and f"position {verdict.key}" in verdict.message
     )
 
 
@@ -138,7 +138,7 @@ def test_what_is_right_about_a_wrong_model_is_not_blamed(nano):
     model, step = wrong(nano, mask=lambda self, q, k: triangle(q, k, 0))
     report = check(model, step=step)
     assert [verdict.law for verdict in report.failed] == ["cache"]
-    assert "token 5 to 5 after 5" in report["cache"].message
+    assert "tokens 5 to 5 after 5" in report["cache"].message
 
 
 def test_a_fault_is_reported_once(nano):
@@ -216,7 +216,7 @@ MIXERS = {
         "before the softmax",
     ),
     "a convolution that looks ahead": (Sideways, "future", "drop.1.conv", "off by one"),
-    "BatchNorm over places": (OverPlaces, "future", "drop.1.bn", "normalise each place"),
+    "BatchNorm over positions": (OverPlaces, "future", "drop.1.bn", "normalise each position"),
     "a softmax over the batch": (lambda: Mixing(lambda x: x * x.softmax(0)), "batch", "drop.1", "batch axis"),
     "a detached branch": (
         lambda: nn.Sequential(nn.Linear(24, 24), Mixing(lambda x: x.detach())),
@@ -324,7 +324,7 @@ def test_ours_when_documents_leak(monkeypatch):
     assert report["documents"].status == report["padding"].status == "failed"
     assert report["documents"].module == "decoder.layers.0.self_attn.kernel"
     assert (
-        "document 2 sees document 1" in report["documents"].message and "document numbers" in report["documents"].remedy
+        "document 2 sees document 1" in report["documents"].message and "document ids" in report["documents"].remedy
     )
 
 

@@ -403,7 +403,7 @@ def test_a_note_is_printed_once(files, say, tmp_path):
 def test_a_finished_run_prints_how_to_continue(runs, say, tmp_path):
     shutil.copytree(runs / "labels", tmp_path / "run")
     code, out, _ = say("train", "--resume", tmp_path / "run")
-    assert code == 0 and "all its 3 steps were done; to go on, give --max-steps above 3" in " ".join(out.split())
+    assert code == 0 and "all its 3 steps were done; to continue, give --max-steps above 3" in " ".join(out.split())
 
 
 def test_a_packed_file_gives_a_run_its_name(files, say, tmp_path, monkeypatch):

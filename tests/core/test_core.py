@@ -194,12 +194,12 @@ def test_a_rolling_cache_keeps_only_its_window():
 
 def test_listening_stops_when_the_hook_goes():
     model = hw.decoder(9, **SIZES).build(seed=0)
-    tap, heard = model.get_submodule("decoder.layers.1.self_attn.kernel.weights"), []
-    hook = tap.register_forward_hook(lambda *a: heard.append(a[2].shape))
+    tap, received = model.get_submodule("decoder.layers.1.self_attn.kernel.weights"), []
+    hook = tap.register_forward_hook(lambda *a: received.append(a[2].shape))
     model(IDS)
     hook.remove()
     model(IDS)
-    assert heard == [(2, 4, 6, 6)] and not tap.has_hooks
+    assert received == [(2, 4, 6, 6)] and not tap.has_hooks
 
 
 def test_shared_layers_are_one_and_run_often():

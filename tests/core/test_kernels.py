@@ -162,10 +162,10 @@ def test_soft_capped_scores_stay_within_the_cap():
 
 def test_watched_weights_are_those_used(xformers):
     for name in BACKENDS:
-        kernel, heard, tensors = get_backend(name).build(0.3, 0.0), [], qkv()
-        kernel.weights.register_forward_hook(lambda *a, heard=heard: heard.append(a[2]))
+        kernel, received, tensors = get_backend(name).build(0.3, 0.0), [], qkv()
+        kernel.weights.register_forward_hook(lambda *a, received=received: received.append(a[2]))
         out = kernel(*tensors, sight(), None)
-        (weights,) = heard
+        (weights,) = received
         assert weights.shape == (2, 4, 6, 6) and (weights.triu(1) == 0).all()
         torch.testing.assert_close(weights @ tensors[2].repeat_interleave(2, 1), out)
 

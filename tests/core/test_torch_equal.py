@@ -101,14 +101,14 @@ def test_attention_weights_are_torch_s():
     theirs = nn.MultiheadAttention(D, HEADS, batch_first=True)
     roughen(theirs)
     model = hw.Model(encoder=stack(branches(hw.pre, False, False, "relu"))).build(seed=0)
-    ours, heard = model.encoder.layers[0], []
+    ours, received = model.encoder.layers[0], []
     copy_attention(ours.self_attn, theirs)
-    ours.self_attn.kernel.weights.register_forward_hook(lambda *a: heard.append(a[2]))
+    ours.self_attn.kernel.weights.register_forward_hook(lambda *a: received.append(a[2]))
     ids = torch.randint(9, (2, LENGTH))
     x = ours.self_attn_norm(model.encoder.embed.tokens(ids))
     _, want = theirs(x, x, x, average_attn_weights=False)
     model(ids)
-    assert (heard[0] - want).abs().max() < 1e-6
+    assert (received[0] - want).abs().max() < 1e-6
 
 
 def test_a_missing_scale_would_show():

@@ -165,7 +165,7 @@ def test_weights_of_16_bits_are_read_as_they_lie(name: str, kind: torch.dtype):
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
 def test_a_translator_of_16_bits(kind: torch.dtype):
     model, wide = built(TRANSLATORS["paper"]).to(kind), built(TRANSLATORS["paper"]).to(kind).float()
-    assert (heard(model, True, 3) - heard(wide, False, 3)).abs().max() < (0.02 if kind == torch.float16 else 0.2)
+    assert (received(model, True, 3) - received(wide, False, 3)).abs().max() < (0.02 if kind == torch.float16 else 0.2)
 
 
 # ------------------------------------------------------------------------- an encoder, many rows, and beams by index
@@ -207,7 +207,7 @@ def test_beams_of_a_translator_are_those_of_its_modules(name: str, monkeypatch):
     assert [score for _, score in fast] == pytest.approx([score for _, score in plain], abs=1e-4)
 
 
-def heard(model, fast: bool, rows: int) -> torch.Tensor:
+def received(model, fast: bool, rows: int) -> torch.Tensor:
     """Scores of so many translations, token by token."""
     slots = BatchKVCache(model, range(rows))
     slots.native_decoder = (model, NativeDecoder.try_build(model) if fast else None)
@@ -222,7 +222,7 @@ def heard(model, fast: bool, rows: int) -> torch.Tensor:
 @pytest.mark.parametrize("name", TRANSLATORS)
 def test_few_rows_and_many(name: str, rows: int):
     model = built(TRANSLATORS[name])
-    torch.testing.assert_close(heard(model, True, rows), heard(model, False, rows), atol=3e-5, rtol=0)
+    torch.testing.assert_close(received(model, True, rows), received(model, False, rows), atol=3e-5, rtol=0)
 
 
 @needs_a_compiler
@@ -233,7 +233,7 @@ def test_many_rows_of_packed_weights(bits: str):
     """
     model, whole = built(TRANSLATORS["paper"]), built(TRANSLATORS["paper"])
     quantize(model, bits)
-    fast, plain, exact = heard(model, True, 23), heard(model, False, 23), heard(whole, False, 23)
+    fast, plain, exact = received(model, True, 23), received(model, False, 23), received(whole, False, 23)
     assert 0 < (fast - plain).abs().mean() < (2 if bits == "int8" else 0.2) * (plain - exact).abs().mean()
 
 

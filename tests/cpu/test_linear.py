@@ -1,4 +1,4 @@
-"""Linear maps of training equal their formulas: bias, activation, dropout, slopes; each row alone, and heard."""
+"""Linear maps of training equal their formulas: bias, activation, dropout, slopes; each row alone, and received."""
 
 import pytest
 import torch
@@ -126,9 +126,9 @@ def test_a_slope_that_is_not_added_would_be_seen(monkeypatch):
 
 
 def test_of_several_maps_one_that_is_listened_to_is_heard():
-    one, two, x, heard = Linear(32, 32), Linear(32, 48), torch.randn(64, 32), []
-    two.register_forward_hook(lambda _, __, out: heard.append(out))
-    near(linears(x, one, two)[1], heard[0])
+    one, two, x, received = Linear(32, 32), Linear(32, 48), torch.randn(64, 32), []
+    two.register_forward_hook(lambda _, __, out: received.append(out))
+    near(linears(x, one, two)[1], received[0])
 
 
 @settings(max_examples=60, deadline=None)
@@ -193,12 +193,12 @@ def test_a_slope_forgotten_would_be_seen(monkeypatch):
 
 def test_who_listens_to_a_layer_hears_what_it_gives():
     ffn = FeedForward(64).build(32)
-    x, heard = torch.randn(60, 32), []
+    x, received = torch.randn(60, 32), []
     quiet = ffn(x)
-    ffn.up.register_forward_hook(lambda _, __, out: heard.append(out))
+    ffn.up.register_forward_hook(lambda _, __, out: received.append(out))
     near(ffn(x), quiet)
-    near(heard[0], F.linear(x, ffn.up.weight, ffn.up.bias))
-    assert (heard[0] < 0).any()  # before the ReLU
+    near(received[0], F.linear(x, ffn.up.weight, ffn.up.bias))
+    assert (received[0] < 0).any()  # before the ReLU
 
 
 def test_a_weight_made_anew_before_each_use_is_the_one_used():

@@ -39,7 +39,7 @@ def rows(count: int, seed: int = 0, longest: int = 60, least: int = 2) -> Ragged
 
 
 def assert_independent_of_the_batch(make, count: int) -> None:
-    """An example's lesson is the same alone as among others: nothing depends on order, batch or padding."""
+    """An example's batch is the same alone as among others: nothing depends on order, batch or padding."""
     whole = make(np.arange(count))
     for i in (0, count // 2, count - 1):
         alone = make(np.array([i]))
@@ -58,42 +58,42 @@ def test_marks_come_from_the_tokenizer(tokenizer: Tokenizer) -> None:
 
 
 def test_teacher_forcing_shifts_by_one() -> None:
-    lesson = collate.seq2seq_batch(Ragged.from_rows([[7, 8], [9]]), Ragged.from_rows([[5], [5, 6, 7]]), MARKS)
-    assert lesson.source.tolist() == [[1, 7, 8, 2], [1, 9, 2, 0]]
-    assert lesson.source_attention_mask.tolist() == [[True] * 4, [True] * 3 + [False]]
-    assert lesson.ids.tolist() == [[1, 5, 0, 0], [1, 5, 6, 7]]
-    assert lesson.targets.tolist() == [[5, 2, IGNORE_INDEX, IGNORE_INDEX], [5, 6, 7, 2]]
-    assert lesson.num_targets == 6
-    assert np.array_equal(lesson.attention_mask, lesson.targets != IGNORE_INDEX)
+    batch = collate.seq2seq_batch(Ragged.from_rows([[7, 8], [9]]), Ragged.from_rows([[5], [5, 6, 7]]), MARKS)
+    assert batch.source.tolist() == [[1, 7, 8, 2], [1, 9, 2, 0]]
+    assert batch.source_attention_mask.tolist() == [[True] * 4, [True] * 3 + [False]]
+    assert batch.ids.tolist() == [[1, 5, 0, 0], [1, 5, 6, 7]]
+    assert batch.targets.tolist() == [[5, 2, IGNORE_INDEX, IGNORE_INDEX], [5, 6, 7, 2]]
+    assert batch.num_targets == 6
+    assert np.array_equal(batch.attention_mask, batch.targets != IGNORE_INDEX)
 
 
 def test_causal_batch_targets_are_the_next_tokens() -> None:
-    lesson = collate.causal_batch(np.arange(12).reshape(2, 6))
-    assert np.array_equal(lesson.targets, lesson.ids + 1)
+    batch = collate.causal_batch(np.arange(12).reshape(2, 6))
+    assert np.array_equal(batch.targets, batch.ids + 1)
     documents = rows(20, longest=12)
     packed = build_packed_rows(documents, pack_documents(documents, 16), 16, pad_id=0)
-    lesson = collate.packed_causal_batch(packed)
-    told = [
-        (int(a), int(b)) for a, b in zip(lesson.ids.ravel(), lesson.targets.ravel(), strict=True) if b != IGNORE_INDEX
+    batch = collate.packed_causal_batch(packed)
+    rows = [
+        (int(a), int(b)) for a, b in zip(batch.ids.ravel(), batch.targets.ravel(), strict=True) if b != IGNORE_INDEX
     ]
     pairs = [(int(a), int(b)) for i in range(20) for a, b in zip(documents[i], documents[i][1:], strict=False)]
-    assert sorted(told) == sorted(pairs)
+    assert sorted(rows) == sorted(pairs)
 
 
 def test_masking_rates_are_as_stated() -> None:
     many = rows(600)
-    lesson = corruption.mlm_batch(many, MARKS, np.arange(600), seed=3, epoch=1)
+    batch = corruption.mlm_batch(many, MARKS, np.arange(600), seed=3, epoch=1)
     plain = many.with_affixes([1], [2]).to_padded(0)
-    chosen = lesson.targets != IGNORE_INDEX
-    assert np.array_equal(np.where(chosen, lesson.targets, lesson.ids), plain)  # it can be put back
+    chosen = batch.targets != IGNORE_INDEX
+    assert np.array_equal(np.where(chosen, batch.targets, batch.ids), plain)  # it can be put back
     assert not chosen[plain < 5].any()
     total, picked = len(many.values), int(chosen.sum())
     assert_share(picked, total, 0.15)
-    assert_share(int((lesson.ids[chosen] == 4).sum()), picked, 0.8)
-    assert_share(int((lesson.ids[chosen] == plain[chosen]).sum()), picked, 0.1)
-    assert lesson.ids[chosen][lesson.ids[chosen] != 4].min() >= 5
+    assert_share(int((batch.ids[chosen] == 4).sum()), picked, 0.8)
+    assert_share(int((batch.ids[chosen] == plain[chosen]).sum()), picked, 0.1)
+    assert batch.ids[chosen][batch.ids[chosen] != 4].min() >= 5
     again = corruption.mlm_batch(many, MARKS, np.arange(600), seed=3, epoch=2)
-    assert not np.array_equal(again.ids, lesson.ids)
+    assert not np.array_equal(again.ids, batch.ids)
     with pytest.raises(AssertionError):  # a planted fault: 20 % instead of 15 % is seen
         wrong = corruption.mlm_batch(many, MARKS, np.arange(600), 3, 1, mlm_probability=0.2)
         assert_share(int((wrong.targets != IGNORE_INDEX).sum()), total, 0.15)
@@ -162,10 +162,10 @@ def test_next_sentences() -> None:
     same = document_of[pairs.first] == document_of[pairs.second]
     assert np.array_equal(same, pairs.label == 0)
     assert np.array_equal(pairs.second[same], pairs.first[same] + 1)
-    lesson = corruption.mlm_nsp_batch(rows(1200, longest=8), pairs, np.arange(50), MARKS, 0, 0)
-    assert (lesson.ids == 2).sum(1).tolist() == [2] * 50
-    assert np.array_equal(lesson.next_sentence_labels, pairs.label[:50])
-    assert lesson.token_types.max(1).tolist() == [1] * 50
+    batch = corruption.mlm_nsp_batch(rows(1200, longest=8), pairs, np.arange(50), MARKS, 0, 0)
+    assert (batch.ids == 2).sum(1).tolist() == [2] * 50
+    assert np.array_equal(batch.next_sentence_labels, pairs.label[:50])
+    assert batch.token_types.max(1).tolist() == [1] * 50
     with pytest.raises(BadInput, match="at least two documents"):
         corruption.next_sentence_pairs(np.zeros(5, int), 0, 0)
 
@@ -182,11 +182,11 @@ def test_tags_stand_on_the_first_piece_of_their_word(tokenizer: Tokenizer, sente
     words, tags = zip(*sentence, strict=True)
     names = collate.label_names("OXY")
     columns = collate.encode_tagged([TaggedTokens(words, tags)], names, tokenizer)
-    lesson = collate.tagging_batch(columns["ids"], columns["labels"], SpecialTokens.from_tokenizer(tokenizer))
-    assert collate.predicted_tags(np.maximum(lesson.targets, 0), lesson.targets, names) == [tags]
-    assert lesson.ids.shape == lesson.targets.shape
-    assert lesson.ids[0, 1:-1].tolist() == [n for pieces in collate.word_token_ids(words, tokenizer) for n in pieces]
-    ends = np.flatnonzero(lesson.targets[0] != IGNORE_INDEX)
+    batch = collate.tagging_batch(columns["ids"], columns["labels"], SpecialTokens.from_tokenizer(tokenizer))
+    assert collate.predicted_tags(np.maximum(batch.targets, 0), batch.targets, names) == [tags]
+    assert batch.ids.shape == batch.targets.shape
+    assert batch.ids[0, 1:-1].tolist() == [n for pieces in collate.word_token_ids(words, tokenizer) for n in pieces]
+    ends = np.flatnonzero(batch.targets[0] != IGNORE_INDEX)
     assert len(ends) == len(words)
 
 
@@ -195,11 +195,11 @@ def test_classes_and_pairs(tokenizer: Tokenizer) -> None:
     assert collate.label_ids(["no", "yes"], ("yes", "no")).tolist() == [1, 0]
     with pytest.raises(BadInput, match=r"'yess' is not in the training data; did you mean 'yes'"):
         collate.label_ids(["yess"], ("yes", "no"))
-    lesson = collate.classification_batch(
+    batch = collate.classification_batch(
         Ragged.from_rows([[7], [8, 9]]), np.array([0, 1]), MARKS, Ragged.from_rows([[5, 6], []])
     )
-    assert lesson.ids.tolist() == [[1, 7, 2, 5, 6, 2], [1, 8, 9, 2, 2, 0]]
-    assert lesson.token_types.tolist() == [[0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 0]]
+    assert batch.ids.tolist() == [[1, 7, 2, 5, 6, 2], [1, 8, 9, 2, 2, 0]]
+    assert batch.token_types.tolist() == [[0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 0]]
 
 
 @given(st.lists(st.sampled_from([*WORDS, "日本語", "🙂"]), min_size=1, max_size=60), st.data())
@@ -218,8 +218,8 @@ def test_qa_windows_contain_the_answers(tokenizer: Tokenizer, words: list[str], 
         tokenizer.encode_with_offsets(context, add_special_tokens=False).offsets
     )  # every token of the text is in a window
     assert max(len(w.ids) for w in result) <= 64
-    lesson: TrainBatch = collate.qa_batch(result, SpecialTokens.from_tokenizer(tokenizer))
-    assert lesson.targets.shape == (len(result), 2)
+    batch: TrainBatch = collate.qa_batch(result, SpecialTokens.from_tokenizer(tokenizer))
+    assert batch.targets.shape == (len(result), 2)
 
 
 def test_no_answer_is_position_0(tokenizer: Tokenizer) -> None:

@@ -163,9 +163,9 @@ def test_any_count_is_refused_in_a_line_or_leaves_a_token(row, count):
         (lambda: Temperature(float("nan")), "Temperature: value must be a finite number"),
         (lambda: Temperature("hot"), "got 'hot'"),
         (lambda: TopK(0), "TopK: k must be at least 1"),
-        (lambda: TopK(True), "whole number"),
+        (lambda: TopK(True), "integer"),
         (lambda: TopP(1.1), "TopP: p must be from 0 to 1"),
-        (lambda: SuppressTokens((-1,)), "SuppressTokens: tokens must be whole numbers"),
+        (lambda: SuppressTokens((-1,)), "SuppressTokens: tokens must be integers"),
         (lambda: AllowedTokens(()), "AllowedTokens: tokens must name at least one"),
         (
             lambda: SuppressTokens((9,)).check_vocab(9),

@@ -69,5 +69,5 @@ def test_branches_differ_and_the_first_is_the_seed():
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.0, True, None, "0"])
 def test_a_bad_seed_is_refused(seed):
-    with pytest.raises(BadSetting, match="seed must be a whole number from 0 below"):
+    with pytest.raises(BadSetting, match="seed must be an integer from 0 below"):
         check_seed(seed)

@@ -58,7 +58,7 @@ def test_logits_are_the_public_models(folder, rows, public):
 
 
 def test_the_attention_that_maps_atoms(folder, rows, public):
-    """Layers share their weights, so the same tap is heard once for each of the twelve."""
+    """Layers share their weights, so the same tap is received once for each of the twelve."""
     ids, keep = rows
     model, captured = headwater.load(folder).model, []
     tap = model.get_submodule("encoder.layers.0.self_attn.kernel.weights")

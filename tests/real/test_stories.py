@@ -27,7 +27,7 @@ def story_files(public_files: Path) -> Path:
 
 
 def read_bin(path: Path) -> tuple[dict[str, int], dict[str, torch.Tensor]]:
-    """llama2.c's first format: seven whole numbers, then all tensors of a kind together, layer after layer."""
+    """llama2.c's first format: seven integers, then all tensors of a kind together, layer after layer."""
     raw = path.read_bytes()
     d, hidden, layers, heads, kv_heads, vocab, length = struct.unpack("<7i", raw[:28])
     values, at = torch.from_numpy(np.frombuffer(raw, "<f4", offset=28).copy()), 0

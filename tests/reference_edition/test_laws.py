@@ -247,7 +247,7 @@ FAULTS = [
     (lambda: Config(9, layers=0), BadSetting, "layers must be at least 1, got 0"),
     (lambda: Config(9, dropout=1.0), BadSetting, "dropout must be from 0 up to 1, got 1.0"),
     (lambda: build()(IDS + 9), BadInput, "ids must be from 0 to 10, got"),
-    (lambda: build()(IDS[0]), BadInput, r"whole numbers \[batch, length\], got int64 \[6\]"),
+    (lambda: build()(IDS[0]), BadInput, r"integers \[batch, length\], got int64 \[6\]"),
     (
         lambda: build()(IDS, attention_mask=np.ones((2, 5), bool)),
         BadInput,

@@ -110,11 +110,11 @@ def test_no_more_than_a_chunk_of_scores_exists(monkeypatch, dtype):
     monkeypatch.setattr(losses, "CHUNK_ROWS", 4)
     seen = []
 
-    def heard(real):
+    def received(real):
         return lambda t, *rest, **more: seen.append(t.shape[0]) or real(t, *rest, **more)
 
-    monkeypatch.setattr(losses.F, "log_softmax", heard(F.log_softmax))
-    monkeypatch.setattr(losses, "cross_entropy_grad_", heard(losses.cross_entropy_grad_))
+    monkeypatch.setattr(losses.F, "log_softmax", received(F.log_softmax))
+    monkeypatch.setattr(losses, "cross_entropy_grad_", received(losses.cross_entropy_grad_))
     x, w, b, labels = case(dtype=dtype)
     chunked_cross_entropy(x, w, b, labels).backward()
     assert max(seen) == 4 and sum(seen) == int(count_targets(labels))

@@ -283,7 +283,7 @@ def test_missing_and_broken_files_are_reported(tmp_path, byte_bpe, wordpieces):
             ({"vocab__txt": "a\nb"}, "unk token '\\[UNK\\]' must be in the vocabulary"),
             ({"vocab__txt": b"\xff\xfe"}, "not UTF-8"),
             ({"merges__txt": merges}, "vocab.json is not there"),
-            ({"merges__txt": merges, "vocab__json": {"a": "b"}}, "whole number"),
+            ({"merges__txt": merges, "vocab__json": {"a": "b"}}, "integer"),
             ({"merges__txt": "x yz\n", "vocab__json": vocab}, "must join two pieces"),
             ({"merges__txt": merges, "vocab__json": {"a": 1}, "config__json": {"model_type": "roberta"}}, "sep token"),
             ({"tokenizer__model": b"\x0a\xff\xff"}, "cut short"),

@@ -190,7 +190,7 @@ def test_alignment_points_back_at_the_text(tokenizers):
 
 @pytest.mark.parametrize("bad", [[-1], [10**9], [True], ["a"], [1.0]])
 def test_ids_out_of_range_are_reported(tokenizers, bad):
-    with pytest.raises(BadInput, match="token ids must be whole numbers from 0"):
+    with pytest.raises(BadInput, match="token ids must be integers from 0"):
         tokenizers["gpt2"].decode(bad)
 
 

@@ -41,26 +41,26 @@ class Slow(Disk):
 
 def started(folder, disk=None, steps=20, **settings):
     folder.mkdir()
-    heard = []
-    made = trainer(steps, [heard.append], **settings)
+    received = []
+    made = trainer(steps, [received.append], **settings)
     made.output = CheckpointWriter(CheckpointManager(folder, "r", disk, max_to_keep=100), FACTS)
-    return made, heard
+    return made, received
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path):
-    made, heard = started(tmp_path / "c", Slow(0.3), checkpoint_steps=5, steps=9)
+    made, received = started(tmp_path / "c", Slow(0.3), checkpoint_steps=5, steps=9)
     made.train()
-    order = [(type(e).__name__, e.step) for e in heard if isinstance(e, (StepEvent, CheckpointEvent))]
+    order = [(type(e).__name__, e.step) for e in received if isinstance(e, (StepEvent, CheckpointEvent))]
     assert order.index(("StepEvent", 6)) < order.index(("CheckpointEvent", 5)), "the next step did not wait"
     assert order[-1] == ("CheckpointEvent", 9), "the end waited"
 
 
 def test_one_at_a_time_the_next_waits(tmp_path):
     disk = Slow(0.05)
-    made, heard = started(tmp_path / "c", disk, checkpoint_steps=1, steps=6)
+    made, received = started(tmp_path / "c", disk, checkpoint_steps=1, steps=6)
     made.train()
     assert disk.most == 1
-    assert [e.step for e in heard if isinstance(e, CheckpointEvent)] == [1, 2, 3, 4, 5, 6]
+    assert [e.step for e in received if isinstance(e, CheckpointEvent)] == [1, 2, 3, 4, 5, 6]
 
 
 def test_by_time_a_save_in_flight_is_not_followed_by_another():
@@ -115,7 +115,7 @@ def test_a_copy_that_shared_memory_would_be_seen(tmp_path):
 
 
 def test_a_writer_that_dies_is_heard_of_at_the_next_step_and_is_not_counted_as_saved(tmp_path):
-    made, heard = started(tmp_path / "c", checkpoint_steps=5)
+    made, received = started(tmp_path / "c", checkpoint_steps=5)
 
     def dies(copy):
         raise ZeroDivisionError("a mistake of ours")
@@ -123,16 +123,18 @@ def test_a_writer_that_dies_is_heard_of_at_the_next_step_and_is_not_counted_as_s
     made.output.write_checkpoint = dies
     with pytest.raises(ZeroDivisionError):
         made.train()
-    assert made.state.step in (6, 7, 8, 9, 10) and not [e for e in heard if isinstance(e, CheckpointEvent)]
+    assert made.state.step in (6, 7, 8, 9, 10) and not [e for e in received if isinstance(e, CheckpointEvent)]
 
 
 def test_a_failing_disk_is_said_once_for_each_save_and_the_last_good_one_is_found(tmp_path):
     (tmp_path / "graves").mkdir()
     disk = FaultyDisk(tmp_path / "graves", at=500, code=BROKEN, lasting=True)
-    made, heard = started(tmp_path / "c", disk, checkpoint_steps=4)
+    made, received = started(tmp_path / "c", disk, checkpoint_steps=4)
     assert made.train().stop_reason is StopReason.FINISHED
-    kept = [e.step for e in heard if isinstance(e, CheckpointEvent)]
-    failed = [e.step for e in heard if isinstance(e, NoteEvent) and "nothing was saved: Input/output error" in e.text]
+    kept = [e.step for e in received if isinstance(e, CheckpointEvent)]
+    failed = [
+        e.step for e in received if isinstance(e, NoteEvent) and "nothing was saved: Input/output error" in e.text
+    ]
     assert sorted(kept + failed) == [4, 8, 12, 16, 20] and kept and failed
     assert CheckpointManager(tmp_path / "c", "r").latest_valid().step == kept[-1]
     again = trainer(20)

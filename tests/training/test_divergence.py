@@ -14,12 +14,12 @@ from headwater.training.state import NoteEvent, StepEvent, TrainState
 
 
 def notes(lr=3.0, schedule=None, steps=40, **settings):
-    heard = []
-    made = trainer(steps, [heard.append], lr=lr, **settings)
+    received = []
+    made = trainer(steps, [received.append], lr=lr, **settings)
     made.schedule = schedule or ConstantSchedule(lr)
     made.train()
-    return [event for event in heard if isinstance(event, NoteEvent)], [
-        e.loss for e in heard if isinstance(e, StepEvent)
+    return [event for event in received if isinstance(event, NoteEvent)], [
+        e.loss for e in received if isinstance(e, StepEvent)
     ]
 
 
@@ -101,15 +101,15 @@ def test_an_absurd_learning_rate_is_said_before_training(lr, said):
 
 
 def test_before_the_first_step(tmp_path):
-    path, heard = tmp_path / "pairs.tsv", []
+    path, received = tmp_path / "pairs.tsv", []
     path.write_text("".join(f"{a}\t{b}\n" for a, b in dates_dataset("train", 100)))
     given = {"size": "xs", "max_steps": 2, "batch_tokens": 300, "eval_examples": 4, "eval_every": 2, "quiet": True}
-    train(path, out=tmp_path / "a", lr=3.0, optimizer="adamw", callbacks=[heard.append], **given)
-    note, step = (event for event in heard[:2])
+    train(path, out=tmp_path / "a", lr=3.0, optimizer="adamw", callbacks=[received.append], **given)
+    note, step = (event for event in received[:2])
     assert isinstance(note, NoteEvent) and isinstance(step, StepEvent)
     assert note.text.startswith("the learning rate reaches 3, adamw usually takes")
     assert "学习率将达到 3" in translated(note.text, "zh")
-    heard.clear()
-    train(path, out=tmp_path / "b", callbacks=[heard.append], **given)
-    train(path, out=tmp_path / "c", callbacks=[heard.append], schedule="noam", warmup=4000, **given)
-    assert not [event for event in heard if isinstance(event, NoteEvent)]
+    received.clear()
+    train(path, out=tmp_path / "b", callbacks=[received.append], **given)
+    train(path, out=tmp_path / "c", callbacks=[received.append], schedule="noam", warmup=4000, **given)
+    assert not [event for event in received if isinstance(event, NoteEvent)]

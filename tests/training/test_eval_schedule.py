@@ -86,34 +86,34 @@ def timed(monkeypatch, evaluation, *listeners, folder=None, step=1.0, **settings
     return made, clock
 
 
-def evaluated(heard):
-    return [event.step for event in heard if isinstance(event, EvalEvent)]
+def evaluated(received):
+    return [event.step for event in received if isinstance(event, EvalEvent)]
 
 
 def test_evaluations_that_cost_more_than_planned_come_less_often(monkeypatch):
-    heard = []
-    made, clock = timed(monkeypatch, 3.0, heard.append)
+    received = []
+    made, clock = timed(monkeypatch, 3.0, received.append)
     made.train()
-    assert evaluated(heard)[0] == 6 and evaluated(heard)[-1] == STEPS
-    assert 3.0 * len(evaluated(heard)) <= 0.15 * (clock.now - 1000)
-    (note,) = (event for event in heard if isinstance(event, NoteEvent))
+    assert evaluated(received)[0] == 6 and evaluated(received)[-1] == STEPS
+    assert 3.0 * len(evaluated(received)) <= 0.15 * (clock.now - 1000)
+    (note,) = (event for event in received if isinstance(event, NoteEvent))
     assert note.text == "an evaluation takes 3.0 s: the next ones come every 54 steps, not every 6"
     assert translated(note.text, "zh").startswith("一次评估要 3.0 秒")
 
 
 def test_an_interval_that_was_given_is_kept(monkeypatch):
-    heard = []
-    made, _ = timed(monkeypatch, 30.0, heard.append)
+    received = []
+    made, _ = timed(monkeypatch, 30.0, received.append)
     made.state.eval_cadence = (0, 0)
     made.train()
-    assert evaluated(heard) == list(range(6, STEPS + 1, 6))
+    assert evaluated(received) == list(range(6, STEPS + 1, 6))
 
 
 def test_cheap_evaluations_stay_where_they_were(monkeypatch):
-    heard = []
-    made, _ = timed(monkeypatch, 0.1, heard.append)
+    received = []
+    made, _ = timed(monkeypatch, 0.1, received.append)
     made.train()
-    assert evaluated(heard) == list(range(6, STEPS + 1, 6)) and made.state.eval_cadence == (0, 6)
+    assert evaluated(received) == list(range(6, STEPS + 1, 6)) and made.state.eval_cadence == (0, 6)
 
 
 @pytest.mark.parametrize("every", [0, 7, 8, 11])
@@ -121,15 +121,15 @@ def test_cheap_evaluations_stay_where_they_were(monkeypatch):
 def test_evaluations_are_foreseen(monkeypatch, every, chosen):
     """Where the interval was chosen, none comes shortly before the one at the end."""
     monkeypatch.setattr(schedules, "update_interval", lambda made: None)
-    heard, foreseen = [], []
-    made = trainer(30, [heard.append], evaluate=mean_loss, eval_every=every)
+    received, foreseen = [], []
+    made = trainer(30, [received.append], evaluate=mean_loss, eval_every=every)
     made.state.eval_cadence = (0, every) if chosen else (0, 0)
     made.callbacks.append(
         lambda event: foreseen.append(evaluations_left(made)) if isinstance(event, StepEvent) else None
     )
     first = evaluations_left(made)
     made.train()
-    steps = evaluated(heard)
+    steps = evaluated(received)
     assert [first, *foreseen] == [len([s for s in steps if step < s < 30]) for step in range(31)]
     assert steps[-1] == 30 and (every == 0 or len(steps) > 1)
     assert not chosen or every == 0 or 30 - steps[-2] >= every / 2
@@ -181,23 +181,23 @@ def pairs(tmp_path_factory):
 
 
 def test_a_run_with_costly_evaluations_spends_its_time_in_steps(pairs, tmp_path, monkeypatch):
-    clock, heard = Clock(monkeypatch), []
+    clock, received = Clock(monkeypatch), []
     clock.training(step=1.0, row=0.25)
-    train(pairs, out=tmp_path / "run", max_steps=60, callbacks=[heard.append], quiet=True, **SMALL)
-    rows = [event for event in heard if isinstance(event, EvalEvent)]
+    train(pairs, out=tmp_path / "run", max_steps=60, callbacks=[received.append], quiet=True, **SMALL)
+    rows = [event for event in received if isinstance(event, EvalEvent)]
     assert rows and sum(event.seconds for event in rows) <= 0.15 * 60
     chosen = RunDir.open(tmp_path / "run").load_config()
     assert chosen.eval_examples == MIN_EVAL_EXAMPLES <= chosen.final_eval_examples
 
 
 def test_the_best_model_is_evaluated_on_more_rows_at_the_end(pairs, tmp_path, monkeypatch):
-    clock, heard = Clock(monkeypatch), []
+    clock, received = Clock(monkeypatch), []
     clock.training(step=1.0, row=0.05)
-    train(pairs, out=tmp_path / "run", max_steps=60, callbacks=[heard.append], quiet=True, **SMALL)
-    (final,) = (event for event in heard if isinstance(event, FinalEvalEvent))
+    train(pairs, out=tmp_path / "run", max_steps=60, callbacks=[received.append], quiet=True, **SMALL)
+    (final,) = (event for event in received if isinstance(event, FinalEvalEvent))
     chosen = RunDir.open(tmp_path / "run").load_config()
     assert chosen.eval_examples < final.num_examples == chosen.final_eval_examples
-    best = [event for event in heard if isinstance(event, EvalEvent) and event.is_best][-1]
+    best = [event for event in received if isinstance(event, EvalEvent) and event.is_best][-1]
     assert final.step == best.step and final.metrics.keys() == best.metrics.keys()
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     (line,) = (line for line in lines if line.get("split") == "final")
@@ -209,10 +209,10 @@ def test_the_best_model_is_evaluated_on_more_rows_at_the_end(pairs, tmp_path, mo
 
 
 def test_rows_that_are_given_are_all_there_is(pairs, tmp_path):
-    heard = []
+    received = []
     given = {"max_steps": 4, "eval_examples": 20, "eval_every": 2}
-    train(pairs, out=tmp_path / "run", callbacks=[heard.append], quiet=True, **given, **SMALL)
-    assert evaluated(heard) == [2, 4] and not [event for event in heard if isinstance(event, FinalEvalEvent)]
+    train(pairs, out=tmp_path / "run", callbacks=[received.append], quiet=True, **given, **SMALL)
+    assert evaluated(received) == [2, 4] and not [event for event in received if isinstance(event, FinalEvalEvent)]
 
 
 def test_the_report_says_how_much_is_evaluated(pairs, tmp_path, monkeypatch, capsys):

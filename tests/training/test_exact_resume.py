@@ -50,9 +50,9 @@ def losses(folder):
 
 
 def notes_of(work):
-    heard = []
-    work([heard.append])
-    return [event.text for event in heard if isinstance(event, NoteEvent)]
+    received = []
+    work([received.append])
+    return [event.text for event in received if isinstance(event, NoteEvent)]
 
 
 # ----------------------------------------------------------------------------------------------------- the C library
@@ -163,7 +163,7 @@ def test_an_edited_config_is_refused_with_both_values(pairs, tmp_path, name, val
 def test_what_may_change_may_be_given_or_edited_and_is_said(pairs, tmp_path):
     begun(pairs, tmp_path / "run")
     edited(tmp_path / "run", checkpoint_every=5.0)
-    said = notes_of(lambda heard: resume(tmp_path / "run", max_steps=9, log_every=1, callbacks=heard))
+    said = notes_of(lambda received: resume(tmp_path / "run", max_steps=9, log_every=1, callbacks=received))
     assert {"checkpoint_every was 60.0 and is 5.0 now", "max_steps was 8 and is 9 now"} <= set(said)
     assert RunDir.open(tmp_path / "run").load_config().max_steps == 9
 
@@ -204,12 +204,12 @@ def timed(pairs, folder):
 
 def test_more_time_plans_more_steps(pairs, tmp_path):
     done = timed(pairs, tmp_path / "run").result.state.step
-    heard = []
+    received = []
     with pytest.raises(KeyboardInterrupt):
-        resume(tmp_path / "run", max_time="10m", callbacks=[heard.append, cut(done + 3)], checkpoint_steps=done + 2)
-    steps = [event for event in heard if isinstance(event, StepEvent)]
+        resume(tmp_path / "run", max_time="10m", callbacks=[received.append, cut(done + 3)], checkpoint_steps=done + 2)
+    steps = [event for event in received if isinstance(event, StepEvent)]
     assert [event.step for event in steps] == [done + 1, done + 2, done + 3]
-    assert "max_time was 1.0 and is 600.0 now" in [event.text for event in heard if isinstance(event, NoteEvent)]
+    assert "max_time was 1.0 and is 600.0 now" in [event.text for event in received if isinstance(event, NoteEvent)]
     planned = steps[0].total_steps
     assert planned > done + 10 and steps[0].lr > 0
     again = []  # killed and resumed: the plan is kept, so the rates are those of a run that was never stopped
@@ -229,15 +229,15 @@ def test_a_time_that_has_passed_is_refused(pairs, tmp_path):
 
 def test_a_finished_run_says_what_to_give(pairs, tmp_path):
     train(pairs, out=tmp_path / "steps", **{**TINY, "max_steps": 2})
-    said = notes_of(lambda heard: resume(tmp_path / "steps", callbacks=heard))
-    assert "all its 2 steps were done; to go on, give --max-steps above 2" in said
-    said = notes_of(lambda heard: resume(tmp_path / "steps", max_time="9m", callbacks=heard))
-    assert "all its 2 steps were done; to go on, give --max-steps above 2" in said
+    said = notes_of(lambda received: resume(tmp_path / "steps", callbacks=received))
+    assert "all its 2 steps were done; to continue, give --max-steps above 2" in said
+    said = notes_of(lambda received: resume(tmp_path / "steps", max_time="9m", callbacks=received))
+    assert "all its 2 steps were done; to continue, give --max-steps above 2" in said
     train(pairs, out=tmp_path / "epochs", epochs=0.01, **{**TINY, "max_steps": 0})
-    said = notes_of(lambda heard: resume(tmp_path / "epochs", callbacks=heard))
-    assert "all its 1 steps were done; to go on, give --max-steps above 1 or --epochs above 0.01" in said
+    said = notes_of(lambda received: resume(tmp_path / "epochs", callbacks=received))
+    assert "all its 1 steps were done; to continue, give --max-steps above 1 or --epochs above 0.01" in said
     timed(pairs, tmp_path / "time")
-    said = " ".join(notes_of(lambda heard: resume(tmp_path / "time", callbacks=heard)))
+    said = " ".join(notes_of(lambda received: resume(tmp_path / "time", callbacks=received)))
     assert "to go on, give --max-time above " in said and "s (it counts from the beginning)" in said
 
 

@@ -121,8 +121,8 @@ from headwater.training.checkpoint import CheckpointWriter
 from headwater.training.storage import CheckpointManager
 from headwater.training.state import CheckpointEvent, NoteEvent, StepEvent, StopReason
 from headwater.training.storage import Disk
-folder, heard = Path(sys.argv[1]), []
-made = trainer(20, [heard.append], checkpoint_steps=2)
+folder, received = Path(sys.argv[1]), []
+made = trainer(20, [received.append], checkpoint_steps=2)
 made.output = CheckpointWriter(CheckpointManager(folder / "c", "r"), {})
 (folder / "c").mkdir()
 def fill(event):
@@ -140,7 +140,8 @@ def fill(event):
 made.callbacks.append(fill)
 Disk.free_bytes = lambda self, where: 1 << 40  # the disk itself must say that it is full: nobody asks before
 assert made.train().stop_reason is StopReason.FINISHED
-print([e.step for e in heard if isinstance(e, CheckpointEvent)], [e.text for e in heard if isinstance(e, NoteEvent)])
+saved = [e.step for e in received if isinstance(e, CheckpointEvent)]
+print(saved, [e.text for e in received if isinstance(e, NoteEvent)])
 assert CheckpointManager(folder / "c", "r").latest_valid().step == 20
 assert not [p for p in (folder / "c").iterdir() if p.name.startswith(".")]
 """
@@ -281,9 +282,9 @@ def test_too_little_text_is_refused_before_a_model_is_built(tmp_path, text, said
 
 def test_a_text_shorter_than_the_context_is_read_with_a_shorter_one_and_it_is_said(tmp_path):
     (tmp_path / "a.txt").write_text("it was the best of times, it was the worst of times\n" * 3)
-    heard = []
-    train(tmp_path / "a.txt", out=tmp_path / "run", context_length=4096, callbacks=[heard.append], **TINY)
-    assert any("the text is short: the context is " in e.text for e in heard if isinstance(e, NoteEvent))
+    received = []
+    train(tmp_path / "a.txt", out=tmp_path / "run", context_length=4096, callbacks=[received.append], **TINY)
+    assert any("the text is short: the context is " in e.text for e in received if isinstance(e, NoteEvent))
 
 
 def test_lines_that_are_not_in_the_encoding_stop_it_or_are_counted(tmp_path):

@@ -22,11 +22,11 @@ from headwater.training.trainer import Trainer
 def one_gradient():
     made = trainer(1)
     made.optimizer.zero_grad = lambda **_: None
-    heard = []
-    made.callbacks = [heard.append]
+    received = []
+    made.callbacks = [received.append]
     made.config = made.config.replace(max_grad_norm=0.0)
     made.step(next(made.dataset.batches_from(0)))
-    return made, heard[0]
+    return made, received[0]
 
 
 def test_a_layers_norm_is_that_of_its_gradients_and_their_squares_add_up():
@@ -77,12 +77,16 @@ def test_cutting_divides_the_scale_out_and_shortens_to_the_limit(most, scale):
 
 
 def spiking(spike, times=1e6, at=30):
-    heard = []
-    made = trainer(40, [heard.append], skip_grad_spikes=spike)
+    received = []
+    made = trainer(40, [received.append], skip_grad_spikes=spike)
     real = made.loss
     made.loss = lambda n, p: real(n, p) * (times if made.state.step == at else 1.0)
     made.train()
-    return made, {e.step: e for e in heard if isinstance(e, StepEvent)}, [e for e in heard if isinstance(e, NoteEvent)]
+    return (
+        made,
+        {e.step: e for e in received if isinstance(e, StepEvent)},
+        [e for e in received if isinstance(e, NoteEvent)],
+    )
 
 
 def test_an_exploding_gradient_is_clipped_and_said_with_its_batch():
@@ -141,21 +145,21 @@ def test_the_scale_doubles_after_good_steps_and_halves_at_an_overflow():
 def test_short_numbers_follow_the_curve_of_long_ones(dtype):
     curves = {}
     for kind in ("fp32", dtype):
-        heard = []
-        trainer(60, [heard.append], dropout=0.0, dtype=kind).train()
-        curves[kind] = [e.loss for e in heard if isinstance(e, StepEvent)]
+        received = []
+        trainer(60, [received.append], dropout=0.0, dtype=kind).train()
+        curves[kind] = [e.loss for e in received if isinstance(e, StepEvent)]
     assert curves[dtype] != curves["fp32"]
     assert curves[dtype] == pytest.approx(curves["fp32"], rel=0.05)
 
 
 def test_an_overflow_of_fp16_halves_the_scale_names_nobody_and_ends_nothing():
-    heard = []
-    made = trainer(30, [heard.append], dtype="fp16", dropout=0.0)
+    received = []
+    made = trainer(30, [received.append], dtype="fp16", dropout=0.0)
     made.grad_scaler = GradScaler(2.0**30)
     made.train()
-    steps = [e for e in heard if isinstance(e, StepEvent)]
+    steps = [e for e in received if isinstance(e, StepEvent)]
     assert not steps[0].applied and steps[-1].applied and made.grad_scaler.scale < 2.0**30
-    assert not [e for e in heard if isinstance(e, NoteEvent)] and made.state.nonfinite_steps == 0
+    assert not [e for e in received if isinstance(e, NoteEvent)] and made.state.nonfinite_steps == 0
 
 
 def test_an_overflow_that_no_scale_mends_ends_the_run():

@@ -124,7 +124,7 @@ def test_a_killed_process_ends_the_command_with_one_line_that_names_it(folder):
     assert launched.returncode == Unavailable.exit_code
     # the launcher says that it was killed, or rank 0, if it notices first, that it does not answer
     (line,) = [line for line in said.decode().splitlines() if line.startswith("error")]
-    assert "process 1 was killed (SIGKILL); go on with --resume" in line or "process 1 does not answer" in line
+    assert "process 1 was killed (SIGKILL); continue with --resume" in line or "process 1 does not answer" in line
     assert "Traceback" not in said.decode()
 
 

@@ -39,7 +39,7 @@ def test_a_step_that_does_not_fit_into_memory_names_its_piece_and_what_to_do(tmp
     with pytest.raises(Unavailable) as caught:
         made.train()
     said = str(caught.value)
-    assert said.startswith("step 8 needs more memory than there is, for a piece of ") and " rows of " in said
+    assert said.startswith("step 8 needs more memory than there is, for a micro-batch of ") and " rows of " in said
     assert "--micro-batch-tokens or --gradient-checkpointing" in said and "\n" not in said
     assert CheckpointManager(tmp_path / "c", "r").latest_valid().step == 5
 
@@ -72,11 +72,11 @@ def test_data_that_can_not_be_read_ends_the_run_with_its_cause_and_what_was_save
 def test_a_clock_that_jumps_changes_nothing(tmp_path, monkeypatch):
     jumps = itertools.cycle([0.0, 4e9, -1e6, 1.7e9])
     monkeypatch.setattr(time, "time", lambda: next(jumps))
-    heard = []
+    received = []
     made = kept(tmp_path / "c", checkpoint_steps=0, checkpoint_every=1e6, max_time=1e6)
-    made.callbacks.append(heard.append)
+    made.callbacks.append(received.append)
     assert made.train().stop_reason is StopReason.FINISHED
-    assert [e.step for e in heard if isinstance(e, CheckpointEvent)] == [20], "only the last step's"
+    assert [e.step for e in received if isinstance(e, CheckpointEvent)] == [20], "only the last step's"
 
 
 def test_another_torch_is_said_and_not_refused(tmp_path):

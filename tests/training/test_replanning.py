@@ -68,24 +68,24 @@ def timed(clock, *listeners, folder=None, plan=((0, STEPS),)):
     return made
 
 
-def rates(made: Trainer, heard):
+def rates(made: Trainer, received):
     outcome = made.train()
-    return outcome, [event.lr for event in heard if isinstance(event, StepEvent)]
+    return outcome, [event.lr for event in received if isinstance(event, StepEvent)]
 
 
 def test_a_slow_clock_leads_to_the_floor_at_the_time_limit(monkeypatch):
-    heard = []
+    received = []
     clock = Clock(monkeypatch)
-    made = timed(clock, heard.append)
-    outcome, seen = rates(made, heard)
+    made = timed(clock, received.append)
+    outcome, seen = rates(made, received)
     assert outcome.stop_reason is StopReason.FINISHED and 0.8 * LIMIT < clock.now - 1000 <= LIMIT
     assert seen[-1] == pytest.approx(0.0, abs=1e-9) and max(seen) > 9e-3
-    notes = [event.text for event in heard if isinstance(event, NoteEvent)]
+    notes = [event.text for event in received if isinstance(event, NoteEvent)]
     assert f"fit into the time, not {STEPS}" in notes[0]
     assert 1 <= len(notes) <= len(made.state.step_plan) - 1 == 2  # the first slow stretch was slow in half
 
-    heard.clear()  # without a plan, the time is over in the middle of the curve: the test can fail
-    outcome, seen = rates(timed(Clock(monkeypatch), heard.append, plan=()), heard)
+    received.clear()  # without a plan, the time is over in the middle of the curve: the test can fail
+    outcome, seen = rates(timed(Clock(monkeypatch), received.append, plan=()), received)
     assert outcome.stop_reason is StopReason.TIME_LIMIT and seen[-1] > 2e-3
 
 

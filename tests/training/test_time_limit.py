@@ -41,16 +41,16 @@ def test_a_run_takes_the_time_it_was_given(labels, tmp_path, monkeypatch, readin
 
 @pytest.mark.parametrize("later", [0.5, 1.6])
 def test_steps_that_become_faster_or_slower_are_planned_again(labels, tmp_path, monkeypatch, later):
-    clock, heard = Clock(monkeypatch), []
+    clock, received = Clock(monkeypatch), []
     clock.training(10.0, lambda *_: 3.0 if clock.now < 1060 else 3.0 * later, 0.01, closing=2.0)
     began = clock.now
-    trained = train(labels, out=tmp_path / "run", max_time="150s", callbacks=[heard.append], **SMALL)
+    trained = train(labels, out=tmp_path / "run", max_time="150s", callbacks=[received.append], **SMALL)
     assert 135 <= clock.now - began <= 165 and trained.result.stop_reason is StopReason.FINISHED
-    (note, *_) = (event for event in heard if isinstance(event, NoteEvent))
+    (note, *_) = (event for event in received if isinstance(event, NoteEvent))
     said, zh = ("are faster", "快") if later < 1 else ("take longer", "慢")
     assert note.text.startswith(f"steps {said} than planned")
     assert translated(note.text, "zh").startswith(f"每步比预计{zh}：")
-    rates = [event.lr for event in heard if isinstance(event, StepEvent)]
+    rates = [event.lr for event in received if isinstance(event, StepEvent)]
     assert rates[-1] == pytest.approx(0.0, abs=1e-9) and max(rates) > 1e-3
 
 
@@ -70,12 +70,12 @@ def test_the_time_of_an_interrupted_run_is_counted_on(labels, tmp_path, monkeypa
 
 
 def test_a_time_that_is_too_short_is_said(labels, tmp_path, monkeypatch):
-    clock, heard = Clock(monkeypatch), []
+    clock, received = Clock(monkeypatch), []
     clock.training(reading=20.0, step=1.0, row=0.1)
-    train(labels, out=tmp_path / "run", max_time="15s", callbacks=[heard.append], **SMALL)
-    assert len([event for event in heard if isinstance(event, StepEvent)]) == 1
-    assert len([event for event in heard if isinstance(event, EvalEvent)]) == 1
-    (note,) = (event for event in heard if isinstance(event, NoteEvent))
+    train(labels, out=tmp_path / "run", max_time="15s", callbacks=[received.append], **SMALL)
+    assert len([event for event in received if isinstance(event, StepEvent)]) == 1
+    assert len([event for event in received if isinstance(event, EvalEvent)]) == 1
+    (note,) = (event for event in received if isinstance(event, NoteEvent))
     assert note.text.startswith("--max-time 15s is too short: reading and planning took 2")
     assert "太短" in translated(note.text, "zh")
 

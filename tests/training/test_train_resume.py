@@ -88,9 +88,9 @@ def test_resumed_through_the_files_is_never_stopped(files, tmp_path):
     more = {**TINY, "max_steps": 8, "checkpoint_steps": 3, "log_order": True}
     with pytest.raises(KeyboardInterrupt):
         train(files / "pairs.tsv", out=tmp_path / "b", callbacks=[cut], **more)
-    heard = []
-    again = resume(tmp_path / "b", callbacks=[heard.append])
-    assert "resumed at step 3" in [e.text for e in heard if isinstance(e, NoteEvent)]
+    received = []
+    again = resume(tmp_path / "b", callbacks=[received.append])
+    assert "resumed at step 3" in [e.text for e in received if isinstance(e, NoteEvent)]
     for a, b in zip(whole.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(a, b)
     assert (tmp_path / "a/order.jsonl").read_text() == (tmp_path / "b/order.jsonl").read_text()
@@ -110,9 +110,9 @@ def test_what_makes_it_another_run_is_refused(files, tmp_path):
         resume(tmp_path / "run", seed=9)
     with pytest.raises(BadSetting, match="there is no setting 'max_step'; did you mean 'max_steps'"):
         resume(tmp_path / "run", max_step=9)
-    heard = []
-    resume(tmp_path / "run", max_steps=6, callbacks=[heard.append])
-    assert "max_steps was 4 and is 6 now" in [e.text for e in heard if isinstance(e, NoteEvent)]
+    received = []
+    resume(tmp_path / "run", max_steps=6, callbacks=[received.append])
+    assert "max_steps was 4 and is 6 now" in [e.text for e in received if isinstance(e, NoteEvent)]
     with copy.open("a") as file:
         file.write("one more\trow\n")
     with pytest.raises(BadSetting, match="data must be what it was when .* was saved, it has changed"):
@@ -125,9 +125,9 @@ def test_a_spoiled_checkpoint_is_said_and_the_one_before_is_used(files, tmp_path
     raw = bytearray(newest.read_bytes())
     raw[-1] ^= 1
     newest.write_bytes(bytes(raw))
-    heard = []
-    resume(tmp_path / "run", callbacks=[heard.append])
-    notes = [e.text for e in heard if isinstance(e, NoteEvent)]
+    received = []
+    resume(tmp_path / "run", callbacks=[received.append])
+    notes = [e.text for e in received if isinstance(e, NoteEvent)]
     assert any("step-00000004: model.safetensors is not what was written (SHA-256)" in n for n in notes)
     assert "resumed at step 2" in notes
 

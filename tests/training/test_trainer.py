@@ -150,18 +150,18 @@ def test_evaluation_changes_nothing_in_training():
 
 
 def test_it_learns():
-    heard = []
-    made = trainer(400, [heard.append], dropout=0.0, label_smoothing=0.0)
+    received = []
+    made = trainer(400, [received.append], dropout=0.0, label_smoothing=0.0)
     made.train()
-    losses = [e.loss for e in heard if isinstance(e, StepEvent)]
+    losses = [e.loss for e in received if isinstance(e, StepEvent)]
     assert losses[-1] < 0.5 * losses[0]
 
 
 def test_the_order_of_examples_is_each_once_an_epoch():
-    heard = []
-    made = trainer(60, [heard.append])
+    received = []
+    made = trainer(60, [received.append])
     made.train()
-    seen = np.concatenate([e.examples for e in heard if isinstance(e, StepEvent)])
+    seen = np.concatenate([e.examples for e in received if isinstance(e, StepEvent)])
     for epoch in range(len(seen) // 64):
         assert sorted(seen[epoch * 64 : (epoch + 1) * 64]) == list(range(64))
     assert not np.array_equal(seen[:64], seen[64:128])
@@ -171,8 +171,8 @@ def test_the_order_of_examples_is_each_once_an_epoch():
 
 
 def poisoned(where, at_step, steps=12, lasting=False, **settings):
-    heard = []
-    made = trainer(steps, [heard.append], **settings)
+    received = []
+    made = trainer(steps, [received.append], **settings)
     real = made.loss
 
     def hook(module, inputs, output):
@@ -189,7 +189,7 @@ def poisoned(where, at_step, steps=12, lasting=False, **settings):
             return grad * float("nan") if made.state.step == at_step else grad
 
         made.model.encoder.layers[0].self_attn.q.weight.register_hook(spoil)
-    return made, heard
+    return made, received
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def poisoned(where, at_step, steps=12, lasting=False, **settings):
     ],
 )
 def test_a_bad_step_is_not_applied_and_its_culprit_and_batch_are_named(where, said):
-    made, heard = poisoned(where, 4)
+    made, received = poisoned(where, 4)
     before = {}
 
     def watch(event):
@@ -210,32 +210,32 @@ def test_a_bad_step_is_not_applied_and_its_culprit_and_batch_are_named(where, sa
 
     made.callbacks.append(watch)
     made.train()
-    steps = {e.step: e for e in heard if isinstance(e, StepEvent)}
+    steps = {e.step: e for e in received if isinstance(e, StepEvent)}
     assert not steps[5].applied and steps[6].applied
     assert torch.equal(before[4], before[5]) and not torch.equal(before[5], before[6])
-    note = next(e for e in heard if isinstance(e, NoteEvent))
+    note = next(e for e in received if isinstance(e, NoteEvent))
     assert said in note.text and note.step == 5
     assert str(steps[5].examples[0]) in note.text
     assert torch.isfinite(weights(made.model)).all()
 
 
 def test_spoiled_weights_are_named():
-    made, heard = poisoned("nothing", 0, max_nan_steps=2)
+    made, received = poisoned("nothing", 0, max_nan_steps=2)
     with torch.no_grad():
         made.model.encoder.layers[0].ffn.down.weight[0, 0] = float("nan")
     with pytest.raises(CheckFailed, match="2 steps in a row gave NaN"):
         made.train()
     assert (
         "the weights encoder.layers.0.ffn.down.weight hold NaN"
-        in next(e for e in heard if isinstance(e, NoteEvent)).text
+        in next(e for e in received if isinstance(e, NoteEvent)).text
     )
 
 
 def test_after_some_bad_steps_in_a_row_it_stops():
-    made, heard = poisoned("module", 4, lasting=True, max_nan_steps=3)
+    made, received = poisoned("module", 4, lasting=True, max_nan_steps=3)
     with pytest.raises(CheckFailed, match="3 steps in a row gave NaN or inf and were not applied; lower --lr"):
         made.train()
-    assert made.state.step == 7 and isinstance(heard[-1], StopEvent) and heard[-1].reason is StopReason.DIVERGED
+    assert made.state.step == 7 and isinstance(received[-1], StopEvent) and received[-1].reason is StopReason.DIVERGED
     assert torch.isfinite(weights(made.model)).all()
 
 
@@ -246,8 +246,8 @@ def test_a_signal_finishes_the_step_saves_and_says_so(tmp_path):
     for number in (signal.SIGINT, signal.SIGTERM):
         folder = tmp_path / number.name
         folder.mkdir()
-        heard = []
-        made = trainer(50, [heard.append], checkpoint_steps=1000)
+        received = []
+        made = trainer(50, [received.append], checkpoint_steps=1000)
         made.output = CheckpointWriter(CheckpointManager(folder, "r"), FACTS)
         made.callbacks.append(
             lambda e, n=number: os.kill(os.getpid(), n) if isinstance(e, StepEvent) and e.step == 7 else None
@@ -280,30 +280,30 @@ def test_time_ends_a_run():
 
 def test_early_stopping_and_the_best():
     scores = iter([1.0, 3.0, 2.0, 2.5, 9.0])
-    best, heard = [], []
+    best, received = [], []
 
     class Best(TrainOutput):
         def write_best(self, model):
             best.append(made.state.step)
 
     evaluate = lambda m: EvalResult((next(scores),), {})  # noqa: E731
-    made = trainer(100, [heard.append], evaluate=evaluate, eval_every=4, patience=2, output=Best())
+    made = trainer(100, [received.append], evaluate=evaluate, eval_every=4, patience=2, output=Best())
     outcome = made.train()
     assert outcome.stop_reason is StopReason.EARLY_STOPPING and outcome.state.step == 16
     assert best == [4, 8] and outcome.state.best_score == (3.0,) and outcome.state.best_step == 8
-    assert [e.is_best for e in heard if isinstance(e, EvalEvent)] == [True, True, False, False]
+    assert [e.is_best for e in received if isinstance(e, EvalEvent)] == [True, True, False, False]
 
 
 def test_a_full_disk_does_not_end_training_and_the_next_save_works(tmp_path):
     (tmp_path / "graves").mkdir()
     (tmp_path / "c").mkdir()
     disk = FaultyDisk(tmp_path / "graves", at=6, code=FULL)
-    heard = []
-    made = trainer(20, [heard.append])
+    received = []
+    made = trainer(20, [received.append])
     made.output = CheckpointWriter(CheckpointManager(tmp_path / "c", "r", disk), FACTS)
     assert made.train().stop_reason is StopReason.FINISHED
-    assert "nothing was saved: No space left" in next(e for e in heard if isinstance(e, NoteEvent)).text
-    assert [e.step for e in heard if isinstance(e, CheckpointEvent)] == [10, 15, 20]
+    assert "nothing was saved: No space left" in next(e for e in received if isinstance(e, NoteEvent)).text
+    assert [e.step for e in received if isinstance(e, CheckpointEvent)] == [10, 15, 20]
     assert CheckpointManager(tmp_path / "c", "r").latest_valid().step == 20
 
 
@@ -324,9 +324,9 @@ def test_a_listener_that_fails_is_left_out(error):
     def broken(event):
         raise error
 
-    heard = []
-    assert trainer(3, [broken, heard.append]).train().stop_reason is StopReason.FINISHED
-    (note,) = (e.text for e in heard if isinstance(e, NoteEvent))
+    received = []
+    assert trainer(3, [broken, received.append]).train().stop_reason is StopReason.FINISHED
+    (note,) = (e.text for e in received if isinstance(e, NoteEvent))
     assert note.startswith(f"a listener failed ({type(error).__name__}: ") and "\n" not in note
 
 
@@ -357,18 +357,18 @@ def test_a_finished_run_resumed_does_nothing(tmp_path):
     made = trainer(5, evaluate=mean_loss)
     made.output = CheckpointWriter(CheckpointManager(tmp_path / "c", "r"), FACTS)
     made.train()
-    heard = []
-    again = trainer(5, [heard.append], evaluate=mean_loss)
+    received = []
+    again = trainer(5, [received.append], evaluate=mean_loss)
     restore_checkpoint(again, CheckpointManager(tmp_path / "c", "r").latest_valid(), FACTS)
-    assert again.train().stop_reason is StopReason.FINISHED and len(heard) == 1
+    assert again.train().stop_reason is StopReason.FINISHED and len(received) == 1
 
 
 def test_bf16_runs_and_the_chunked_loss_follows():
-    heard = []
-    trainer(3, [heard.append], dtype="bf16").train()
+    received = []
+    trainer(3, [received.append], dtype="bf16").train()
     plain = []
     trainer(3, [plain.append]).train()
-    a, b = (next(e.loss for e in events if isinstance(e, StepEvent)) for events in (heard, plain))
+    a, b = (next(e.loss for e in events if isinstance(e, StepEvent)) for events in (received, plain))
     assert a == pytest.approx(b, rel=0.02) and a != b
 
 

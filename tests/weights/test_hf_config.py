@@ -31,8 +31,8 @@ def test_settings_have_aliases_and_defaults():
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
-        (lambda c: c.get_int("absent"), "absent is missing; it must be a whole number"),
-        (lambda c: c.get_int("zero"), "zero must be a whole number, 1 to 2147483647, got '0'"),
+        (lambda c: c.get_int("absent"), "absent is missing; it must be an integer"),
+        (lambda c: c.get_int("zero"), "zero must be an integer, 1 to 2147483647, got '0'"),
         (lambda c: c.get_int("true"), "got 'True'"),
         (lambda c: c.get_int("half"), "got '0.5'"),
         (lambda c: c.get_int("huge"), "got '1000000000000'"),

@@ -142,7 +142,7 @@ def window_claims(probes: Probes) -> Iterator[Claim]:
         outside = outside_of_module("")
         if len(outside[0]):
             message = _(
-                "sees farther than its window of {reaches} places back and ahead in all layers together",
+                "sees farther than its window of {reaches} positions back and ahead in all layers together",
                 reaches=receptive_fields[""],
             )
             yield Claim("window", message, base, b, outside, exact=True, key=j, positions_for_module=outside_of_module)
@@ -185,7 +185,7 @@ def padding_claims(probes: Probes) -> Iterator[Claim]:
 def position_claims(probes: Probes) -> Iterator[Claim]:
     """Positions: a row padded on the left has the same output as alone; positions are counted over real tokens."""
     if "attention_mask" in probes.adapter.accepts and "left" in probes.padding_sides:
-        message = _("counts the padding on the left as places")
+        message = _("counts the padding on the left as positions")
         yield _same_without_padding(probes, "left", "positions", message)
 
 
@@ -301,7 +301,8 @@ def cache_claims(probes: Probes) -> Iterator[Claim]:
             rows, columns = nonzero_positions(attention_mask[:, first:last])
             b = replace(chunks[index], prefix=tuple(chunks[:index]))
             message = _(
-                "token {first} to {last} after {first} in the cache{padded}: answers as never in the whole",
+                "tokens {first} to {last} after {first} in the cache{padded}: other logits than in the "
+                "full forward pass",
                 first=first,
                 last=last - 1,
                 padded=padded,

@@ -134,13 +134,13 @@ def _wrap(prefix: str, text: str, width: int) -> list[str]:
 # ----------------------------------------------------------------------------------------------------------- messages
 
 PASSED_MESSAGES = {
-    "future": _("no place sees a later one, in evaluation and in training mode"),
-    "window": _("no place sees beyond its window"),
+    "future": _("no position sees a later one, in evaluation and in training mode"),
+    "window": _("no position sees beyond its window"),
     "padding": _("padding is not seen, on either side"),
-    "positions": _("padding on the left moves no place"),
+    "positions": _("padding on the left shifts no position"),
     "documents": _("documents in one row do not see one another"),
     "batch": _("other rows change nothing"),
-    "cache": _("piece by piece through a cache answers as the whole"),
+    "cache": _("decoding with a KV cache gives the logits of the full forward pass"),
     "backend": _("fused attention and the plain formula agree"),
 }
 SKIP_REASONS = {
@@ -150,7 +150,7 @@ SKIP_REASONS = {
     "positions": _(
         "padding on the left is not asked about, or no padding mask is known; pass call=, with attention_mask"
     ),
-    "documents": _("it takes no document numbers"),
+    "documents": _("it takes no document ids"),
     "cache": _("no cache is known for it; pass step="),
 }
 REMEDIES = {
@@ -164,11 +164,13 @@ REMEDIES = {
     "positions": _(
         "Count positions over real tokens: (attention_mask.cumsum(1) - 1).clamp(min=0), and use them in every position."
     ),
-    "documents": _("Let a query see a key only where document numbers are equal, and count places from its start."),
+    "documents": _(
+        "Let a query see a key only where document ids are equal, and count positions from the start of the document."
+    ),
     "batch": _("Keep rows apart: look for a reshape, transpose or norm that mixes the batch axis (BatchNorm does)."),
     "cache": _(
-        "With q new queries and k keys the triangle ends at the bottom right: key ≤ query + (k - "
-        "q). Keep every token that was read, and count places on from them."
+        "With q new queries and k keys the triangle ends at the bottom right: key ≤ query + (k "
+        "- q). Keep every token that was read, and count positions on from them."
     ),
     "backend": _("Compare the mask, the scale and the dropout that each back end is given."),
 }
@@ -187,7 +189,7 @@ INVERTED_MASK_REMEDY = _(
     "The mask is inverted: it shows the future and hides the past. Use one convention, True = may attend."
 )
 BATCH_STATISTIC_REMEDY = _(
-    "A statistic over places (BatchNorm, a mean) carries the future back: normalise each place alone."
+    "A statistic over positions (BatchNorm, a mean) carries the future back: normalise each position alone."
 )
 
 
@@ -223,7 +225,7 @@ def violation_message(violations: list[Violation], worst: Violation) -> Message:
     claim = worst.claim
     num_others = sum(len(violation.positions) for violation in violations) - 1
     text = _(
-        "{says}: place {place} of row {row} changes by {gap:.2g} ({share:.1%} of the largest)",
+        "{says}: position {place} of row {row} changes by {gap:.2g} ({share:.1%} of the largest)",
         says=claim.message,
         place=worst.position,
         row=worst.row,
@@ -231,7 +233,7 @@ def violation_message(violations: list[Violation], worst: Violation) -> Message:
         share=worst.relative_difference,
     )
     if claim.key is not None:
-        text = text + _(" with the token at place {key}", key=claim.key)
+        text = text + _(" with the token at position {key}", key=claim.key)
     if num_others:
-        text = text + _("; {more} more places do", more=num_others)
+        text = text + _("; {more} more positions do", more=num_others)
     return text

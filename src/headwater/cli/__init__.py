@@ -42,7 +42,7 @@ VERBS: dict[str, dict[str, Verb]] = {
             "headwater.cli.check",
         ),
         "inspect": Verb(
-            _("see a model read a text: attention, heads, surprise, logit lens, gradients; with pictures"),
+            _("look inside a model as it reads a text: attention, heads, losses, logit lens, gradients; with pictures"),
             "headwater.cli.inspect",
         ),
         "ui": Verb(
@@ -52,41 +52,48 @@ VERBS: dict[str, dict[str, Verb]] = {
     },
     _("Training"): {
         "demo": Verb(_("a model that reads dates in eleven languages, in a minute or two"), "headwater.cli.demo"),
-        "train": Verb(_("learn from your files; --resume goes on where a run stopped"), "headwater.cli.train"),
-        "eval": Verb(_("how good a trained model is on other data"), "headwater.cli.eval"),
-        "runs": Verb(_("what has been trained here, and how good it is"), "headwater.cli.runs"),
-        "translate": Verb(_("text to text with a model you trained"), "headwater.cli.translate"),
+        "train": Verb(_("train on your files; --resume continues a stopped run"), "headwater.cli.train"),
+        "eval": Verb(_("evaluate a trained model on other data"), "headwater.cli.eval"),
+        "runs": Verb(_("list the runs and their metrics"), "headwater.cli.runs"),
+        "translate": Verb(_("translate with a model you trained"), "headwater.cli.translate"),
         "summarize": Verb(
-            _("the same, for a model that shortens"),
-            "headwater.cli.predict",
-            "add_summarize_arguments",
-            "run_summarize",
+            _("summarize with a model you trained"), "headwater.cli.predict", "add_summarize_arguments", "run_summarize"
         ),
-        "classify": Verb(_("the label of a text"), "headwater.cli.predict", "add_classify_arguments", "run_classify"),
-        "tag": Verb(_("a tag for every word"), "headwater.cli.predict", "add_tag_arguments", "run_tag"),
+        "classify": Verb(
+            _("classify texts with a model you trained"),
+            "headwater.cli.predict",
+            "add_classify_arguments",
+            "run_classify",
+        ),
+        "tag": Verb(
+            _("tag every word (named entities) with a model you trained"),
+            "headwater.cli.predict",
+            "add_tag_arguments",
+            "run_tag",
+        ),
         "backtranslate": Verb(
-            _("pairs to learn from, made out of text in one language"), "headwater.cli.backtranslate"
+            _("back-translation: training pairs from text in one language"), "headwater.cli.backtranslate"
         ),
         "answer": Verb(
-            _("the stretch of a text that answers a question"),
+            _("find the span of a text that answers a question"),
             "headwater.cli.predict",
             "add_answer_arguments",
             "run_answer",
         ),
     },
     _("Using models"): {
-        "generate": Verb(_("go on where a prompt ends, or answer to a source"), "headwater.cli.generate"),
-        "chat": Verb(_("talk with a model in the terminal"), "headwater.cli.chat"),
-        "embed": Verb(_("texts as vectors, and how near they are to one another"), "headwater.cli.embed"),
-        "convert": Verb(_("an old checkpoint (a pickle) as a folder that loads"), "headwater.cli.convert"),
-        "models": Verb(_("what can be had on this machine without a hub"), "headwater.cli.models"),
+        "generate": Verb(_("continue a prompt, or generate from a source text"), "headwater.cli.generate"),
+        "chat": Verb(_("chat with a model in the terminal"), "headwater.cli.chat"),
+        "embed": Verb(_("sentence embeddings, and how similar they are"), "headwater.cli.embed"),
+        "convert": Verb(_("convert an old checkpoint (a pickle) to a folder that loads"), "headwater.cli.convert"),
+        "models": Verb(_("the models that can be installed here without a hub"), "headwater.cli.models"),
     },
     _("Your machine"): {
         "doctor": Verb(
             _("what this machine has, how fast it is, and what to do about each problem"), "headwater.cli.doctor"
         ),
         "bench": Verb(
-            _("how fast it learns and writes, beside torch.nn.Transformer, and whether it was quiet enough to say"),
+            _("training and decoding speed beside torch.nn.Transformer, and whether the machine was quiet enough"),
             "headwater.cli.bench",
         ),
     },

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     help_text = _("a chat model: a folder, a .gguf file or a known name such as smollm2")
     parser.add_argument("model", metavar="MODEL", help=help_text)
-    help_text = _("what the model is told before all else")
+    help_text = _("the system prompt")
     parser.add_argument("--system", metavar="TEXT", help=help_text)
     add_sampling_arguments(parser)
 
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> None:
     chat = ChatSession(loaded, args.system, sampling_settings(args), str if args.raw else escape_control)
     is_interactive = sys.stdin.isatty()
     if is_interactive:
-        print(_("/help tells what there is; Ctrl-D ends"))
+        print(_("/help lists the commands; Ctrl-D ends"))
     while True:
         try:
             line = input("> " if is_interactive else "").strip()
@@ -158,7 +158,7 @@ class ChatSession:
 def command_help() -> str:
     """The help of the chat commands."""
     return _(
-        "/help           this\n/reset          a new conversation\n/system TEXT    what it is told "
-        "before all else\n/save FILE      write the conversation as JSON\n/exit           end (or "
-        "Ctrl-D)\nCtrl-C stops an answer"
+        "/help           this list\n/reset          a new conversation\n/system TEXT    set "
+        "the system prompt\n/save FILE      write the conversation as JSON\n/exit           "
+        "end (or Ctrl-D)\nCtrl-C stops an answer"
     )

@@ -27,11 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("model", metavar="MODEL", help=model)
     add("--vocab", type=int, metavar="N", help=_("the number of tokens"))
     add("--length", type=int, metavar="L", help=_("tokens a row"))
-    add("--probes", type=int, default=4, metavar="N", help=_("places to change in a row (4)"))
-    add("--seed", type=int, default=0, metavar="N", help=_("for tokens and first weights (0)"))
+    add("--probes", type=int, default=4, metavar="N", help=_("positions to change in a row (4)"))
+    add("--seed", type=int, default=0, metavar="N", help=_("random seed for tokens and initial weights (0)"))
     add("--only", metavar="LAW,…", help=_("these laws alone"))
     add("--pad", choices=("left", "right", "both"), default="both", help=sides)
-    add("--two-way", action="store_true", help=_("a place may see later ones"))
+    add("--two-way", action="store_true", help=_("a position may see later ones"))
     add("--json", action="store_true", help=_("the report as JSON"))
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     model = _("a preset (none: they are listed) or a file with a spec")
-    length = _("tokens a row (1024, or as many as it has places)")
+    length = _("tokens a row (1024, or as many as it has positions)")
     add("model", metavar="MODEL", nargs="?", help=model)
     add("--vocab", type=int, metavar="N", help=_("another vocabulary"))
     add("--batch", type=int, default=1, metavar="B", help=_("rows at a time (1)"))

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from headwater.training.setup import TrainSetup
 
 HEADINGS = {
-    "data": _("the data"),
+    "data": _("data"),
     "model": _("the model"),
-    "optim": _("how it learns"),
-    "train": _("how long and how"),
+    "optim": _("optimization"),
+    "train": _("training loop"),
     "evaluation": _("measuring"),
-    "output": _("keeping"),
+    "output": _("output"),
 }
 
 
@@ -33,7 +33,7 @@ def add_arguments(parser: CommandParser) -> None:
     from headwater.training.config import ALIASES, FIELDS
 
     parser.add_argument("files", nargs="*", help=_("TSV, CSV, JSONL, text, CoNLL, SQuAD, or train.en train.de"))
-    parser.add_argument("--resume", metavar="RUN", help=_("go on with this run"))
+    parser.add_argument("--resume", metavar="RUN", help=_("resume this run"))
     parser.add_argument("--config", "-c", metavar="YAML", help=_("settings from a file"))
     parser.add_argument("--recipe", metavar="NAME", help=_("settings known to work: see the docs"))
     parser.add_argument("--nproc", type=int, default=1, metavar="N", help=_("number of processes"))
@@ -158,7 +158,7 @@ def _recipe(name: str | None) -> dict[str, Any]:
 
 STOP_MESSAGES = {  # by StopReason
     "finished": _("done"),
-    "early_stopping": _("stopped: no better for a while"),
+    "early_stopping": _("stopped early: no better evaluation"),
     "time_limit": _("stopped: the time is over"),
     "interrupted": _("stopped, nothing is lost"),
 }

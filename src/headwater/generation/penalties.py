@@ -205,7 +205,7 @@ def _check_tokens(processor: LogitsProcessor, tokens: Any) -> None:
     must(
         valid and all(type(token) is int and 0 <= token <= MAX_INT for token in tokens),
         processor,
-        _("tokens must be whole numbers from 0, at most 2**20 of them"),
+        _("tokens must be integers from 0, at most 2**20 of them"),
         str(tokens)[:60],
         _("give token ids"),
     )

@@ -254,7 +254,7 @@ def check_ids(ids: Array, name: str, vocab: int) -> None:
     if ids.ndim != 2 or ids.dtype.kind not in "iu" or not ids.size:
         got = f"{ids.dtype} {list(ids.shape)}"
         raise BadInput(
-            _("{name} must be whole numbers [batch, length], got {got}; add a batch dimension", name=name, got=got)
+            _("{name} must be integers [batch, length], got {got}; add a batch dimension", name=name, got=got)
         )
     if not 0 <= ids.min() <= ids.max() < vocab:
         got = _("{min} to {max}", min=ids.min(), max=ids.max())

@@ -168,7 +168,7 @@ def _check(entries: dict[str, Any], data_bytes: int, path: Any) -> None:
 
 
 def _are_sizes(value: object) -> bool:
-    """A list of whole numbers from 0, none beyond what any array can have (True and 1.0 are none)."""
+    """A list of integers from 0, none beyond what any array can have (True and 1.0 are none)."""
     return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**40 for n in value)
 
 

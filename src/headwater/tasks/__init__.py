@@ -6,7 +6,7 @@ seq2seq                 text to text: translation, summarization
 language_model          causal language modelling, on one stream or on packed documents
 masked_lm, denoising    the objectives that pretrain an encoder (BERT) or an encoder-decoder (T5, BART)
 classification          a label for a text, or for a pair of texts
-token_classification    a tag for every word
+token_classification    named entities: a tag for every word
 question_answering      the span of a text that answers a question
 """
 

@@ -160,7 +160,7 @@ def _append_added_tokens(spec: dict[str, Any], folder: Path) -> None:
 def _read_vocab(path: Path) -> dict[str, int]:
     vocab = parse_json_object(read_limited(path, MAX_FILE_BYTES), path)
     if not all(type(n) is int for n in vocab.values()):
-        raise BadFile(_("{path}: must give every piece a whole number", path=path))
+        raise BadFile(_("{path}: must give every piece an integer", path=path))
     return vocab
 
 

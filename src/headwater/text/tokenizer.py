@@ -233,7 +233,7 @@ class Tokenizer:
         for n in ids:
             if type(n) is not int or not 0 <= n < len(self):
                 raise BadInput(
-                    _("token ids must be whole numbers from 0 to {num_self}, got {n!r}", num_self=len(self) - 1, n=n)
+                    _("token ids must be integers from 0 to {num_self}, got {n!r}", num_self=len(self) - 1, n=n)
                 )
 
     @cached_property

@@ -280,14 +280,14 @@ def _restore(setup: TrainSetup, checkpoint: Checkpoint | None) -> list[str]:
         if 0 < config.max_time <= used:
             limit = config.max_time
             notes.append(
-                _("its time of {max_time:.0f} s is over; to go on, give {longer}", max_time=limit, longer=longer)
+                _("its time of {max_time:.0f} s is over; to continue, give {longer}", max_time=limit, longer=longer)
             )
         return notes
     more = _("--max-steps above {step}", step=checkpoint.step)
     if config.epochs:
         more = _("--max-steps above {step} or --epochs above {epochs:g}", step=checkpoint.step, epochs=config.epochs)
     longer = longer if state.step_plan else more
-    text = _("all its {step} steps were done; to go on, give {longer}", step=checkpoint.step, longer=longer)
+    text = _("all its {step} steps were done; to continue, give {longer}", step=checkpoint.step, longer=longer)
     return [*notes, text]
 
 

@@ -77,7 +77,7 @@ def _to_pairs(value: Any) -> Any:
     return {str(name): str(each) for name, each in value.items()} if isinstance(value, Mapping) else value
 
 
-Int = Annotated[int, BeforeValidator(_refuse_bool), SettingType("N", _("a whole number"))]
+Int = Annotated[int, BeforeValidator(_refuse_bool), SettingType("N", _("an integer"))]
 Float = Annotated[float, BeforeValidator(_refuse_bool), SettingType("X", _("a number"))]
 Seconds = Annotated[float, BeforeValidator(_to_seconds), SettingType("TIME", _("a time such as 90s or 5m"))]
 Bool = Annotated[bool, SettingType("yes|no", _("true or false, yes or no"))]
@@ -107,36 +107,38 @@ class ConfigSection(BaseModel):
 
 
 class DataConfig(ConfigSection):
-    paths: TextList = setting([], _("the files to learn from"))
-    valid: TextList = setting([], _("files to measure on; else a part is held out"))
+    paths: TextList = setting([], _("the training files"))
+    valid: TextList = setting([], _("the validation files; else a part of the training files is held out"))
     task: Text = setting("auto", _("seq2seq, classification, token-classification, question-answering, language-model"))
     columns: TextPairs = setting({}, _("which column plays which role: source=en,target=de"))
     source: Text = setting("", _("the column or suffix to read from"))
     target: Text = setting("", _("the column or suffix to write"))
     header: YesNoAuto = setting("auto", _("whether the first row of a TSV or CSV names the columns: yes, no or auto"))
-    encoding: Text = setting("auto", _("of the files"))
+    encoding: Text = setting("auto", _("text encoding of the files"))
     encoding_errors: Text = setting(
         "strict", _("bytes that do not fit it: strict (stop there), skip the line, or replace them")
     )
-    valid_fraction: Float = setting(0.05, _("share of the rows kept for validation"), lt=1)
-    max_length: Int = setting(0, _("most tokens of a text; longer rows are left out (0: chosen)"))
+    valid_fraction: Float = setting(0.05, _("fraction of the rows held out for validation"), lt=1)
+    max_length: Int = setting(0, _("maximum tokens of a text; longer rows are left out (0: chosen)"))
     truncate: Bool = setting(False, _("longer texts are cut to that length, not left out"))
     context_length: Int = setting(256, _("tokens a language model reads at once"))
-    objective: Text = setting("auto", _("of running text: causal, packed, mlm, mlm-nsp, denoising or span-corruption"))
-    augment: TextPairs = setting({}, _("changes of what is read: delete=0.1,swap=0.1,noise=0.02,synonyms=0.2"))
+    objective: Text = setting(
+        "auto", _("of a language model: causal, packed, mlm, mlm-nsp, denoising or span-corruption")
+    )
+    augment: TextPairs = setting({}, _("data augmentation of the inputs: delete=0.1,swap=0.1,noise=0.02,synonyms=0.2"))
     synonyms: Text = setting("", _("a table for it: word, tab, synonyms"))
     tokenizer: Text = setting("auto", _("bpe, unigram, char, or a folder; auto: bpe, or that of --init-from"))
-    vocab: Int = setting(0, _("pieces of a tokenizer that is learned (0: chosen)"))
+    vocab: Int = setting(0, _("vocabulary size of a trained tokenizer (0: chosen)"))
 
 
 class ModelConfig(ConfigSection):
     init_from: Text = setting("", _("a model folder, run or known name to start from; else from scratch"))
     size: Text = setting("auto", _("xs, s, m, l or xl"))
-    layers: Int = setting(0, _("of each stack (0: from the size)"))
+    layers: Int = setting(0, _("layers of each stack (0: from the size)"))
     d_model: Int = setting(0, _("width of the residual stream (0: from the size)"))
-    heads: Int = setting(0, _("of attention (0: from the size)"))
+    heads: Int = setting(0, _("attention heads (0: from the size)"))
     d_ff: Int = setting(0, _("width of the feed-forward layers (0: from the size)"))
-    dropout: Float = setting(0.1, _("share of values dropped while training"), lt=1)
+    dropout: Float = setting(0.1, _("dropout: the fraction of values set to zero in training"), lt=1)
     position: Text = setting("auto", _("sinusoidal, learned, rotary, alibi, relative or none"))
 
 
@@ -146,49 +148,56 @@ class OptimConfig(ConfigSection):
     )
     lr: Float = setting(0.0, _("peak learning rate; the factor of noam (0: chosen)"))
     schedule: Text = setting("cosine", _("noam, inverse-sqrt, cosine, linear or constant"))
-    warmup: Int = setting(-1, _("steps of rising learning rate (-1: chosen)"), ge=-1)
-    min_lr_ratio: Float = setting(0.0, _("last learning rate as a share of the peak"), lt=1)
+    warmup: Int = setting(-1, _("warmup steps of the learning rate (-1: chosen)"), ge=-1)
+    min_lr_ratio: Float = setting(0.0, _("last learning rate as a fraction of the peak"), lt=1)
     beta1: Float = setting(0.9, _("of AdamW"), lt=1)
     momentum: Float = setting(0.95, _("of Muon"), lt=1)
     beta2: Float = setting(0.98, _("of AdamW"), lt=1)
     eps: Float = setting(1e-09, _("of AdamW"), ge=1e-300)
-    weight_decay: Float = setting(0.01, _("on matrices, never on biases, norms, tables"))
-    max_grad_norm: Float = setting(1.0, _("most length of a gradient (0: no limit)"))
+    weight_decay: Float = setting(0.01, _("weight decay of matrices, never of biases, norms and embeddings"))
+    max_grad_norm: Float = setting(1.0, _("maximum gradient norm, for clipping (0: no limit)"))
     label_smoothing: Float = setting(0.0, _("label smoothing"), lt=1)
-    ema: Float = setting(0.0, _("decay of the running average of the weights (0: none)"), lt=1)
+    ema: Float = setting(0.0, _("decay of the exponential moving average (EMA) of the weights (0: none)"), lt=1)
 
 
 class LoopConfig(ConfigSection):
-    batch_tokens: Int = setting(0, _("tokens of a step, padding included (0: chosen)"))
-    micro_batch_tokens: Int = setting(0, _("at most so many at once; gradients add up (0: all)"), mutable=True)
+    batch_tokens: Int = setting(0, _("tokens of a global batch, padding included (0: chosen)"))
+    micro_batch_tokens: Int = setting(
+        0, _("maximum tokens of a micro-batch; gradients are accumulated (0: one micro-batch)"), mutable=True
+    )
     max_steps: Int = setting(0, _("steps in all (0: from epochs or time)"), mutable=True)
-    epochs: Float = setting(0.0, _("times through the data (0: chosen)"), mutable=True)
+    epochs: Float = setting(0.0, _("epochs: passes over the training data (0: chosen)"), mutable=True)
     max_time: Seconds = setting(
         0.0,
         _("end within 90s, 30m, 2h of clock time, reading and the last evaluation included (0: no limit)"),
         mutable=True,
     )
-    seed: Int = setting(0, _("of first weights, order of data and dropout"))
+    seed: Int = setting(0, _("random seed of the initial weights, the data order and dropout"))
     dtype: Text = setting("auto", _("fp32, bf16 or fp16"))
     device: Text = setting("auto", _("cpu, cuda, mps …"), mutable=True)
     compile: Bool = setting(False, _("compile the stacks with torch.compile"), mutable=True)
     gradient_checkpointing: Bool = setting(
         False,
-        _("less memory for more time: activations again on the way back, freed memory back to the system at once"),
+        _(
+            "less memory for more time: activations are recomputed in the backward pass, freed "
+            "memory is returned at once"
+        ),
         mutable=True,
     )
     fsdp: Bool = setting(False, _("each process holds a part of the model (FSDP2)"), mutable=True)
-    skip_grad_spikes: Float = setting(0.0, _("leave out a gradient so many times the usual (0: none)"), mutable=True)
+    skip_grad_spikes: Float = setting(
+        0.0, _("skip a step whose gradient norm is this many times the usual one (0: never)"), mutable=True
+    )
     max_nan_steps: Int = setting(3, _("stop after so many NaN steps in a row"), ge=1, mutable=True)
 
 
 class EvalConfig(ConfigSection):
     eval_every: Int = setting(0, _("steps between evaluations (0: chosen by what they cost)"))
     eval_examples: Int = setting(
-        0, _("most validation rows of an evaluation (0: chosen by what they cost, at most 2000)")
+        0, _("maximum validation rows of an evaluation (0: chosen by what they cost, at most 2000)")
     )
     final_eval_examples: Int = setting(
-        0, _("most validation rows for the best model at the end (0: chosen, at most 2000)"), mutable=True
+        0, _("maximum validation rows for the best model at the end (0: chosen, at most 2000)"), mutable=True
     )
     patience: Int = setting(0, _("stop after so many evaluations without a better one (0: never)"), mutable=True)
     metric: Text = setting("auto", _("what decides which model is best: loss, bleu, chrf, exact …"))

@@ -56,7 +56,7 @@ def should_apply(
     if skip or ratio > NOTED_SPIKE_RATIO:
         applied = _("clipped") if trainer.config.max_grad_norm else _("applied")
         text = _(
-            "the gradient is {times:.0f} times as long as usual and was {done}; {named}",
+            "the gradient norm is {times:.0f} times the usual one, and the gradient was {done}; {named}",
             times=ratio,
             done=_("left out") if skip else applied,
             named=describe_batch(batch),
@@ -186,17 +186,17 @@ def as_fault(error: BaseException, step: int, micro_batch_shape: str, process_gr
     if "can't start new thread" in text:
         return Unavailable(
             _(
-                "after step {step} the machine has no room for another thread; end other programs, or "
-                "raise its limits, and go on with --resume (the last checkpoint is safe)",
+                "after step {step} the machine can not start another thread; end other programs, or "
+                "raise its limits, and continue with --resume (the last checkpoint is safe)",
                 step=step - 1,
             )
         )
     if isinstance(error, OutOfMemoryError) or is_out_of_memory(error):
         return Unavailable(
             _(
-                "step {step} needs more memory than there is, for a piece of {piece}; give "
-                "--micro-batch-tokens or --gradient-checkpointing and go on with --resume (the last checkpoint is "
-                "safe)",
+                "step {step} needs more memory than there is, for a micro-batch of {piece}; give "
+                "--micro-batch-tokens or --gradient-checkpointing and continue with --resume (the last "
+                "checkpoint is safe)",
                 step=step,
                 piece=micro_batch_shape,
             )
@@ -206,8 +206,8 @@ def as_fault(error: BaseException, step: int, micro_batch_shape: str, process_gr
         missing = ", ".join(map(str, process_group.missing_ranks()))
         return Unavailable(
             _(
-                "step {step} needs all processes, {who} does not answer ({why}); go on with --resume, or let "
-                "torchrun --max-restarts do it",
+                "step {step} needs all processes, {who} does not answer ({why}); continue with "
+                "--resume, or let torchrun --max-restarts do it",
                 step=step,
                 who=_("process {rank}", rank=missing) if missing else _("one of them"),
                 why=why,

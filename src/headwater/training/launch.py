@@ -76,7 +76,7 @@ def _report_failure(first: int, exit_codes: dict[int, int], log_dir: Path) -> in
         return exit_codes[0]
     if code < 0:
         name = signal.Signals(-code).name
-        raise Unavailable(_("process {rank} was killed ({signal}); go on with --resume", rank=first, signal=name))
+        raise Unavailable(_("process {rank} was killed ({signal}); continue with --resume", rank=first, signal=name))
     for log in log_dir.glob(f"*/attempt_0/{first}/stderr.log"):
         sys.stderr.write(log.read_text(errors="replace")[-4000:])
     return code

@@ -156,11 +156,11 @@ class RunDir:
             file.write(json.dumps(value, indent=1, ensure_ascii=False).encode() + b"\n")
 
     def truncate_logs(self, step: int) -> None:
-        """Remove the log entries of later steps, which will be repeated."""
+        """Remove the log entries of later steps, which will be repeated, and of a stop, which is over."""
         for name in LOG_FILES:
             path = self.folder / name
             if path.is_file():
-                kept = [line for line in read_jsonl(path) if line["step"] <= step]
+                kept = [line for line in read_jsonl(path) if line["step"] <= step and "stop_reason" not in line]
                 with atomic_write(path) as file:
                     file.write("".join(map(to_json_line, kept)).encode("utf-8", "backslashreplace"))
 
@@ -174,8 +174,8 @@ def require_empty(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise BadSetting(
             _(
-                "{folder} must be new or empty, it holds a run or other files; choose another --out, or "
-                "go on with: headwater train --resume {folder}",
+                "{folder} must be new or empty, it holds a run or other files; choose another --out, "
+                "or continue with: headwater train --resume {folder}",
                 folder=folder,
             )
         )

@@ -148,7 +148,7 @@ class HFConfig:
             names,
             default,
             lambda v: type(v) is int and minimum <= v <= maximum,
-            _("a whole number, {minimum} to {maximum}", minimum=minimum, maximum=maximum),
+            _("an integer, {minimum} to {maximum}", minimum=minimum, maximum=maximum),
         )
 
     def get_num_layers(self, *names: str, default: int | Required = REQUIRED) -> int:

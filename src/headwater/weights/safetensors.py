@@ -150,13 +150,13 @@ def _parse_tensor_info(name: str, value: Any, where: object) -> TensorInfo:
     if not _is_list_of_sizes(shape) or len(shape) > MAX_DIMS:
         refuse(
             _(
-                "shape must be at most {max_dims} whole numbers, none negative, got {shape}",
+                "shape must be at most {max_dims} integers, none negative, got {shape}",
                 max_dims=MAX_DIMS,
                 shape=quote(shape),
             )
         )
     if not _is_list_of_sizes(offsets) or len(offsets) != 2:
-        refuse(_("data_offsets must be two whole numbers, got {offsets}", offsets=quote(offsets)))
+        refuse(_("data_offsets must be two integers, got {offsets}", offsets=quote(offsets)))
     num_bytes = math.prod(shape) * DTYPES[dtype].itemsize
     if offsets[1] - offsets[0] != num_bytes:
         refuse(

@@ -103,6 +103,14 @@ def test_kills_within_saving_and_within_deleting(zygote, unbroken, tmp_path):
         assert diary(tmp_path / f"{number}") == lines, f"killed at operation {at}"
 
 
+def test_a_kill_after_the_last_line_of_the_log(zygote, unbroken, tmp_path):
+    """All steps are done and the stop is logged: resumed, the run ends again, and is logged to have ended once."""
+    lines, _ = unbroken
+    for _repeat in range(2):
+        assert zygote.run(tmp_path / "run")["code"] == 0
+        assert diary(tmp_path / "run") == lines
+
+
 def test_the_comparison_is_not_blind(zygote, unbroken, tmp_path):
     """A journal that loses its last step, a loss in the last digit, an order of examples turned round: each is seen."""
     lines, _ = unbroken

@@ -148,7 +148,7 @@ def _set_fields(
     for number, value in _iter_fields(raw, where):
         if number in numbers or number in flags:
             if not isinstance(value, int):
-                raise BadFile(_("{where}: field {number} must be a whole number", where=where, number=number))
+                raise BadFile(_("{where}: field {number} must be an integer", where=where, number=number))
             signed = value - (1 << 64) if value >> 63 else value  # -1 is written as 2^64 - 1
             setattr(model, numbers.get(number) or flags[number], bool(value) if number in flags else signed)
 
