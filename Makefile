@@ -36,7 +36,7 @@ help:
 	@echo "make demo      set up, then train a Transformer that reads dates in eleven languages"
 	@echo "make test      set up, then run the tests (a few minutes on two cores)"
 	@echo "make test-all  the slow proofs too"
-	@echo "make lint      style and types, the page's too   make format   mend the style"
+	@echo "make lint      style and types, the page's too   make format   fix the style"
 	@echo "make map       refresh the code map of docs/*/architecture.md"
 	@echo "make reference refresh docs/*/reference/: command line, settings, API"
 	@echo "make bench     speed side by side with the peers: training, text, quality, memory, decoding (hours)"

@@ -128,7 +128,7 @@ def perplexities(text: str, tokens: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def told_perplexities(found: dict[str, dict[str, float]], tokens: int, name: str) -> str:
+def format_perplexities(found: dict[str, dict[str, float]], tokens: int, name: str) -> str:
     ways = [way for way in found["float32"] if way != "MB"]
     first = found["float32"]["modules"]
     lines = ["| perplexity | MB | " + " | ".join(ways) + " | bar |", "|---" * (3 + len(ways)) + "|"]
@@ -221,7 +221,7 @@ def beside_llama_cpp(text: str, tokens: int, threads: int) -> dict[str, File]:
     return found
 
 
-def told_beside(found: dict[str, File]) -> str:
+def format_beside(found: dict[str, File]) -> str:
     lines = ["\n| file | perplexity of its weights | way | | headwater | llama.cpp |", "|---|---|---|---|---|---|"]
     for name, one in found.items():
         exact = perplexity(one.exact)
@@ -279,7 +279,7 @@ def translations(run: Path, sources: list[str], references: list[str]) -> dict[s
     return found
 
 
-def told_translations(found: dict[str, float], sentences: int, name: str) -> str:
+def format_translations(found: dict[str, float], sentences: int, name: str) -> str:
     first = next(iter(found.values()))
     lines = ["\n| BLEU | | change | bar |", "|---|---|---|---|"]
     lines += [
@@ -301,18 +301,18 @@ def main() -> None:
     with opened(args.text) as file:
         text = file.read(8 * args.tokens)
     found = perplexities(text, args.tokens)
-    told, report = told_perplexities(found, args.tokens, args.text.name), {"perplexity": found}
+    table, report = format_perplexities(found, args.tokens, args.text.name), {"perplexity": found}
     more: list[str] = []
     if BENCH_PYTHON.exists():
         beside = beside_llama_cpp(text, args.tokens, args.threads)
         report["beside llama.cpp"] = {name: asdict(file) for name, file in beside.items()}
-        told += "\n" + told_beside(beside)
+        table += "\n" + format_beside(beside)
         more = costs_more(beside)
     if args.run:
         sides = [opened(path).read().splitlines()[: args.sentences] for path in args.pairs]
         report["bleu"] = translations(args.run, *sides)
-        told += "\n" + told_translations(report["bleu"], len(sides[0]), args.pairs[0].name)
-    write({"tokens": args.tokens, **report}, told, "bits")
+        table += "\n" + format_translations(report["bleu"], len(sides[0]), args.pairs[0].name)
+    write({"tokens": args.tokens, **report}, table, "bits")
     if more:
         sys.exit("rounding costs more than in llama.cpp: " + "; ".join(more))
 

@@ -1,6 +1,6 @@
 """Whether what was timed is right: who gives wrong answers gets no ratio, and wrong answers of our own end the run.
 
-Contenders tell as a fact the log-probabilities they give to fixed tokens, worked out by the code that is timed, with as
+Contenders report as a fact the log-probabilities they give to fixed tokens, computed by the code that is timed, with as
 many threads. They are compared with a reference: the mean distance, in standard deviations of the reference.
 """
 
@@ -24,7 +24,7 @@ def judge(report: dict, reference: str, tolerances: Mapping[str, float]) -> str:
 
     facts: {"logprobs": {way: [...]}}. A way that the reference does not have is compared with the reference's first.
     """
-    facts = {name: told["logprobs"] for name, told in report["facts"].items() if "logprobs" in told}
+    facts = {name: reported["logprobs"] for name, reported in report["facts"].items() if "logprobs" in reported}
     report["wrong"] = {}
     if reference not in facts:
         report["wrong"] = dict.fromkeys(report["figures"], f"{reference} was not there to compare with")
@@ -39,7 +39,7 @@ def judge(report: dict, reference: str, tolerances: Mapping[str, float]) -> str:
                 report["wrong"][name] = f"its answers are wrong: {way} is {apart:.2g} away, {allowed:g} is allowed"
     for name in report["figures"]:
         if name not in facts:
-            report["wrong"][name] = "it told no answers"
+            report["wrong"][name] = "it reported no log-probabilities"
     return "\n".join(lines)
 
 

@@ -68,12 +68,12 @@ def widened(folder: Path) -> Path:
 
 def agreement(report: dict, truth: str) -> str:
     """How far each wrote what the truth wrote: after a first difference greedy texts go ways of their own."""
-    told = {name: facts["tokens"] for name, facts in report["facts"].items()}
-    if truth not in told:
+    written = {name: facts["tokens"] for name, facts in report["facts"].items()}
+    if truth not in written:
         return ""
     lines = [f"\n| tokens as {truth} | up to the first difference | at the same place |", "|---|---|---|"]
-    for name, tokens in told.items():
-        same = [a == b for a, b in zip(tokens, told[truth], strict=True)]
+    for name, tokens in written.items():
+        same = [a == b for a, b in zip(tokens, written[truth], strict=True)]
         report["facts"][name] |= {"until": (*same, False).index(False), "same": sum(same)}
         lines.append(f"| {name} | {report['facts'][name]['until']} of {len(same)} | {sum(same)} |")
     return "\n".join(lines)

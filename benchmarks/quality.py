@@ -5,7 +5,7 @@
     python benchmarks/quality.py translation --minutes 20 10  half an hour a seed
 
 characters: tinyshakespeare to a validation loss of 1.88 a character. The first 90 % of the file are learned from; the
-loss is over the whole rest, in windows of 64 characters, worked out by the same function for all.
+loss is over the whole rest, in windows of 64 characters, computed by the same function for all.
 translation: Multi30k English to German, a plain loop for 20 minutes and ours for 10; BLEU by sacrebleu of greedy
 translations: of 400 rows of valid along the way, and of test_2016 once, at the end.
 Only training is on the clock: not reading, not evaluating.

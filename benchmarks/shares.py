@@ -3,7 +3,7 @@
     python benchmarks/shares.py [--work a b c] [--places none] [--steps 4]
 
 One thread, so that waiting for another is in no share. A linear map is counted with the bias, activation and dropout
-that are worked out inside it. The floor is what the matrix products of a step would take at the peak measured by the
+that are computed inside it. The floor is what the matrix products of a step would take at the peak measured by the
 way: the most that anything but a faster matrix product could win is the time beside it.
 """
 

@@ -37,7 +37,7 @@ class Contender:
     facts: dict = field(default_factory=dict)
     process: subprocess.Popen[str] | None = None
     missing: str = ""
-    heard: IO[bytes] | None = None
+    stderr_file: IO[bytes] | None = None
 
     def start(self, threads: int) -> None:
         if not self.python.exists():
@@ -45,9 +45,9 @@ class Contender:
             return
         env = environment(threads)
         command = [str(self.python), str(HERE / "contenders" / self.script), *self.arguments]
-        self.heard = tempfile.TemporaryFile()  # noqa: SIM115
+        self.stderr_file = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.heard, text=True, env=env
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.stderr_file, text=True, env=env
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -73,9 +73,9 @@ class Contender:
     def give_up(self, what: str) -> None:
         self.stop()
         self.process = None
-        assert self.heard is not None
-        self.heard.seek(0)
-        said = self.heard.read().decode(errors="replace").strip().splitlines()
+        assert self.stderr_file is not None
+        self.stderr_file.seek(0)
+        said = self.stderr_file.read().decode(errors="replace").strip().splitlines()
         self.missing = f"{what}: {said[-1][:200]}" if said else what
 
     def stop(self) -> None:

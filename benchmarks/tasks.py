@@ -82,7 +82,7 @@ def one(name: str, limit: list[str], data: Path) -> dict:
         began = time.monotonic()
         headwater(words)
         took = time.monotonic() - began
-        scores = json.loads(headwater(["eval", str(Path(work) / "run"), *map(str, task.test), "--json"], heard=True))
+        scores = json.loads(headwater(["eval", str(Path(work) / "run"), *map(str, task.test), "--json"], capture=True))
         shutil.copy(Path(work) / "run" / "config.yaml", RESULTS / f"{name}.yaml")
     shown = " ".join(words).replace(work + "/data/", "").replace(work + "/", "").replace(str(data), "DATA")
     return {"task": ENTRIES[name].what, "command": f"headwater {shown}", "measure": task.measure, "scores": scores,
@@ -95,9 +95,9 @@ def train_command(name: str, task: Task, limit: list[str], out: Path) -> list[st
     return ["train", *files, *valid, *ENTRIES[name].flags, *limit, "--out", str(out)]
 
 
-def headwater(words: list[str], heard: bool = False) -> str:
+def headwater(words: list[str], capture: bool = False) -> str:
     command = [sys.executable, "-m", "headwater", *words]
-    done = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE if heard else None)
+    done = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE if capture else None)
     return done.stdout or ""
 
 

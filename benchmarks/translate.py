@@ -4,7 +4,7 @@
 
 6 + 6 layers, 512 wide, 32,000 tokens, 30 tokens in and 30 out; sentences one at a time, and 32 together. All have the
 same weights, drawn at random (speed does not depend on what they know), in a public folder as Marian has it; how many
-translations are the same is told. make bench installs the others.
+translations are the same is reported. make bench installs the others.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def random_folder(folder: Path) -> Path:
 
 def agreement(report: dict, truth: str) -> str:
     """How many translations are those of the truth, word for word."""
-    told = {name: facts["translations"] for name, facts in report["facts"].items()}
-    if truth not in told:
+    translations = {name: facts["translations"] for name, facts in report["facts"].items()}
+    if truth not in translations:
         return ""
     lines = [f"\n| translations as {truth} | the same |", "|---|---|"]
-    for name, ours in told.items():
-        same = report["facts"][name]["same"] = sum(a == b for a, b in zip(ours, told[truth], strict=True))
+    for name, ours in translations.items():
+        same = report["facts"][name]["same"] = sum(a == b for a, b in zip(ours, translations[truth], strict=True))
         lines.append(f"| {name} | {same} of {len(ours)} |")
     return "\n".join(lines)
 

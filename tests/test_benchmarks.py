@@ -73,8 +73,8 @@ def test_an_engine_is_measured(bench, monkeypatch, tmp_path):
 
 def test_agreement_counts_what_is_the_same(bench):
     report = {"facts": {"ours": {"tokens": [1, 2, 9, 4]}, "truth": {"tokens": [1, 2, 3, 4]}}}
-    told = bench("decode").agreement(report, "truth")
-    assert "| ours | 2 of 4 | 3 |" in told and "| truth | 4 of 4 | 4 |" in told
+    text = bench("decode").agreement(report, "truth")
+    assert "| ours | 2 of 4 | 3 |" in text and "| truth | 4 of 4 | 4 |" in text
     report = {"facts": {"ours": {"translations": [[1], [2]]}, "truth": {"translations": [[1], [3]]}}}
     assert "| ours | 1 of 2 |" in bench("translate").agreement(report, "truth")
 
@@ -103,8 +103,8 @@ def test_wrong_answers_have_no_ratio_and_end_the_run(found: list[float], bench):
     correctness, table = bench("correctness"), bench("side_by_side").table
     report = measured(found, REFERENCE)
     correctness.judge(report, "truth", {})
-    told = table(report, "ours")
-    assert "2.00" not in told and "ours: no ratio, its answers are wrong: reading is" in told
+    text = table(report, "ours")
+    assert "2.00" not in text and "ours: no ratio, its answers are wrong: reading is" in text
     with pytest.raises(SystemExit, match="ours: its answers are wrong"):
         correctness.end_if_wrong(report, "ours")
 
@@ -152,7 +152,7 @@ def test_rounding_beside_llama_cpp_is_compared_window_by_window(bench):
 
     assert bits.costs_more(report(kl)) == []
     assert len(bits.costs_more(report(farther))) == 2
-    assert "+1.01%" in bits.told_beside(report(kl)) and "0.00243" in bits.told_beside(report(kl))
+    assert "+1.01%" in bits.format_beside(report(kl)) and "0.00243" in bits.format_beside(report(kl))
 
 
 def test_shares_of_a_step_are_all_of_it(bench):

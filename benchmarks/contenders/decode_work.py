@@ -22,7 +22,7 @@ def rates(reading: float, writing: float) -> dict[str, float]:
 
 
 def serve(once: Callable[[], tuple[list[int], dict[str, float]]], logprobs: dict[str, list[float]]) -> None:
-    """once() gives the tokens and the rates. Told as facts: what was written the first time, and log-probabilities."""
+    """once() gives the tokens and the rates. Also reports its first output and its log-probabilities."""
     tokens, _ = once()
     assert len(tokens) == NEW
     print(json.dumps({"tokens": tokens, "logprobs": logprobs}), flush=True)

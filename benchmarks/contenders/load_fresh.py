@@ -1,7 +1,7 @@
 """Starts a program anew each time and tells how long it took until its first line: import, loading, first logits.
 
 Beside the clock stand the processor's seconds of the whole process: other work on the machine changes them little. The
-first start warms the disk, and what the program said then is told as a fact.
+first start warms the disk, and what the program said then is reported as a fact.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Training in turns: a contender learns for some seconds when told to, and is then examined, while its clock stands.
+"""Training in turns: a contender trains for some seconds in its turn and is then evaluated, while its clock stands.
 
 It is given lines with a number of seconds. It trains about so long, and answers with a line of JSON: the seconds it has
 trained in all, its step, its scores, and whether it is done. Its clock runs while it trains and at no other time.
@@ -29,7 +29,7 @@ class Turns:
         self._wait()
 
     def after_step(self, step: int) -> float:
-        """To be called after every step. Where the turn is over: scores are told, and the next turn is awaited.
+        """To be called after every step. Where the turn is over: scores are reported, and the next turn is awaited.
 
         The seconds the clock stood are given back.
         """

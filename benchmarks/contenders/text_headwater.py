@@ -23,9 +23,7 @@ class Paused:
 
     def begin(self, setup: TrainSetup) -> None:
         self.lengths, self.trainer = setup.task_data.train.lengths, setup.trainer
-        self.turns.ready(
-            parameters=count(setup.model), rows=len(self.lengths), batch_tokens=setup.config.batch_tokens
-        )
+        self.turns.ready(parameters=count(setup.model), rows=len(self.lengths), batch_tokens=setup.config.batch_tokens)
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, StepEvent):

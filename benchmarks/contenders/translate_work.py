@@ -27,7 +27,7 @@ def serve(
     translate: Callable[[Sentences], Sentences], score: Callable[[Sentences, Sentences], list[list[float]]]
 ) -> None:
     """translate(sentences) gives the tokens of each translation, score(sentences, targets) the log-probability of each
-    token of the targets. Told as facts: the first translations, and the scores one at a time and together.
+    token of the targets. Reported as facts: the first translations, and the scores one at a time and together.
     """
     some, wanted = sentences(TOGETHER), targets(TOGETHER)
     first = translate(some)

@@ -260,8 +260,8 @@ def test_every_message_has_a_chinese_translation(spec):
         assert is_chinese(translated(verdict.message, "zh")) and (
             not verdict.remedy or is_chinese(translated(verdict.remedy, "zh"))
         ), verdict
-    told = "\n".join(report.lines(80, "zh"))
-    assert "规则全部守住" in told and "all laws kept" not in told
+    text = "\n".join(report.lines(80, "zh"))
+    assert "规则全部守住" in text and "all laws kept" not in text
     assert report.to_dict()["verdicts"][0]["message_zh"] == translated(report.verdicts[0].message, "zh")
 
 

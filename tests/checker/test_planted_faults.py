@@ -323,9 +323,7 @@ def test_ours_when_documents_leak(monkeypatch):
     report = check(decoder())
     assert report["documents"].status == report["padding"].status == "failed"
     assert report["documents"].module == "decoder.layers.0.self_attn.kernel"
-    assert (
-        "document 2 sees document 1" in report["documents"].message and "document ids" in report["documents"].remedy
-    )
+    assert "document 2 sees document 1" in report["documents"].message and "document ids" in report["documents"].remedy
 
 
 @pytest.mark.parametrize("position", ["sinusoidal", "learned"])

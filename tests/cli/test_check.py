@@ -43,8 +43,8 @@ def broken():
 def checked(capsys):
     def run(*words):
         code = cli.main(["check", *words])
-        told = capsys.readouterr()
-        return code, told.out, told.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return run
 
@@ -81,10 +81,10 @@ def test_the_table_fits_the_terminal(checked, file, monkeypatch, columns):
 
 def test_json_and_flags(checked, file):
     code, out, _ = checked(f"{file}:Wrong", "--json", "--only", "future, batch", "--length", "9", "--probes", "2")
-    told = json.loads(out)
-    assert code == 8 and not told["ok"] and told["length"] == 9
-    assert [v["law"] for v in told["verdicts"]] == ["batch", "future"]
-    assert told["verdicts"][1]["key"] in (1, 8) and told["verdicts"][1]["difference"] > 0
+    report = json.loads(out)
+    assert code == 8 and not report["ok"] and report["length"] == 9
+    assert [v["law"] for v in report["verdicts"]] == ["batch", "future"]
+    assert report["verdicts"][1]["key"] in (1, 8) and report["verdicts"][1]["difference"] > 0
     assert checked(f"{file}:Wrong", "--two-way")[0] == 0
 
 

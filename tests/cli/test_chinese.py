@@ -156,7 +156,7 @@ def test_an_error_is_chinese(words, files, capsys, monkeypatch):
 
 
 def test_the_words_of_some_errors(files, capsys):
-    told = {
+    expected = {
         ("docter",): "错误：headwater 没有动词 'docter'；是否想写 'doctor'？（全部见 headwater --help）",
         ("train", "--nproc", "many"): "错误：headwater train：参数 --nproc：'many' 不是有效的 int；"
         "见 headwater train --help",
@@ -164,7 +164,7 @@ def test_the_words_of_some_errors(files, capsys):
         ("train", files / "pairs.tsv", "--lr", "much"): "错误：lr 必须是不小于 0 的数，得到 'much'；"
         "含义：学习率峰值；noam 时为其系数（0：自动选择）",
     }
-    for words, line in told.items():
+    for words, line in expected.items():
         assert said(capsys, *words)[2] == line + "\n"
 
 

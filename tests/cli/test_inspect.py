@@ -43,8 +43,8 @@ def test_inspect_writes_a_folder_and_prints_its_path(run, tmp_path, capsys, monk
         )
         == 0
     )
-    told = capsys.readouterr().out
-    assert "已写出" in told and "report.html" in told
+    printed = capsys.readouterr().out
+    assert "已写出" in printed and "report.html" in printed
     assert {path.name for path in out.iterdir()} == {
         "report.html", "inspection.json", "next.svg", "attention.decoder.self_attn.svg", "attention.npz"
     }  # fmt: skip

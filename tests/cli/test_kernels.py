@@ -56,8 +56,8 @@ def test_missing_kernels_are_warned_of_once(without, capsys, monkeypatch, why, l
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.count("\n") == 1 and all(word in captured.err for word in words)
     assert cli.main(["doctor", "--no-speed"]) in (0, 7)
-    told = capsys.readouterr().out
-    assert "C kernels" in told and all(word in told for word in words)
+    printed = capsys.readouterr().out
+    assert "C kernels" in printed and all(word in printed for word in words)
 
 
 def test_no_warning_where_kernels_are_available(without, capsys):
@@ -92,11 +92,11 @@ def test_the_words_are_those_of_the_build(monkeypatch, tmp_path):
     ids=lambda words: words[0],
 )  # fmt: skip
 def test_verbs_that_run_a_model_warn_of_missing_kernels(without, capsys, monkeypatch, words):
-    class Told(Exception):
+    class Announced(Exception):
         pass
 
     def stop():
-        raise Told
+        raise Announced
 
     class Run:
         columns = MappingProxyType({})
@@ -105,7 +105,7 @@ def test_verbs_that_run_a_model_warn_of_missing_kernels(without, capsys, monkeyp
     monkeypatch.setattr("headwater.families.load.load", lambda name: None)
     monkeypatch.setattr("headwater.training.predict.load_run", lambda folder: Run())
     monkeypatch.setattr(kernels, "warn_missing", stop)
-    with pytest.raises(Told):
+    with pytest.raises(Announced):
         cli.main(words)
 
 

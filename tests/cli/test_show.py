@@ -17,8 +17,8 @@ def shown(capsys, monkeypatch):
     def run(*words, columns=80):
         monkeypatch.setenv("COLUMNS", str(columns))
         code = cli.main(["show", *words])
-        told = capsys.readouterr()
-        return code, told.out, told.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return run
 
@@ -48,11 +48,11 @@ def test_batch_length_and_dtype_change_the_bytes(shown):
 
 def test_json_has_the_same_values(shown):
     code, out, _ = shown("base", "--json", "--vocab", "32000")
-    told = json.loads(out)
-    assert code == 0 and told["parameters"] == 63_082_496 - 5_000 * 512 == sum(told["groups"].values())
-    assert told["tree"]["children"][0]["path"] == "encoder" and told["symbols"]["vocab"] == [32_000]
-    assert set(told["bytes"]) == {"weights", "gradients", "optimizer", "activations", "kv_cache"}
-    assert told["settings"] == {"batch": 1, "length": 1024, "dtype": "fp32"}
+    report = json.loads(out)
+    assert code == 0 and report["parameters"] == 63_082_496 - 5_000 * 512 == sum(report["groups"].values())
+    assert report["tree"]["children"][0]["path"] == "encoder" and report["symbols"]["vocab"] == [32_000]
+    assert set(report["bytes"]) == {"weights", "gradients", "optimizer", "activations", "kv_cache"}
+    assert report["settings"] == {"batch": 1, "length": 1024, "dtype": "fp32"}
 
 
 def test_without_a_name_all_presets_are_listed(shown):

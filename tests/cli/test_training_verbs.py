@@ -215,8 +215,8 @@ def test_runs_lists_the_stop_reasons(say, tmp_path):
     words["begun"] = ("unfinished", "未完成")
     for place, lang in enumerate(("en", "zh")):
         lines = say("runs", tmp_path, "--lang", lang)[1].splitlines()
-        for state, told in words.items():
-            assert any(state.replace(" ", "-") in line and f" {told[place]} " in line for line in lines), state
+        for state, label in words.items():
+            assert any(state.replace(" ", "-") in line and f" {label[place]} " in line for line in lines), state
     states = {json.loads(line)["state"] for line in say("runs", tmp_path, "--json")[1].splitlines()}
     assert states == {*words} - {"begun"} | {"unfinished"}, "programs read the states as they are"
 

@@ -167,7 +167,7 @@ def test_a_branch_of_another_name_is_left_to_the_modules():
 
 @needs_a_compiler
 def test_weights_that_move_while_c_holds_them_stay_alive():
-    """model.half() gives every parameter other memory; what C was told of is kept."""
+    """model.half() gives every parameter other memory; what C points to is kept alive."""
     model = built(decoder(block(), block()))
     want, slots = scores(model, True), BatchKVCache(model, ["a"])
     first = forward_last(model, slots, [[1, 2, 3, 4, 5, 6]])
@@ -392,8 +392,8 @@ def test_a_folder_with_layers_of_unequal_width_writes_what_its_modules_write(siz
     source = str(Path(headwater.__file__).parents[1])
     said = []
     for fast in ("1", "0"):
-        told = {**os.environ, "HEADWATER_FAST": fast, "PYTHONPATH": source, "OMP_NUM_THREADS": "2"}
-        done = subprocess.run(command, env=told, capture_output=True, text=True, timeout=240, check=False)
+        env = {**os.environ, "HEADWATER_FAST": fast, "PYTHONPATH": source, "OMP_NUM_THREADS": "2"}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, done.stderr
         said.append(done.stdout)
     assert said[0] == said[1] and said[0].strip()

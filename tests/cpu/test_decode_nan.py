@@ -183,8 +183,8 @@ except headwater.errors.Fault as fault:
 def test_with_and_without_c_the_words_are_the_same():
     said = []
     for fast in ("1", "0"):
-        told = {**os.environ, "HEADWATER_FAST": fast, "PYTHONPATH": str(Path(headwater.__file__).parents[1])}
-        done = subprocess.run([sys.executable, "-c", SCRIPT], env=told, capture_output=True, text=True, check=False)
+        env = {**os.environ, "HEADWATER_FAST": fast, "PYTHONPATH": str(Path(headwater.__file__).parents[1])}
+        done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         said.append(done.stdout)
     assert said[0] == said[1] and said[0].startswith("CheckFailed") and REFUSED in said[0]

@@ -182,7 +182,7 @@ def test_a_row_does_not_depend_on_the_others_nor_anything_on_the_threads():
 
 
 def test_a_slope_forgotten_would_be_seen(monkeypatch):
-    """The planted fault: on the way back the ReLU lets everything through."""
+    """The planted fault: in the backward pass the ReLU lets everything through."""
     ffn, x = FeedForward(32).build(32), torch.randn(64, 32)
     right = torch.autograd.grad(ffn(x).sum(), ffn.up.bias)[0]
     through = "headwater.cpu.linear.linear_grad_input_act"

@@ -1,4 +1,4 @@
-"""Files that are not text are told by their first bytes, and the error says what to do instead."""
+"""Files that are not text are recognised by their first bytes, and the error says what to do instead."""
 
 from __future__ import annotations
 

@@ -73,11 +73,11 @@ def test_causal_batch_targets_are_the_next_tokens() -> None:
     documents = rows(20, longest=12)
     packed = build_packed_rows(documents, pack_documents(documents, 16), 16, pad_id=0)
     batch = collate.packed_causal_batch(packed)
-    rows = [
+    found = [
         (int(a), int(b)) for a, b in zip(batch.ids.ravel(), batch.targets.ravel(), strict=True) if b != IGNORE_INDEX
     ]
     pairs = [(int(a), int(b)) for i in range(20) for a, b in zip(documents[i], documents[i][1:], strict=False)]
-    assert sorted(rows) == sorted(pairs)
+    assert sorted(found) == sorted(pairs)
 
 
 def test_masking_rates_are_as_stated() -> None:

@@ -43,7 +43,7 @@ FILES = {
 }
 
 
-def told_in(language, result):
+def report_in(language, result):
     with use_language(language):
         return format_summary(result)
 
@@ -52,7 +52,7 @@ def told_in(language, result):
 def test_both_languages_have_the_same_numbers_line_by_line(tmp_path, name):
     (tmp_path / name).write_text(FILES[name])
     result = summarize_files(tmp_path / name)
-    first, second = (told_in(language, result).split("\n") for language in ("en", "zh"))
+    first, second = (report_in(language, result).split("\n") for language in ("en", "zh"))
     assert str(result) == "\n".join(first) and len(first) == len(second)
     for en, zh in zip(first, second, strict=True):
         assert sorted(re.findall(r"\d+", en)) == sorted(re.findall(r"\d+", zh)), (en, zh)
@@ -65,9 +65,8 @@ def test_columns_without_names_are_called_columns(tmp_path):
                        ("labels.tsv", "task       classification (text = column 1, label = column 2)")):  # fmt: skip
         (tmp_path / name).write_text(FILES[name])
         assert format_summary(summarize_files(tmp_path / name)).split("\n")[0] == said
-    assert (
-        told_in("zh", summarize_files(tmp_path / "pairs.tsv")).split("\n")[0] == "任务       seq2seq，第 1 列 → 第 2 列"
-    )
+    first_line = report_in("zh", summarize_files(tmp_path / "pairs.tsv")).split("\n")[0]
+    assert first_line == "任务       seq2seq，第 1 列 → 第 2 列"
 
 
 def test_names_stand_in_one_column():
@@ -93,4 +92,4 @@ def test_questions_without_an_answer_are_counted(tmp_path):
     result = summarize_files(tmp_path / "squad.json")
     assert result.splits["train"].unanswerable == 2 and result.to_dict()["sets"]["train"]["unanswerable"] == 2
     assert "questions without an answer: 2 of 3" in format_summary(result)
-    assert "没有答案的问题：2 / 3" in told_in("zh", result)
+    assert "没有答案的问题：2 / 3" in report_in("zh", result)

@@ -51,10 +51,10 @@ def header(change: Callable[[dict], None] | None = None, text: str | None = None
     def spoil(folder: Path) -> None:
         raw = (folder / "model.safetensors").read_bytes()
         size = int.from_bytes(raw[:8], "little")
-        told = json.loads(raw[8 : 8 + size])
+        header = json.loads(raw[8 : 8 + size])
         if change is not None:
-            change(told)
-        new = (text or json.dumps(told)).encode()
+            change(header)
+        new = (text or json.dumps(header)).encode()
         (folder / "model.safetensors").write_bytes(struct.pack("<Q", length or len(new)) + new + raw[8 + size :])
 
     return spoil
@@ -90,12 +90,12 @@ def pickled(folder: Path) -> None:
     os.rename(folder / "model.safetensors", folder / "pytorch_model.bin")
 
 
-def two_columns(told: dict) -> None:
-    told[NORM]["shape"] = [2, 8]
+def two_columns(header: dict) -> None:
+    header[NORM]["shape"] = [2, 8]
 
 
-def many(told: dict) -> None:
-    told[NORM]["shape"] = [1 << 62, 1 << 62]
+def many(header: dict) -> None:
+    header[NORM]["shape"] = [1 << 62, 1 << 62]
 
 
 def as_nan(held: dict) -> None:

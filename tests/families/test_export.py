@@ -329,7 +329,7 @@ def test_a_fault_leaves_nothing_behind(monkeypatch, tmp_path):
 
 
 def test_two_texts_get_two_token_types(tokenizer, tmp_path):
-    """transformers' tokenizer is told to give them where the model has a use for them."""
+    """transformers' tokenizer is set to give them where the model has a use for them."""
     for name, asks in (("bert", True), ("roberta", False), ("gpt2", False)):
         more = {"roberta": {"type_vocab_size": 1}}.get(name, {})
         loaded = tiny(name, vocab_size=len(tokenizer), **more)

@@ -91,7 +91,7 @@ def test_equal_to_the_public_one(pair, width, penalty, over):
     requests = [Request(prompt, max_tokens=8, stop_token_ids=frozenset(ENDS)) for prompt in prompts]
     beam = Beam(width, penalty, num_return_sequences=min(width, 2), early_stopping=over)
     result = beam_search(ours, requests, beam)
-    told = theirs.generate(
+    public = theirs.generate(
         torch.tensor(prompts),
         attention_mask=torch.ones(4, 3, dtype=torch.long),
         num_beams=width,
@@ -105,7 +105,7 @@ def test_equal_to_the_public_one(pair, width, penalty, over):
         return_dict_in_generate=True,
         output_scores=True,
     )
-    texts = iter(told.sequences[:, 3:].tolist())
+    texts = iter(public.sequences[:, 3:].tolist())
     for one in result:
         for row, _ in one:
             expected = next(texts)
@@ -113,7 +113,7 @@ def test_equal_to_the_public_one(pair, width, penalty, over):
             assert row.output_ids == (expected[: ends[0] + 1] if ends else expected)
     if width > 1:
         scores = [score for one in result for _, score in one]
-        assert scores == pytest.approx(told.sequences_scores.tolist(), abs=1e-5)  # theirs are float32
+        assert scores == pytest.approx(public.sequences_scores.tolist(), abs=1e-5)  # theirs are float32
 
 
 def test_the_penalty_matters(pair):

@@ -1,4 +1,4 @@
-"""Choosers equal their public counterparts, never leave nothing by themselves, and refuse what makes no sense."""
+"""Logits processors equal their public counterparts, always leave a token, and refuse what makes no sense."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_the_models_own_pass_stays_as_it_is(writer):
         tokenize_input(writer, TEXT).hidden_states()
         attention_maps(writer, TEXT)
     handle.remove()
-    assert torch.equal(*captured), "bit for bit: the weights are worked out beside it"
+    assert torch.equal(*captured), "bit for bit: the weights are computed beside it"
     assert not any(m._forward_hooks for m in writer.model.modules())
 
 

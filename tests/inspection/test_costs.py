@@ -128,7 +128,7 @@ def test_costs_grow_as_they_should():
     once, twice = (count(SPECS["both"], b, 64) for b in (1, 2))
     assert {n: twice.bytes[n] / once.bytes[n] for n in once.bytes} == {
         "weights": 1, "gradients": 1, "optimizer": 1, "activations": 2, "kv_cache": 2}  # fmt: skip
-    assert once.flops == twice.flops, "operations are told per token"
+    assert once.flops == twice.flops, "operations are given per token"
 
 
 def test_a_built_model_counts_as_its_spec():

@@ -112,9 +112,9 @@ def test_hooks_go_when_the_model_fails(writer):
     ],
 )
 def test_a_pattern_without_match_lists_the_paths(writer, pattern, says):
-    with pytest.raises(BadSetting, match="matches no module") as told, headwater.watch(writer.model, pattern):
+    with pytest.raises(BadSetting, match="matches no module") as error, headwater.watch(writer.model, pattern):
         pass
-    assert says in str(told.value)
+    assert says in str(error.value)
 
 
 def test_a_path_that_was_not_watched_is_refused(writer):

@@ -62,7 +62,7 @@ def test_the_report_stands_alone_and_obeys_no_text(written, shape):
     assert not re.search(r"url\(|@import|https?://", text)
     policy = next(a["content"] for tag, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'")
-    assert "<img src=x onerror=alert()>" in "".join(page.text), "it is told as text"
+    assert "<img src=x onerror=alert()>" in "".join(page.text), "it is shown as text"
 
 
 def test_a_fragment_that_does_not_escape_would_be_seen():
@@ -80,8 +80,8 @@ def test_all_sections_are_there(written, shape):
         a.get("id") for tag, a in Page((folder / "report.html").read_text(encoding="utf-8")).tags if tag == "section"
     }
     assert ids == expected
-    told = json.loads((folder / "inspection.json").read_text(encoding="utf-8"))
-    assert expected <= set(told) and told["nonfinite"] is None
+    content = json.loads((folder / "inspection.json").read_text(encoding="utf-8"))
+    assert expected <= set(content) and content["nonfinite"] is None
     assert all(path.is_file() and path.stat().st_size for path in paths)
     pictures = [path for path in paths if path.suffix == ".png"]
     assert len(pictures) >= 9 and all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
@@ -93,7 +93,7 @@ def test_all_sections_are_there(written, shape):
 
 
 def test_the_words_tell_what_a_reader_asks(written):
-    told = str(written["both"][0])
+    content = str(written["both"][0])
     for said in (
         "next token after",
         "surprise:",
@@ -102,7 +102,7 @@ def test_the_words_tell_what_a_reader_asks(written):
         "what made it say",
         "without",
     ):
-        assert said in told
+        assert said in content
 
 
 def test_both_languages(written):

@@ -17,7 +17,7 @@ from headwater.families.presets import ALIASES, PRESETS, preset
 from headwater.inspection.costs import meta_model, module_tree, num_parameters, parameters_by_group
 from headwater.inspection.formulas import symbol_values
 
-# Totals as published by the makers of each model, or worked out from their own table of sizes.
+# Totals as published by the makers of each model, or computed from their own table of sizes.
 PUBLISHED = {
     "gpt2": 124_439_808,
     "gpt2-medium": 354_823_168,

@@ -1,4 +1,4 @@
-"""Who may see whom, worked out slowly and by itself, token by token: the laws compare the core with it."""
+"""Who may see whom, computed slowly and separately, token by token: the laws compare the core with it."""
 
 from __future__ import annotations
 

@@ -76,8 +76,8 @@ def opened(folder: Path):
     config = T.AutoConfig.from_pretrained(folder)
     name = config.architectures[0]
     auto = next(auto for end, auto in AUTO.items() if name.endswith(end))
-    model, told = auto.from_pretrained(folder, output_loading_info=True)
-    assert not any(told.values()), told
+    model, loading_info = auto.from_pretrained(folder, output_loading_info=True)
+    assert not any(loading_info.values()), loading_info
     assert type(model).__name__ == name
     return model.eval()
 

@@ -72,8 +72,8 @@ def test_a_head_that_is_off_is_off(ask, architecture):
 def test_a_checkpoint_is_a_model_by_name(ask, client):
     first, last = (ask("model_info", model=f"dates@{step}") for step in (20, 40))
     assert first["kind"] == last["kind"] == "checkpoint" and first["parameters"] == last["parameters"]
-    told = [ask("next_token", model=f"dates@{step}", source="the cat", text="the") for step in (20, 40)]
-    assert told[0]["candidates"] != told[1]["candidates"], "weights of another step say other things"
+    answers = [ask("next_token", model=f"dates@{step}", source="the cat", text="the") for step in (20, 40)]
+    assert answers[0]["candidates"] != answers[1]["candidates"], "weights of another step say other things"
     for wrong in ("dates@21", "tiny decoder@20", "dates@", "@20", "dates@-1", "dates@²0"):
         answer = client.post("/api/model_info", json={"model": wrong})
         assert answer.status_code == 404, wrong

@@ -122,7 +122,7 @@ def test_bytes_survive(tokenizers, name, text):
 @given(text=st.text(max_size=30), more=st.lists(st.integers(0, 150), max_size=8))
 def test_streamed_text_equals_the_decoded_text(tokenizers, name, text, more):
     ours = tokenizers[name]
-    ids = ours.encode(text) + (more if name in ("gpt2", "t5") else [])  # bytes that are no text are mended in hindsight
+    ids = ours.encode(text) + (more if name in ("gpt2", "t5") else [])  # bytes that are no text are repaired afterwards
     said = spoken(ours, ids)
     if name == "bert":  # its decoder tidies spaces before punctuation after the fact
         assert "".join(said).replace(" ", "") == ours.decode(ids).replace(" ", "")

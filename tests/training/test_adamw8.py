@@ -106,7 +106,7 @@ def test_a_first_step_is_that_of_adamw_and_later_ones_stay_near():
     assert isinstance(theirs, AdamW) and ours.state[one.inner.weight]["exp_avg"].dtype == torch.uint8
     learn(one, ours, 1), learn(two, theirs, 1)
     for a, b in zip(one.parameters(), two.parameters(), strict=True):
-        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)  # the first is worked out before anything is rounded
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)  # the first is computed before anything is rounded
     for number in range(30):
         last = learn(one, ours, 1, number), learn(two, theirs, 1, number)
     assert abs(last[0] - last[1]) < 0.05 * last[1]

@@ -238,7 +238,7 @@ def test_a_finished_run_says_what_to_give(pairs, tmp_path):
     assert "all its 1 steps were done; to continue, give --max-steps above 1 or --epochs above 0.01" in said
     timed(pairs, tmp_path / "time")
     said = " ".join(notes_of(lambda received: resume(tmp_path / "time", callbacks=received)))
-    assert "to go on, give --max-time above " in said and "s (it counts from the beginning)" in said
+    assert "to continue, give --max-time above " in said and "s (it counts from the beginning)" in said
 
 
 # -------------------------------------------------------------------------------------------------------------- lock

@@ -93,7 +93,7 @@ def test_an_exploding_gradient_is_clipped_and_said_with_its_batch():
     made, steps, notes = spiking(0.0)
     assert steps[31].applied and steps[31].grad_norm > 1e4 * steps[30].grad_norm
     (note,) = notes
-    assert note.step == 31 and "times as long as usual and was clipped; examples" in note.text
+    assert note.step == 31 and "times the usual one, and the gradient was clipped; examples" in note.text
     assert str(steps[31].examples[0]) in note.text and torch.isfinite(weights(made.model)).all()
 
 

@@ -49,11 +49,11 @@ def settings(**more):
 def test_a_first_step_is_the_formula():
     model, lr = small(), 0.01
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimiser = build_optimizer(model, lr, settings())
-    assert isinstance(optimiser, Muon)
+    optimizer = build_optimizer(model, lr, settings())
+    assert isinstance(optimizer, Muon)
     nn.functional.cross_entropy(model(torch.arange(11)), torch.arange(11)).backward()
     grads = {name: p.grad.clone() for name, p in model.named_parameters()}
-    optimiser.step()
+    optimizer.step()
     for name, p in model.named_parameters():
         if name in decay_parameters(model):  # momentum and Nesterov scale the first gradient, and scale is taken out
             step = orthogonalize(grads[name]) * ADAMW_RMS * max(p.shape) ** 0.5

@@ -1,4 +1,4 @@
-"""Each schedule has its stated shape, and the optimiser its stated groups."""
+"""Each schedule has its stated shape, and the optimizer its stated groups."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def test_matrices_decay_and_biases_norms_and_tables_do_not():
     assert not [n for n in chosen if "bias" in n or "norm" in n or "embed" in n or n.startswith("head.out")]
 
 
-def train(model, optimiser, steps, seed=0):
+def train(model, optimizer, steps, seed=0):
     for step in range(steps):
         ids = torch.randint(17, (2, 5), generator=torch.Generator().manual_seed(seed + step))
         model(ids).logsumexp(-1).sum().backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 USUAL = parse_config({"weight_decay": 0.1})
@@ -99,8 +99,8 @@ def test_the_state_by_path_goes_on_as_if_never_stopped():
     two.load_state_dict(one.state_dict())
     second = build_optimizer(two, 1e-2, USUAL)
     load_optimizer_state(second, two, kept)
-    for model, optimiser in ((one, first), (two, second)):
-        train(model, optimiser, 3, seed=3)
+    for model, optimizer in ((one, first), (two, second)):
+        train(model, optimizer, 3, seed=3)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
 
 
@@ -110,8 +110,8 @@ def test_a_lost_state_would_be_seen():
     train(one, first, 3)
     two.load_state_dict(one.state_dict())
     second = build_optimizer(two, 1e-2, USUAL)
-    for model, optimiser in ((one, first), (two, second)):
-        train(model, optimiser, 3, seed=3)
+    for model, optimizer in ((one, first), (two, second)):
+        train(model, optimizer, 3, seed=3)
     assert not all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
 
 

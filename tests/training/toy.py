@@ -1,4 +1,4 @@
-"""A model of four layers that learns ids · 3 + 1 modulo 11: what tests of optimisers teach."""
+"""A model of four layers that learns ids · 3 + 1 modulo 11: trained in the tests of optimizers."""
 
 import torch
 from torch import nn
@@ -19,12 +19,12 @@ def small():
     return Small()
 
 
-def learn(model, optimiser, steps, seed=0):
+def learn(model, optimizer, steps, seed=0):
     draw = torch.Generator().manual_seed(seed)
     for _ in range(steps):
         ids = torch.randint(11, (40,), generator=draw)
         loss = nn.functional.cross_entropy(model(ids), (ids * 3 + 1) % 11)
         loss.backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
     return loss.item()

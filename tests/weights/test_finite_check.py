@@ -166,8 +166,8 @@ def test_a_gguf_file_with_unaligned_tensors(tmp_path, monkeypatch):
     path = tmp_path / "m.gguf"
     monkeypatch.setattr(gguf, "ALIGNMENT", 1)
     write = gguf.write_gguf
-    told = {"general.alignment": 1}
-    monkeypatch.setattr("headwater.families.gguf.write_gguf", lambda p, meta, *rest: write(p, {**meta, **told}, *rest))
+    extra = {"general.alignment": 1}
+    monkeypatch.setattr("headwater.families.gguf.write_gguf", lambda p, meta, *rest: write(p, {**meta, **extra}, *rest))
     file = gguf_file(path, "F32", monkeypatch)
     assert any(stored.offset % 4 for stored in file.infos.values())
     for name, stored in file.infos.items():
