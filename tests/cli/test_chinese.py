@@ -44,7 +44,7 @@ def english(text: str) -> list[str]:
 
 def test_english_would_be_seen():
     assert english("错误：no file is at x; check the name")
-    assert not english("错误：没有名为 'no such verb here' 的动词；用 `headwater runs` 列出，见 headwater train --help")
+    assert not english("错误：没有名为 'no such verb here' 的命令；用 `headwater runs` 列出，见 headwater train --help")
 
 
 # ------------------------------------------------------------------------------------------------------------- errors
@@ -157,11 +157,11 @@ def test_an_error_is_chinese(words, files, capsys, monkeypatch):
 
 def test_the_words_of_some_errors(files, capsys):
     expected = {
-        ("docter",): "错误：headwater 没有动词 'docter'；是否想写 'doctor'？（全部见 headwater --help）",
+        ("docter",): "错误：headwater 没有命令 'docter'；是否想写 'doctor'？（全部见 headwater --help）",
         ("train", "--nproc", "many"): "错误：headwater train：参数 --nproc：'many' 不是有效的 int；"
         "见 headwater train --help",
-        ("show", "mini", "--depth", "-1"): "错误：--depth 至少为 0，得到 -1；0 只显示合计",
-        ("train", files / "pairs.tsv", "--lr", "much"): "错误：lr 必须是不小于 0 的数，得到 'much'；"
+        ("show", "mini", "--depth", "-1"): "错误：--depth 至少为 0，实际为 -1；0 只显示合计",
+        ("train", files / "pairs.tsv", "--lr", "much"): "错误：lr 必须是不小于 0 的数，实际为 'much'；"
         "含义：学习率峰值；noam 时为其系数（0：自动选择）",
     }
     for words, line in expected.items():
@@ -254,7 +254,7 @@ def test_the_output_before_training_is_chinese(tmp_path, capsys):
     (tmp_path / "data.tsv").write_text("id\tsource\ttarget\trest\n" + rows)
     code, out, _ = said(capsys, "train", tmp_path / "data.tsv", "--dry-run", "--max-steps", "2", "--size", "xs")
     assert code == 0 and english(out) == []
-    for words in ("utf-8（合格）", "未使用的列：id, rest", "1 × 有 1 列而不是 4 列"):
+    for words in ("utf-8（编码正确）", "未使用的列：id, rest", "1 × 有 1 列而不是 4 列"):
         assert words in out
 
 
