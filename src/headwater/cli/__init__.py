@@ -55,9 +55,11 @@ VERBS: dict[str, dict[str, Verb]] = {
         "train": Verb(_("train on your files; --resume continues a stopped run"), "headwater.cli.train"),
         "eval": Verb(_("evaluate a trained model on other data"), "headwater.cli.eval"),
         "runs": Verb(_("list the runs and their metrics"), "headwater.cli.runs"),
-        "translate": Verb(_("translate with a model you trained"), "headwater.cli.translate"),
+        "translate": Verb(
+            _("translate with a model you trained"), "headwater.cli.predict", "add_translate_arguments", "run_translate"
+        ),
         "summarize": Verb(
-            _("summarize with a model you trained"), "headwater.cli.predict", "add_summarize_arguments", "run_summarize"
+            _("summarize with a model you trained"), "headwater.cli.predict", "add_translate_arguments", "run_summarize"
         ),
         "classify": Verb(
             _("classify texts with a model you trained"),

@@ -1,8 +1,9 @@
-"""The commands headwater classify, tag, summarize and answer: predictions of a trained model.
+"""The commands headwater translate, summarize, classify, tag and answer: predictions of a trained model.
 
-headwater classify RUN "text"                  its label, with the probability
+headwater translate RUN "text"                 the output of a sequence-to-sequence model; with --out, for files
+headwater summarize RUN "text"                 the same, in a column "summary" of a table
+headwater classify RUN "text"                  the most probable label, with its probability
 headwater tag RUN "text"                       a tag for every word
-headwater summarize RUN "text"                 the output of a sequence-to-sequence model
 headwater answer RUN "question" --text FILE    the span of the text that answers the question
 """
 
@@ -13,10 +14,26 @@ import json
 import sys
 from pathlib import Path
 
-from headwater.cli import common, inputs, kernels, translate
+from headwater.cli import common, inputs, kernels
 from headwater.cli.parser import CommandParser, escape_for_terminal
 from headwater.errors import BadInput, BadSetting, NotFound
 from headwater.i18n import _
+
+# ------------------------------------------------------------------- headwater translate and summarize RUN "text"
+
+
+def add_translate_arguments(parser: CommandParser) -> None:
+    common.add_predict_arguments(parser)
+    parser.add_argument("--beam", type=int, default=4, help=_("width of the beam search [4]; 1: greedy"))
+
+
+def run_translate(args: argparse.Namespace) -> None:
+    common.predict_inputs(args, "seq2seq", beam=args.beam)
+
+
+def run_summarize(args: argparse.Namespace) -> None:
+    common.predict_inputs(args, "seq2seq", ("summary",), beam=args.beam)
+
 
 # ------------------------------------------------------------------------------------- headwater classify RUN "text"
 
@@ -38,17 +55,6 @@ def add_tag_arguments(parser: CommandParser) -> None:
 
 def run_tag(args: argparse.Namespace) -> None:
     common.predict_inputs(args, "token-classification")
-
-
-# ------------------------------------------------------------------------------------ headwater summarize RUN "text"
-
-
-def add_summarize_arguments(parser: CommandParser) -> None:
-    translate.add_arguments(parser)
-
-
-def run_summarize(args: argparse.Namespace) -> None:
-    common.predict_inputs(args, "seq2seq", ("summary",), beam=args.beam)
 
 
 # ---------------------------------------------------------------------- headwater answer RUN "question" --text FILE

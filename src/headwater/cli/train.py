@@ -1,4 +1,4 @@
-"""headwater train FILE …: look at the files, say what will be done, train; --resume goes on where a run stopped."""
+"""The command headwater train FILE …: trains a model on files, or resumes a run (--resume); prints the plan first."""
 
 from __future__ import annotations
 
