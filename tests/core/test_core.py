@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 
@@ -227,3 +228,32 @@ def test_recomputing_tells_a_cache_nothing_twice():
         torch.cat([model.decode(part, cache=cache) for part in IDS.split(3, 1)], 1).square().sum().backward()
         found.append(model.decoder.layers[0].ffn.up.weight.grad.clone())
     assert torch.equal(*found)
+
+
+# --------------------------------------------------------------------------------------------------- residual branches
+
+
+class ZeroLayer(torch.nn.Module):
+    """A layer that adds nothing to the residual stream."""
+
+    def forward(self, x, context, step):
+        return torch.zeros_like(x)
+
+
+def test_a_replaced_child_is_used_by_the_forward_pass():
+    """Adapters and quantized layers replace children of a block by path."""
+    model = hw.decoder(9, **SIZES).build(seed=0).eval()
+    block = model.decoder.layers[0]
+    before = model(IDS)
+    assert [branch.layer for branch in block.branches] == [block.self_attn, block.ffn]
+
+    block.ffn = ZeroLayer()
+    assert block.branches[1].layer is block.ffn and not torch.equal(model(IDS), before)
+
+
+def test_a_copy_has_its_own_branches():
+    model = hw.decoder(9, **SIZES).build(seed=0).eval()
+    copied = copy.deepcopy(model)
+    copied.decoder.layers[0].ffn = ZeroLayer()
+    assert copied.decoder.layers[1].branches[0].layer is copied.decoder.layers[1].self_attn
+    assert not torch.equal(copied(IDS), model(IDS))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headwater.core import functional
-from headwater.core.base import BranchLayerSpec, KernelSpec, NormSpec, PositionSpec
+from headwater.core.base import BranchLayerSpec, KernelSpec, NormSpec, PositionSpec, check_dropout, check_positive
 from headwater.core.cache import CacheKey, KVCache
 from headwater.core.kernels import SDPA
 from headwater.core.masks import AttentionMask, Bidirectional, MaskRule
@@ -77,7 +77,7 @@ class Attention(BranchLayerSpec):
 
     def __post_init__(self) -> None:
         kv = self.kv_heads if self.kv_heads is not None else self.heads
-        must(self.heads >= 1, self, _("heads must be at least 1"), self.heads, _("8 is usual"))
+        check_positive(self, "heads", _("8 is usual"))
         must(
             kv >= 1 and self.heads % kv == 0,
             self,
@@ -92,7 +92,7 @@ class Attention(BranchLayerSpec):
             self.bias,
             _("'' is none"),
         )
-        must(0 <= self.dropout < 1, self, _("dropout must be from 0 up to 1"), self.dropout, _("0.1 is usual"))
+        check_dropout(self)
         applies_to = getattr(self.position, "applies_to", None)
         must(
             applies_to != "embedding",
@@ -101,14 +101,8 @@ class Attention(BranchLayerSpec):
             self.position,
             _("give it to the embedding"),
         )
-        for name in ("head_dim", "v_head_dim"):
-            must(
-                getattr(self, name) != 0,
-                self,
-                _("{name} must be at least 1", name=name),
-                0,
-                _("leave it out for d_model / heads"),
-            )
+        check_positive(self, "head_dim", _("leave it out for d_model / heads"))
+        check_positive(self, "v_head_dim", _("leave it out for d_model / heads"))
 
     def build(self, d_model: int) -> AttentionLayer:
         return AttentionLayer(self, d_model)

@@ -1,6 +1,6 @@
 """Base classes of the specs, one for each type of component, so that a spec in the wrong field is refused by name.
 
-And choose(), which looks up what a user names.
+And the checks that specs share.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import nn
 
 from headwater.errors import BadSetting, nearest
 from headwater.i18n import _
+from headwater.parts import must
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -111,6 +112,18 @@ class InitSpec(ABC):
 
     @abstractmethod
     def fill(self, tensor: Tensor, generator: Generator) -> None: ...
+
+
+def check_positive(spec: object, field: str, hint: str) -> None:
+    """Refuse a size below 1; None is a size that is left out."""
+    value = getattr(spec, field)
+    must(value is None or value >= 1, spec, _("{name} must be at least 1", name=field), value, hint)
+
+
+def check_dropout(spec: object) -> None:
+    """Refuse a dropout rate outside of 0 <= rate < 1."""
+    rate = spec.dropout  # type: ignore[attr-defined]
+    must(0 <= rate < 1, spec, _("dropout must be from 0 up to 1"), rate, _("0.1 is usual"))
 
 
 def choose(name: str, known: Mapping[str, Choice], field: str) -> Choice:

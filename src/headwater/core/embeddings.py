@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headwater.core import functional
-from headwater.core.base import EmbeddingSpec, NormSpec, PositionSpec
+from headwater.core.base import EmbeddingSpec, NormSpec, PositionSpec, check_dropout, check_positive
 from headwater.core.modules import Dropout
 from headwater.core.norms import NoNorm
 from headwater.core.positions import NoPosition
@@ -77,9 +77,9 @@ class Embeddings(EmbeddingSpec):
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        must(self.vocab >= 1, self, _("vocab must be at least 1"), self.vocab, _("give the number of tokens"))
-        must(self.width != 0, self, _("width must be at least 1"), 0, _("leave it out for d_model"))
-        must(0 <= self.dropout < 1, self, _("dropout must be from 0 up to 1"), self.dropout, _("0.1 is usual"))
+        check_positive(self, "vocab", _("give the number of tokens"))
+        check_positive(self, "width", _("leave it out for d_model"))
+        check_dropout(self)
         applies_to = getattr(self.position, "applies_to", None)
         must(
             applies_to != "attention",

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headwater.core import functional
-from headwater.core.base import BranchLayerSpec, choose
+from headwater.core.base import BranchLayerSpec, check_dropout, check_positive, choose
 from headwater.core.modules import Dropout
 from headwater.i18n import _
-from headwater.parts import must, part
+from headwater.parts import part
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -72,8 +72,8 @@ class GatedFeedForward(BranchLayerSpec):
 
 def _check_feed_forward(ffn: FeedForward | GatedFeedForward) -> None:
     get_activation(ffn.activation)
-    must(ffn.d_ff >= 1, ffn, _("d_ff must be at least 1"), ffn.d_ff, _("4 · d_model is usual"))
-    must(0 <= ffn.dropout < 1, ffn, _("dropout must be from 0 up to 1"), ffn.dropout, _("0.1 is usual"))
+    check_positive(ffn, "d_ff", _("4 · d_model is usual"))
+    check_dropout(ffn)
 
 
 class FeedForwardLayer(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from headwater.core.base import HeadSpec, HeadTransformSpec, NormSpec, PoolingSpec
+from headwater.core.base import HeadSpec, HeadTransformSpec, NormSpec, PoolingSpec, check_dropout, check_positive
 from headwater.core.embeddings import ModelInputs
 from headwater.core.feedforward import get_activation
 from headwater.core.modules import Dropout
@@ -68,8 +68,8 @@ class LMHead(HeadSpec):
     width: int | None = None
 
     def __post_init__(self) -> None:
-        must(self.vocab >= 1, self, _("vocab must be at least 1"), self.vocab, _("give the number of tokens"))
-        must(self.width != 0, self, _("width must be at least 1"), 0, _("leave it out for d_model"))
+        check_positive(self, "vocab", _("give the number of tokens"))
+        check_positive(self, "width", _("leave it out for d_model"))
 
     def build(self, d_model: int) -> nn.Module:
         return LMHeadLayer(self, d_model)
@@ -83,14 +83,8 @@ class TokenClassificationHead(HeadSpec):
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        must(
-            self.num_labels >= 1,
-            self,
-            _("num_labels must be at least 1"),
-            self.num_labels,
-            _("give the number of labels"),
-        )
-        must(0 <= self.dropout < 1, self, _("dropout must be from 0 up to 1"), self.dropout, _("0.1 is usual"))
+        check_positive(self, "num_labels", _("give the number of labels"))
+        check_dropout(self)
 
     def build(self, d_model: int) -> nn.Module:
         return TokenClassificationHeadLayer(self, d_model)
@@ -183,14 +177,8 @@ class ClassificationHead(HeadSpec):
     bias: bool = True
 
     def __post_init__(self) -> None:
-        must(
-            self.num_labels >= 1,
-            self,
-            _("num_labels must be at least 1"),
-            self.num_labels,
-            _("give the number of labels"),
-        )
-        must(0 <= self.dropout < 1, self, _("dropout must be from 0 up to 1"), self.dropout, _("0.1 is usual"))
+        check_positive(self, "num_labels", _("give the number of labels"))
+        check_dropout(self)
 
     def build(self, d_model: int) -> nn.Module:
         return ClassificationHeadLayer(self, d_model)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from headwater.core.base import check_positive
 from headwater.i18n import _
-from headwater.parts import must, part
+from headwater.parts import part
 
 if TYPE_CHECKING:
     from headwater.core.positions import PositionEncoding
@@ -62,7 +63,7 @@ class SlidingWindow:
     size: int
 
     def __post_init__(self) -> None:
-        must(self.size >= 1, self, _("size must be at least 1"), self.size, _("1 sees only itself"))
+        check_positive(self, "size", _("1 sees only itself"))
 
     @property
     def window_size(self) -> WindowSize:

@@ -8,14 +8,22 @@ Pre-norm fills only `norm`, post-norm (the paper) only `post_norm`, sandwich bot
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from headwater.core.attention import AttentionLayer, CrossAttentionLayer, ForwardContext, MaskGroup
-from headwater.core.base import BlockSpec, BranchLayerSpec, EmbeddingSpec, NormSpec, PositionSpec
+from headwater.core.base import (
+    BlockSpec,
+    BranchLayerSpec,
+    EmbeddingSpec,
+    NormSpec,
+    PositionSpec,
+    check_dropout,
+    check_positive,
+)
 from headwater.core.cache import CacheKey, KVCache
 from headwater.core.embeddings import ModelInputs
 from headwater.core.masks import AttentionMask, Bidirectional, MaskRule
@@ -78,7 +86,7 @@ class Block(BlockSpec):
             roles,
             _("rename one"),
         )
-        must(0 <= self.dropout < 1, self, _("dropout must be from 0 up to 1"), self.dropout, _("0.1 is usual"))
+        check_dropout(self)
 
     def build(self, d_model: int) -> BlockLayer:
         return BlockLayer(self, d_model)
@@ -99,7 +107,7 @@ class Stack:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        must(self.d_model >= 1, self, _("d_model must be at least 1"), self.d_model, _("512 is usual"))
+        check_positive(self, "d_model", _("512 is usual"))
         must(len(self.layers) <= 10_000, self, _("there may be at most 10000 layers"), len(self.layers), _("use fewer"))
         known = all(type(i) is int and 0 <= i < len(self.layers) for i in self.order)
         must(
@@ -109,7 +117,7 @@ class Stack:
             self.order,
             _("correct it"),
         )
-        must(0 <= self.dropout < 1, self, _("dropout must be from 0 up to 1"), self.dropout, _("0.1 is usual"))
+        check_dropout(self)
 
     def build(self) -> TransformerStack:
         return TransformerStack(self)
@@ -133,25 +141,26 @@ class ResidualBranch(NamedTuple):
 class BlockLayer(nn.Module):
     """One Transformer layer: x = post_norm(x + dropout(out_norm(layer(norm(x))))) for each branch.
 
-    names: the paths of each branch's modules: role, role_norm, role_out_norm, role_post_norm.
+    names: the paths of each branch's modules: role, role_norm, role_out_norm, role_post_norm. branches: the modules.
     """
 
     def __init__(self, spec: Block, d_model: int) -> None:
         super().__init__()
-        names = []
-        for branch in spec.branches:
-            self.add_module(branch.role, branch.layer.build(d_model))
-            self.add_module(f"{branch.role}_norm", branch.norm.build(d_model))
-            self.add_module(f"{branch.role}_out_norm", branch.out_norm.build(d_model))
-            self.add_module(f"{branch.role}_post_norm", branch.post_norm.build(d_model))
-            names.append((branch.role, f"{branch.role}_norm", f"{branch.role}_out_norm", f"{branch.role}_post_norm"))
-        self.names = tuple(names)
+        roles = [branch.role for branch in spec.branches]
+        self.names = [(role, f"{role}_norm", f"{role}_out_norm", f"{role}_post_norm") for role in roles]
+        for branch, (layer, norm, out_norm, post_norm) in zip(spec.branches, self.names, strict=True):
+            setattr(self, layer, branch.layer.build(d_model))
+            setattr(self, norm, branch.norm.build(d_model))
+            setattr(self, out_norm, branch.out_norm.build(d_model))
+            setattr(self, post_norm, branch.post_norm.build(d_model))
         self.dropout = Dropout(spec.dropout)
 
-    @property
-    def branches(self) -> list[ResidualBranch]:
-        """The residual branches in order, as the modules are now: an adapter may have replaced one."""
-        return [ResidualBranch(*map(self.get_submodule, names)) for names in self.names]
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As nn.Module. A child that is replaced, by an adapter or a quantized layer, is replaced in `branches` too."""
+        super().__setattr__(name, value)
+        if isinstance(value, nn.Module):
+            complete = [names for names in self.names if names[-1] in self._modules]
+            self.branches = [ResidualBranch(*map(self.get_submodule, names)) for names in complete]
 
     def forward(self, x: Tensor, context: ForwardContext, step: int) -> Tensor:
         """x [B, Q, D] -> [B, Q, D]"""
