@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.data.examples import LabeledText, TextPair, split_hash, validation_mask
-from headwater.data.summary import summarize_files
+from headwater.data.summary import read_dataset
 from headwater.errors import BadSetting
 from headwater.training.config import parse_config
 from headwater.training.task_data import split_examples
@@ -42,8 +42,8 @@ def test_a_file_of_duplicates_does_not_measure_memory(tmp_path):
     path = tmp_path / "a.tsv"
     rows = (f"a sentence that has the number {n % 12}\tein langer Satz mit der Nummer {n % 12}\n" for n in range(120))
     path.write_text("".join(rows))
-    result = summarize_files(path)
-    train, valid = split_examples(parse_config({"paths": [str(path)]}), result)
+    result, examples = read_dataset(path)
+    train, valid = split_examples(parse_config({"paths": [str(path)]}), result, examples)
     assert valid and not {row.source for row in train} & {row.source for row in valid}
     assert result.validation_rows == len(valid) and f"valid      {len(valid)} rows, held out of train" in str(result)
 
@@ -51,5 +51,6 @@ def test_a_file_of_duplicates_does_not_measure_memory(tmp_path):
 def test_a_test_set_beside_does_not_hide_that_rows_are_held_out(tmp_path):
     for name, first in (("train", 0), ("test", 500)):
         (tmp_path / f"{name}.tsv").write_text("".join(f"sentence {n}\tsatz {n}\n" for n in range(first, first + 200)))
-    result = summarize_files([tmp_path / "train.tsv", tmp_path / "test.tsv"])
-    assert result.validation_rows == len(split_examples(parse_config({"paths": [str(tmp_path)]}), result)[1]) > 0
+    result, examples = read_dataset([tmp_path / "train.tsv", tmp_path / "test.tsv"])
+    _train, valid = split_examples(parse_config({"paths": [str(tmp_path)]}), result, examples)
+    assert result.validation_rows == len(valid) > 0

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from headwater import cli, i18n
+from headwater.data.examples import TextPair
 from headwater.data.readers.byte_streams import ReadingProgress, progress_callback
 from headwater.data.readers.lines import DEFAULT_DECODE_OPTIONS, BadRows, iter_lines
 from headwater.data.summary import summarize_files
+from headwater.training.api import train
+from headwater.training.evaluate import evaluate_files
 
 
 class Terminal(io.StringIO):
@@ -83,3 +86,21 @@ def test_train_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert "reading one.tsv … 0 MB of 0 MB" in capsys.readouterr().err
     assert cli.main(["train", str(tmp_path / "one.tsv"), "--dry-run", "--quiet"]) == 3
     assert "reading" not in capsys.readouterr().err
+
+
+def test_training_and_evaluation_parse_a_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row becomes an example once: for the summary, the split and the tokenizer alike."""
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"number {n}\tNummer {n}\n" for n in range(50)))
+    parsed: list[TextPair] = []
+    from_cells = TextPair.from_cells
+
+    def counted(*cells: object) -> TextPair:
+        parsed.append(from_cells(*cells))
+        return parsed[-1]
+
+    monkeypatch.setattr(TextPair, "from_cells", counted)
+    train(path, out=tmp_path / "run", size="xs", max_steps=1)
+    assert len(parsed) == 50
+    evaluate_files(tmp_path / "run", [str(path)])
+    assert len(parsed) == 100

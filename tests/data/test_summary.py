@@ -90,6 +90,6 @@ def test_imbalanced_classes_are_warned_of(tmp_path):
 def test_questions_without_an_answer_are_counted(tmp_path):
     (tmp_path / "squad.json").write_text(FILES["squad.json"])
     result = summarize_files(tmp_path / "squad.json")
-    assert result.splits["train"].unanswerable == 2 and result.to_dict()["sets"]["train"]["unanswerable"] == 2
+    assert result.splits["train"].unanswerable == 2 and result.to_dict()["splits"]["train"]["unanswerable"] == 2
     assert "questions without an answer: 2 of 3" in format_summary(result)
     assert "没有答案的问题：2 / 3" in report_in("zh", result)

@@ -21,7 +21,7 @@ def data(tmp_path, monkeypatch):
     def read(*_):
         raise AssertionError("the data was read")
 
-    monkeypatch.setattr(setup, "summarize_data", read)
+    monkeypatch.setattr(setup, "read_data", read)
     (tmp_path / "pairs.tsv").write_text("a\tb\n" * 9)
     return tmp_path
 

@@ -6,7 +6,6 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from headwater.data.examples import (
 )
 from headwater.data.readers.detect import SourceOptions, detect_source
 from headwater.data.readers.lines import DEFAULT_DECODE_OPTIONS, BadRows, DecodeOptions, file_encoding
-from headwater.data.readers.source import DataSource
+from headwater.data.readers.source import DataSource, hash_files
 from headwater.errors import BadFile
 from headwater.i18n import _, join, padded
 
@@ -44,6 +43,7 @@ class SplitStats:
     unanswerable: int = 0  # questions without an answer in their text
     bad_rows: BadRows = field(default_factory=BadRows)
     samples: tuple[Example, ...] = ()
+    input_hashes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))  # [rows], for the validation split
 
 
 @dataclass
@@ -55,8 +55,8 @@ class DataSummary:
     encodings: dict[str, str]  # file -> encoding and the evidence for it
     overlap: dict[str, int]  # split -> rows whose input is in train too
     validation_rows: int = 0  # rows of train used for validation, when no valid split is given
-    complete: bool = True  # False: only the first rows were read
     notes: tuple[str, ...] = ()
+    file_hashes: dict[str, str] = field(default_factory=dict)  # SHA-256 of each file before it was read
 
     @property
     def task(self) -> str:
@@ -73,11 +73,10 @@ class DataSummary:
             "format": self.source.instruction_format,
             "header": {str(group.paths[0]): group.header_rows > 0 for group in self.source.file_groups if group.header},
             "languages": list(self.source.languages),
-            "sets": {name: _stats_dict(stats, files[name]) for name, stats in self.splits.items()},
+            "splits": {name: _stats_dict(stats, files[name]) for name, stats in self.splits.items()},
             "encodings": self.encodings,
             "overlap_with_train": self.overlap,
-            "held_out": self.validation_rows,
-            "whole": self.complete,
+            "validation_rows": self.validation_rows,
             "notes": list(self.notes),
         }
 
@@ -86,6 +85,13 @@ class DataSummary:
 
 
 def summarize_files(
+    paths: Iterable[Path | str] | Path | str, valid: Iterable[Path | str] = (), **options: Any
+) -> DataSummary:
+    """Read the files and summarize them; options: those of read_dataset()."""
+    return read_dataset(paths, valid, **options)[0]
+
+
+def read_dataset(
     paths: Iterable[Path | str] | Path | str,
     valid: Iterable[Path | str] = (),
     task: str | None = None,
@@ -95,11 +101,13 @@ def summarize_files(
     decode_options: DecodeOptions = DEFAULT_DECODE_OPTIONS,
     valid_fraction: float = 0.05,
     seed: int = 0,
-    max_rows: int = 2_000_000,
     max_bad_rows: int = 1000,
     header: str = "auto",
-) -> DataSummary:
-    """Read the files once and summarize them: at most max_rows of a split; max_bad_rows bad rows raise BadFile."""
+) -> tuple[DataSummary, dict[str, list[Example]]]:
+    """Read the files once: their summary, and the examples of each split.
+
+    More than max_bad_rows bad rows of a split raise BadFile.
+    """
     files = [paths] if isinstance(paths, (str, Path)) else list(paths)
     options = SourceOptions(task or "", columns or {}, source, target, decode_options, header)
     data_source = detect_source(files, valid, options)
@@ -108,12 +116,13 @@ def summarize_files(
     }
 
     # one pass over each split
+    file_hashes = hash_files(data_source.paths)
     splits: dict[str, SplitStats] = {}
-    hashes: dict[str, np.ndarray] = {}
+    examples: dict[str, list[Example]] = {}
     for split in ("train", *(s for s in data_source.splits if s != "train")):
         collector = _StatsCollector(max_bad_rows, seed)
-        splits[split] = collector.collect(data_source, split, max_rows)
-        hashes[split] = np.array(collector.input_hashes, dtype=np.uint64)
+        examples[split] = collector.collect(data_source, split)
+        splits[split] = collector.stats
     if not splits["train"].rows:
         raise BadFile(
             _(
@@ -125,16 +134,18 @@ def summarize_files(
 
     # validation rows and overlap
     validation_rows = 0
+    train_hashes = splits["train"].input_hashes
     if "valid" not in data_source.splits and data_source.example_format.split_by_row:
-        validation_rows = int(validation_mask(hashes["train"], valid_fraction).sum())
-    overlap = {s: int(np.isin(hashes[s], hashes["train"]).sum()) for s in splits if s != "train"}
+        validation_rows = int(validation_mask(train_hashes, valid_fraction).sum())
+    others = {name: stats for name, stats in splits.items() if name != "train"}
+    overlap = {name: int(np.isin(stats.input_hashes, train_hashes).sum()) for name, stats in others.items()}
     _refuse_train_overlap(overlap, splits)
-    complete = all(stats.rows < max_rows for stats in splits.values())
-    return DataSummary(data_source, splits, encodings, overlap, validation_rows, complete, data_source.notes)
+    summary = DataSummary(data_source, splits, encodings, overlap, validation_rows, data_source.notes, file_hashes)
+    return summary, examples
 
 
 class _StatsCollector:
-    """Collects the statistics of a split in one pass, with a few bytes of memory a row."""
+    """Collects the examples and the statistics of a split in one pass."""
 
     def __init__(self, max_bad_rows: int, seed: int) -> None:
         self.seed = seed
@@ -145,20 +156,24 @@ class _StatsCollector:
         self.lengths: dict[str, array[int]] = {}
         self.labels: Counter[str] = Counter()
 
-    def collect(self, data_source: DataSource, split: str, max_rows: int) -> SplitStats:
-        """Read a split, at most max_rows of it."""
-        for example in islice(data_source.examples(split, self.stats.bad_rows), max_rows):
+    def collect(self, data_source: DataSource, split: str) -> list[Example]:
+        """The examples of a split; its statistics are in `stats` afterwards."""
+        examples = []
+        for example in data_source.examples(split, self.stats.bad_rows):
+            examples.append(example)
             if isinstance(example, DocumentChunk) and example.document_id == self.document_id:
                 self._extend_document(example.text)
             else:
                 self._add(example)
         hashes = np.array(self.row_hashes)
         self.stats.rows = len(hashes)
+        self.stats.input_hashes = np.array(self.input_hashes, dtype=np.uint64)
         self.stats.duplicates = len(hashes) - len(np.unique(hashes))
         self.stats.labels = dict(self.labels.most_common(MAX_LABELS))
         self.stats.characters = sum(map(sum, self.lengths.values()))
         self.stats.lengths = {name: _quantiles(values) for name, values in self.lengths.items()}
-        return self.stats
+        self.stats.samples = tuple(examples[:3])
+        return examples
 
     def _extend_document(self, text: str) -> None:
         """Add a chunk to the document just counted: its length grows, its hashes change."""
@@ -169,8 +184,6 @@ class _StatsCollector:
     def _add(self, example: Example) -> None:
         """Count one example."""
         self.document_id = example.document_id if isinstance(example, DocumentChunk) else None
-        if len(self.row_hashes) < 3:
-            self.stats.samples += (example,)
         self.row_hashes.append(hash(example))
         self.input_hashes.append(split_hash(example, self.seed))
         for name, text in _text_fields(example):
@@ -219,7 +232,7 @@ def _first_bad_row(stats: SplitStats) -> str:
 
 
 def _stats_dict(stats: SplitStats, files: list[str]) -> dict[str, Any]:
-    names = ("least", "median", "most_of_95", "most")
+    names = ("min", "median", "p95", "max")
     return {
         "files": files,
         "rows": stats.rows,
@@ -228,7 +241,7 @@ def _stats_dict(stats: SplitStats, files: list[str]) -> dict[str, Any]:
         "lengths": {name: dict(zip(names, values, strict=True)) for name, values in stats.lengths.items()},
         "labels": stats.labels,
         "unanswerable": stats.unanswerable,
-        "bad": stats.bad_rows.to_dict(),
+        "bad_rows": stats.bad_rows.to_dict(),
     }
 
 
@@ -320,14 +333,7 @@ def _split_lines(summary: DataSummary, name: str, stats: SplitStats) -> Iterator
         unit = _("document") if is_single else _("documents")
     else:
         unit = _("row") if is_single else _("rows")
-    part = "" if summary.complete else _(" looked at")
-    size = _(
-        "{rows:,} {unit}{part}, {characters:,} characters",
-        rows=stats.rows,
-        unit=unit,
-        part=part,
-        characters=stats.characters,
-    )
+    size = _("{rows:,} {unit}, {characters:,} characters", rows=stats.rows, unit=unit, characters=stats.characters)
     yield summary_line(SPLIT_NAMES.get(name, name), size)
     if summary.source.example_format.example_type is QAExample:
         yield summary_line(

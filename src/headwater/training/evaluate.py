@@ -15,7 +15,6 @@ import torch
 
 from headwater.core.model import Transformer
 from headwater.data.dataset import evenly_spaced
-from headwater.data.readers.lines import BadRows
 from headwater.errors import BadInput, BadSetting, nearest
 from headwater.i18n import _
 from headwater.tasks import TaskData, get_task
@@ -26,7 +25,7 @@ from headwater.training.distributed import SingleProcess
 from headwater.training.predict import Predictor, load_run
 from headwater.training.run_dir import RunDir
 from headwater.training.state import EvalResult
-from headwater.training.task_data import build_task_data, summarize_data
+from headwater.training.task_data import build_task_data, read_data
 
 LOWER_IS_BETTER = ("loss", "perplexity")
 TEXT_METRICS = ("bleu", "chrf", "rougeL")
@@ -162,8 +161,8 @@ def eval_task_data(predictor: Predictor, files: Sequence[str], columns: str = ""
     config = parse_config({**kept, "paths": list(files), "task": task.name, "batch_tokens": 8192})
 
     # examples: all splits of the files
-    source = summarize_data(config).source
-    examples = [row for split in source.splits for row in source.examples(split, BadRows())]
+    _summary, splits = read_data(config)
+    examples = [example for split in splits.values() for example in split]
     if not examples:
         raise BadInput(_("{files} holds no row that can be measured; check its layout", files=files[0]))
     known = tuple(predictor.metadata.get("labels", ()))

@@ -37,7 +37,7 @@ from headwater.training.run_dir import RunDir, unused_path
 from headwater.training.run_output import RunOutput, build_evaluator, run_callbacks
 from headwater.training.schedules import EvaluationPlan, Schedule, build_schedule, plan_evaluations
 from headwater.training.state import Callback, ReservedSeconds, TrainDataset, TrainState
-from headwater.training.task_data import build_task_data, load_task_data, summarize_data
+from headwater.training.task_data import build_task_data, load_task_data, read_data
 from headwater.training.trainer import Trainer, autocast
 
 
@@ -133,8 +133,8 @@ def _load_data(
     if examples:
         task = get_task("seq2seq" if config.task == "auto" else config.task, config.objective)
         return build_task_data(config, task, examples["train"], examples["valid"], tokenizer), None
-    data_summary = summarize_data(config)
-    return load_task_data(config, data_summary, tokenizer), data_summary
+    data_summary, splits = read_data(config)
+    return load_task_data(config, data_summary, splits, tokenizer), data_summary
 
 
 def _initial_model(config: TrainConfig, task_data: TaskData) -> Transformer:

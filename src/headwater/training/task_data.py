@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from headwater.data.examples import Example, split_hash, validation_mask
-from headwater.data.readers.lines import BadRows, DecodeOptions
-from headwater.data.summary import DataSummary, summarize_files
+from headwater.data.examples import Example, validation_mask
+from headwater.data.readers.lines import DecodeOptions
+from headwater.data.readers.source import hash_files
+from headwater.data.summary import DataSummary, read_dataset
 from headwater.errors import BadFile, BadInput, BadSetting, NotFound, nearest
 from headwater.i18n import _
 from headwater.tasks import TASKS, Task, TaskData, get_task
@@ -26,12 +26,12 @@ DEFAULT_TOKENIZER = "bpe"
 SMALL_TRAIN_TOKENS = 1000  # a training set with fewer is noted
 
 
-def summarize_data(config: TrainConfig) -> DataSummary:
-    """Summarize the files of a config."""
+def read_data(config: TrainConfig) -> tuple[DataSummary, dict[str, list[Example]]]:
+    """Read the files of a config: their summary, and the examples of each split."""
     s = config
     task = None if s.task == "auto" else s.task
     reading = DecodeOptions(None if s.encoding == "auto" else s.encoding, s.encoding_errors)
-    return summarize_files(
+    return read_dataset(
         s.paths,
         s.valid,
         task,
@@ -45,22 +45,13 @@ def summarize_data(config: TrainConfig) -> DataSummary:
     )
 
 
-def hash_files(summary: DataSummary, synonyms: str = "") -> dict[str, str]:
-    """SHA-256 of every file that is read, by name: a resumed run must find them unchanged, wherever they lie now."""
-    hashes: dict[str, str] = {}
-    data = [path for part in summary.source.file_groups for path in part.paths]
-    for path in dict.fromkeys((*data, *([Path(synonyms)] if synonyms else []))):
-        hashes[path.name if path.name not in hashes else f"{path.name} ({len(hashes)})"] = _sha256(path)
-    return hashes
-
-
 def check_files_unchanged(config: TrainConfig, saved_hashes: Mapping[str, str], checkpoint_name: str) -> None:
     """Check the files of a resumed run by their hashes before they are parsed."""
     paths = [Path(path) for path in (*config.paths, *config.valid, config.synonyms) if path]
     names = [path.name for path in paths]
     for path in paths:
         alone = names.count(path.name) == 1 and path.name in saved_hashes and path.is_file()
-        if alone and _sha256(path) != saved_hashes[path.name]:
+        if alone and hash_files([path]) != {path.name: saved_hashes[path.name]}:
             raise BadSetting(
                 _(
                     "data must be what it was when {where} was saved, it has changed ({name}); bring it "
@@ -71,23 +62,15 @@ def check_files_unchanged(config: TrainConfig, saved_hashes: Mapping[str, str], 
             )
 
 
-def load_task_data(config: TrainConfig, summary: DataSummary, tokenizer: Tokenizer | None = None) -> TaskData:
-    """The datasets of all files. A tokenizer that is not given is trained, or loaded from a folder."""
-    synonyms = config.synonyms if config.synonyms and Path(config.synonyms).is_file() else ""
-    before = hash_files(summary, synonyms)
-    train, valid = split_examples(config, summary)
+def load_task_data(
+    config: TrainConfig, summary: DataSummary, examples: Mapping[str, list[Example]], tokenizer: Tokenizer | None = None
+) -> TaskData:
+    """The datasets of the files that were read. A tokenizer that is not given is trained, or loaded from a folder."""
+    train, valid = split_examples(config, summary, examples)
     task = get_task(summary.task, config.objective)
     task_data = build_task_data(config, task, train, valid, tokenizer, summary.source.languages)
-    if (after := hash_files(summary, synonyms)) != before:
-        changed = next(name for name in before if before[name] != after[name])
-        raise BadFile(
-            _(
-                "{changed} must not change while it is read, it did; wait until it is written, and begin again",
-                changed=changed,
-            )
-        )
     task_data.columns = summary.source.roles
-    task_data.file_hashes = before
+    task_data.file_hashes = _unchanged_hashes(config, summary)
     if task_data.num_tokens < SMALL_TRAIN_TOKENS:
         task_data.notes.append(
             _(
@@ -98,16 +81,30 @@ def load_task_data(config: TrainConfig, summary: DataSummary, tokenizer: Tokeniz
     return task_data
 
 
-def split_examples(config: TrainConfig, summary: DataSummary) -> tuple[list[Example], list[Example]]:
+def split_examples(
+    config: TrainConfig, summary: DataSummary, examples: Mapping[str, list[Example]]
+) -> tuple[list[Example], list[Example]]:
     """Training and validation examples: from their own files, or split by a hash of the text."""
-    rows = {split: list(summary.source.examples(split, BadRows())) for split in summary.source.splits}
-    train = rows["train"]
-    if "valid" in rows or not summary.source.example_format.split_by_row:
-        return train, rows.get("valid", [])
-    kept = validation_mask(
-        np.array([split_hash(row, config.seed) for row in train], dtype=np.uint64), config.valid_fraction
-    )
-    return [train[i] for i in np.flatnonzero(~kept)], [train[i] for i in np.flatnonzero(kept)]
+    train = examples["train"]
+    if "valid" in examples or not summary.source.example_format.split_by_row:
+        return train, examples.get("valid", [])
+    is_valid = validation_mask(summary.splits["train"].input_hashes, config.valid_fraction)
+    return [train[i] for i in np.flatnonzero(~is_valid)], [train[i] for i in np.flatnonzero(is_valid)]
+
+
+def _unchanged_hashes(config: TrainConfig, summary: DataSummary) -> dict[str, str]:
+    """The hashes of all files; raises BadFile if one was changed while it was read."""
+    synonyms = [Path(config.synonyms)] if config.synonyms and Path(config.synonyms).is_file() else []
+    hashes = hash_files(dict.fromkeys((*summary.source.paths, *synonyms)))
+    for name, before in summary.file_hashes.items():
+        if hashes[name] != before:
+            raise BadFile(
+                _(
+                    "{changed} must not change while it is read, it did; wait until it is written, and begin again",
+                    changed=name,
+                )
+            )
+    return hashes
 
 
 def build_task_data(
@@ -166,8 +163,3 @@ def load_or_train_tokenizer(config: TrainConfig, examples: Iterable[Example], nu
         return load_tokenizer(wanted)
     texts = (text for example in examples for text in example.texts)
     return train_tokenizer(texts, wanted, config.vocab, num_sentinels)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,6 +45,11 @@ class DataSource:
     def splits(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(group.split for group in self.file_groups))
 
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Every file of the dataset, once."""
+        return tuple(dict.fromkeys(path for group in self.file_groups for path in group.paths))
+
     def examples(self, split: str, bad_rows: BadRows) -> Iterator[Example]:
         """The examples of a split, in file order; bad rows are counted in bad_rows."""
         for group in self.file_groups:
@@ -71,6 +77,16 @@ class DataSource:
                 yield example_type.from_cells(cells, self.roles, document)
             except (ValueError, KeyError, TypeError) as error:
                 bad_rows.add(path, line, str(error)[:80])
+
+
+def hash_files(paths: Iterable[Path]) -> dict[str, str]:
+    """SHA-256 of each file by name: a resumed run must find them unchanged, wherever they are now."""
+    hashes: dict[str, str] = {}
+    for path in paths:
+        name = path.name if path.name not in hashes else f"{path.name} ({len(hashes)})"
+        with path.open("rb") as file:
+            hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes
 
 
 def read_table(group: FileGroup, decode_options: DecodeOptions, bad_rows: BadRows) -> Iterator[TableRow]:
