@@ -117,7 +117,7 @@ def test_chinese_is_punctuated_as_chinese():
 
 @pytest.fixture
 def hint():
-    return _("did you mean {spelt!r}?", spelt="dates")
+    return _("did you mean {name!r}?", name="dates")
 
 
 def test_a_message_is_english_until_it_is_shown_in_another_language(hint):

@@ -97,10 +97,13 @@ WRONG = {
         "Stack: layers must be BlockSpec parts, got .1, 2.",
     ),
     "words for an order": (lambda: hw.Stack(8, hw.Embeddings(3), (), order=("a",)), "order must be integers"),
-    "half a pair": (lambda: hw.Model(decoder=STACK, tied=(("a",),)), "Model: tied must be pairs of a word and a word"),
+    "half a pair": (
+        lambda: hw.Model(decoder=STACK, tied=(("a",),)),
+        "Model: tied must be pairs of a string and a string",
+    ),
     "no rule": (
         lambda: hw.Model(decoder=STACK, init=(("*", 1),)),
-        "Model: init must be pairs of a word and an InitSpec part",
+        "Model: init must be pairs of a string and an InitSpec part",
     ),
 }
 STACK = hw.Stack(8, hw.Embeddings(9), (BLOCK,))
@@ -137,8 +140,8 @@ def test_a_wrong_field_is_refused_in_one_line(name):
 FILES = {
     "a kind misspelt": ({"kind": "RMSNrom"}, "no part is called 'RMSNrom'; did you mean 'RMSNorm'"),
     "a field misspelt": ({"kind": "Attention", "haeds": 8}, "Attention has no field 'haeds'; did you mean 'heads'"),
-    "no kind": ({"heads": 8}, "part: kind must be a word, got None; such as"),
-    "a kind that is no word": ({"kind": ["Attention"]}, "part: kind must be a word, got 'list'; such as"),
+    "no kind": ({"heads": 8}, "part: kind must be a string, got None; such as"),
+    "a kind that is not a string": ({"kind": ["Attention"]}, "part: kind must be a string, got 'list'; such as"),
     "a field missing": ({"kind": "FeedForward"}, "FeedForward cannot be built: .*d_ff.*; give every field it needs"),
     "too often": ({"times": 10**9, "of": {"kind": "NoNorm"}}, "times: must be an integer from 0 to 10000, got 10"),
     "half as often": ({"times": 0.5, "of": {"kind": "NoNorm"}}, "times: must be an integer from 0 to 10000"),

@@ -93,5 +93,5 @@ def nearest(name: str, known: Iterable[str]) -> str:
     original_spelling = {known_name.lower(): known_name for known_name in names}
     close = difflib.get_close_matches(name.lower(), original_spelling, 1)
     if close:
-        return _("did you mean {spelt!r}?", spelt=original_spelling[close[0]])
-    return _("known: {names}{value}", names=", ".join(names[:20]), value=" …" if len(names) > 20 else "")
+        return _("did you mean {name!r}?", name=original_spelling[close[0]])
+    return _("known: {names}{more}", names=", ".join(names[:20]), more=" …" if len(names) > 20 else "")

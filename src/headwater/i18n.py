@@ -72,7 +72,7 @@ def join(separator: str, texts: Iterable[str]) -> Message:
 def translated(text: str, into: str) -> str:
     """A message in a language. A plain str, and a message that is not in the catalogue, stay English.
 
-    >>> hint = _("did you mean {spelt!r}?", spelt="y")
+    >>> hint = _("did you mean {name!r}?", name="y")
     >>> translated(_("no recipe is called {name!r}; {nearest}", name="x", nearest=hint), "zh")
     "没有名为 'x' 的配方；是否想写 'y'？"
     """

@@ -75,7 +75,7 @@ def from_dict(value: Any) -> Any:
         must(is_valid, "times", _("must be an integer from 0 to 10000"), times, _("fix the file"))
         return (from_dict(value["of"]),) * times
     kind = value.get("kind")
-    must(isinstance(kind, str), "part", _("kind must be a word"), _summary(kind), _("such as {'kind': 'RMSNorm'}"))
+    must(isinstance(kind, str), "part", _("kind must be a string"), _summary(kind), _("such as {'kind': 'RMSNorm'}"))
     if kind not in REGISTRY:
         raise BadSetting(_("no part is called {kind!r}; {nearest}", kind=kind, nearest=nearest(str(kind), REGISTRY)))
     known = {f.name for f in dataclasses.fields(REGISTRY[kind])}
@@ -159,7 +159,7 @@ def _check_fields(self: Any) -> None:
             must(
                 False,
                 self,
-                _("{name} must be {wanted}", name=field.name, wanted=_describe(hint)),
+                _("{name} must be {expected}", name=field.name, expected=_describe(hint)),
                 _summary(value),
                 _("correct it"),
             )
@@ -168,7 +168,7 @@ def _check_fields(self: Any) -> None:
 TYPE_NAMES = {
     int: _("an integer from 0 to 2**31 - 1"),
     float: _("a finite number"),
-    str: _("a word"),
+    str: _("a string"),
     bool: _("True or False"),
 }
 _HINTS_CACHE: dict[type, dict[str, Any]] = {}

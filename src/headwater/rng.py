@@ -83,7 +83,7 @@ def permuted_index(positions: np.ndarray, size: int, seed: int, epoch: int) -> n
     """
     if size < 1:
         raise BadInput(
-            _("an order needs at least one example, got {size}; check that the data is not empty", size=size)
+            _("a permutation needs at least one example, got {size}; check that the data is not empty", size=size)
         )
     positions = np.asarray(positions)
     if positions.size and (positions.min() < 0 or positions.max() >= size):

@@ -316,7 +316,7 @@ def test_augmented_and_resumed_is_augmented_and_never_stopped(files, say, tmp_pa
 
 def test_augmentation_that_does_not_apply_is_reported(files, say, tmp_path):
     for words, line in [
-        (["--augment", "delet=0.1"], "augment has no change 'delet'; did you mean 'delete'"),
+        (["--augment", "delet=0.1"], "no augmentation is called 'delet'; did you mean 'delete'"),
         (["--augment", "delete=much"], "delete must have a rate such as delete=0.1"),
         (["--augment", "synonyms=0.2"], "synonyms needs a table"),
         (["--synonyms", "x.tsv"], "a table that nothing uses"),

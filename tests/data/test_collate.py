@@ -226,7 +226,7 @@ def test_no_answer_is_position_0(tokenizer: Tokenizer) -> None:
     result = collate.qa_windows(QAExample("Who?", "the cat sat"), tokenizer, SpecialTokens.from_tokenizer(tokenizer))
     assert [w.answer_positions for w in result] == [(0, 0)]
     assert collate.span_text("the cat sat", result[0], 0, 0) == ""
-    with pytest.raises(BadSetting, match="stride must be 1 to"):
+    with pytest.raises(BadSetting, match="stride must be from 1 to"):
         collate.qa_windows(
             QAExample("Who?", "the cat"), tokenizer, SpecialTokens.from_tokenizer(tokenizer), max_length=16, stride=20
         )

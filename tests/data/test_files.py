@@ -31,7 +31,7 @@ def test_the_files_that_are_read_alike_are_taken_and_the_others_named(tmp_path: 
     assert result.task == "seq2seq" and {name: facts.rows for name, facts in result.splits.items()} == {
         "train": 30, "valid": 30}  # fmt: skip
     assert result.notes == (
-        "of the folder, read: train.tsv, valid.tsv; not read: chat.jsonl, empty.txt, notes.txt, photo.png",
+        "read from the folder: train.tsv, valid.tsv; not read: chat.jsonl, empty.txt, notes.txt, photo.png",
     )
 
 
@@ -52,7 +52,7 @@ def test_programs_are_no_parallel_text(tmp_path: Path) -> None:
     fill(tmp_path, train__en="a house\n", train__de="ein Haus\n")
     result = detect_source([tmp_path])
     assert [path.name for part in result.file_groups for path in part.paths] == ["train.de", "train.en"]
-    assert result.notes == ("not read, without another side in de and en: model.c, model.h",)
+    assert result.notes == ("not read, without a counterpart in de and en: model.c, model.h",)
 
 
 def test_a_folder_of_pairs_is_read_whatever_its_suffixes(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_the_flag_overrules_what_is_found(tmp_path: Path) -> None:
     with pytest.raises(BadSetting, match="header must be yes, no or auto, got 'maybe'"):
         SourceOptions(header="maybe")
     twice = write(tmp_path / "twice.tsv", [["text", "text"], ["a b", "c d"]])
-    with pytest.raises(BadFile, match="names of columns must differ, 'text' is there twice"):
+    with pytest.raises(BadFile, match="column names must differ, 'text' occurs twice"):
         detect_source([twice], (), SourceOptions(header="yes"))
 
 

@@ -64,7 +64,7 @@ def test_a_bad_row_is_skipped_counted_and_located(tmp_path: Path) -> None:
     assert result == [TextPair("a", "b"), TextPair("1", "True")]
     assert {reason: problems.locations[reason] for reason in problems.counts} == {
         "not a JSON object": ["a.jsonl:2"], "no target": ["a.jsonl:3"], "target is not text but list": ["a.jsonl:4"],
-        "source holds half of a surrogate pair, which no text has": ["a.jsonl:5"], "empty source": ["a.jsonl:6"],
+        "source contains a lone surrogate, which is not valid text": ["a.jsonl:5"], "empty source": ["a.jsonl:6"],
         "not JSON: Expecting value: line 1 column 10 (char 9)": ["a.jsonl:7"]}  # fmt: skip
     with pytest.raises(BadFile, match=r"more than 2 bad rows, mostly 'not a JSON object' \(first at a.jsonl:2\)"):
         list(detect_source([path]).examples("train", BadRows(max_count=2)))
@@ -117,7 +117,7 @@ def test_conll_sentences(tmp_path: Path) -> None:
         TaggedTokens(("#",), ("O",)),
         TaggedTokens(("last",), ("B-LOC",)),
     ]
-    assert problems.counts == {"1 columns in a sentence of word and tag": 1}
+    assert problems.counts == {"wrong number of columns: 1": 1}
     assert detect_source([write(tmp_path / "unnamed", text.replace("lonely\n", ""))]).task == "token-classification"
     rows = write(
         tmp_path / "b.jsonl", '{"tokens": ["a", "b"], "ner_tags": [0, 1]}\n{"tokens": ["a"], "ner_tags": []}\n'
@@ -163,7 +163,7 @@ def test_the_same_file_twice_is_read_once(tmp_path: Path) -> None:
         detect_source([tmp_path / "nothing"])
     with pytest.raises(NotFound, match="no data file was given"):
         detect_source([])
-    with pytest.raises(BadFile, match="all files must have one layout"):
+    with pytest.raises(BadFile, match="all files must have the same format"):
         detect_source([path, write(tmp_path / "b.conll", "a\tO\n")])
 
 
@@ -177,7 +177,7 @@ def test_the_summary_describes_the_files(tmp_path: Path) -> None:
     said = str(result)
     assert "1 × 1 columns instead of 2 (train.tsv:203)" in said
     assert "labels     2: pos 133, neg 68" in said
-    assert json.loads(json.dumps(result.to_dict()))["sets"]["train"]["bad"]["rows"] == 1
+    assert json.loads(json.dumps(result.to_dict()))["splits"]["train"]["bad_rows"]["rows"] == 1
     valid = write(tmp_path / "valid.tsv", "text\tlabel\nnew text\tpos\n" + rows[3] + "\n")
     assert summarize_files([train, valid]).overlap == {"valid": 1}
     copy = write(tmp_path / "copy.tsv", "text\tlabel\n" + "\n".join(rows[:20]) + "\n")

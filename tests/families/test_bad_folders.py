@@ -120,9 +120,9 @@ def deeper(held: dict) -> None:
 
 CASES: dict[str, tuple[Spoil, type[Fault], str]] = {
     "no config": (without_config, NotFound, "must have a config.json, it has none"),
-    "unknown model_type": (said(model_type="llamma"), BadFile, "'llamma' is not a family.*did you mean 'llama'"),
+    "unknown model_type": (said(model_type="llamma"), BadFile, "'llamma' is not a known family; did you mean 'llama'"),
     "no model_type": (said(model_type=...), BadFile, "model_type is missing; it must be a text"),
-    "a key nobody reads": (said(logit_softcap=30.0), BadFile, "nobody reads.*'logit_softcap' = '30.0'"),
+    "a key nobody reads": (said(logit_softcap=30.0), BadFile, "unknown settings.*'logit_softcap' = '30.0'"),
     "auto_map": (said(auto_map={"AutoModel": "x.Y"}), BadFile, "'auto_map' asks to run code.*never does"),
     "auto_map within": (said(rope_scaling={"auto_map": {}}), BadFile, "'auto_map' asks to run code"),
     "internal attention": (said(_attn_implementation_internal="a/b"), BadFile, "asks to run code"),
@@ -142,7 +142,7 @@ CASES: dict[str, tuple[Spoil, type[Fault], str]] = {
                       Unavailable, r"1,\d{3},[\d,]{11} weights, [\d,.]+ GB in float32, and this machine has [\d.]+ GB"),
     "10^20 weights": (said(hidden_size=2**31 - 2, intermediate_size=2**31 - 2, num_hidden_layers=9), BadSetting,
                       "every tensor must have a size a machine can name"),
-    "10,000 layers": (said(num_hidden_layers=10_000), BadFile, "10,000 layers, but the file holds 21 tensors"),
+    "10,000 layers": (said(num_hidden_layers=10_000), BadFile, "10,000 layers, but the file holds only 21 tensors"),
     "20,000 layers": (said(num_hidden_layers=20_000), BadFile, "num_hidden_layers must be an integer, 1 to 10000"),
     "one layer too many": (said(num_hidden_layers=3), BadFile, r"9 missing: 'decoder.layers.2.*and 5 more"),
     "one layer too few": (said(num_hidden_layers=1), BadFile, r"9 not known: 'model.layers.1.*and 5 more"),
@@ -161,7 +161,7 @@ CASES: dict[str, tuple[Spoil, type[Fault], str]] = {
     "a name twice": (header(text='{"a": {}, "a": {}}'), BadFile, "'a' .*twice"),
     "only a pickle": (pickled, NotFound, "only pytorch_model.bin: a pickle can run code and is never loaded"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), NotFound, "must hold model.safetensors or"),
-    "a shard above": (sharded(upwards), BadFile, "is no shard: it must be the plain name"),
+    "a shard above": (sharded(upwards), BadFile, "is not a shard: it must be the plain name"),
     "a shard that is a link": (sharded(linked), BadFile, "must be a regular file, it is a link"),
     "a tensor in another shard": (sharded(elsewhere), BadFile, "model"),
 }  # fmt: skip

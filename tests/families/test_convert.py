@@ -47,7 +47,7 @@ def test_nothing_is_overwritten_without_force(old, tmp_path):
     new = tmp_path / "new"
     new.mkdir()
     (new / "mine.txt").write_text("keep me")
-    with pytest.raises(BadFile, match="must be a new or empty folder, it is there already.*--force"):
+    with pytest.raises(BadFile, match="must be a new or empty folder, it exists already.*--force"):
         convert(old, new)
     convert(old, new, force=True)
     assert (new / "mine.txt").read_text() == "keep me"
@@ -95,7 +95,7 @@ def test_a_vocabulary_without_words_gets_no_tokenizer(old, tmp_path):
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"[{a}{n}+]" for a in "CNOPS" for n in range(6))]
     (folder / "vocab.txt").write_text("\n".join(pieces) + "\n")
     done = convert(old, tmp_path / "new", vocabulary=folder)
-    assert done.tokenizer_note.startswith("vocab.txt is not WordPiece's")
+    assert done.tokenizer_note.startswith("vocab.txt is not a WordPiece vocabulary")
     assert done.loaded.tokenizer is None
 
 
@@ -115,6 +115,6 @@ def test_a_wrong_tensor_is_seen(old, tmp_path, monkeypatch):
 
     honest = module.save_weights
     monkeypatch.setattr(module, "save_weights", lambda to, held: honest(to, {n: t + 1 for n, t in held.items()}))
-    with pytest.raises(BadFile, match="does not come back as it was read; not converted"):
+    with pytest.raises(BadFile, match="changed when it was written and read back; not converted"):
         convert(old, tmp_path / "new")
     assert list(tmp_path.iterdir()) == []

@@ -186,7 +186,7 @@ def test_a_wrong_rewrite_is_refused(monkeypatch, tmp_path):
         for r in rewrites.REWRITES
     )
     monkeypatch.setattr(export, "REWRITES", wrong)
-    with pytest.raises(headwater.BadFile, match="gives other answers than before; not written"):
+    with pytest.raises(headwater.BadFile, match="gives other outputs than before; not written"):
         save_with_result(wide(FORMS["pegasus"][0]), tmp_path / "m")
     assert not (tmp_path / "m").exists()
 
@@ -320,7 +320,7 @@ def test_a_fault_leaves_nothing_behind(monkeypatch, tmp_path):
     monkeypatch.setattr(
         hf_folder, "save_weights", lambda where, held: honest(where, {n: t * 2 for n, t in held.items()})
     )
-    with pytest.raises(headwater.BadFile, match="reads back changed"):
+    with pytest.raises(headwater.BadFile, match="changed when it was written and read back"):
         headwater.save(tiny("bert"), tmp_path / "m")
     assert list(tmp_path.iterdir()) == []
 

@@ -105,7 +105,7 @@ def test_faults(tokenizer, tmp_path):
     with pytest.raises(BadFile, match="it must be a new file"):
         save_gguf(made(tokenizer), tmp_path / "m.gguf")
     said = (
-        "a GGUF file is written of llama, qwen2, qwen3 language models: llama has decoder as stacks, this model has enc"
+        "a GGUF file can hold only llama, qwen2, qwen3 language models: llama has decoder as stacks, this model has enc"
     )
     with pytest.raises(BadSetting, match=said):
         save_gguf(
@@ -113,7 +113,7 @@ def test_faults(tokenizer, tmp_path):
         )
     raw = (tmp_path / "m.gguf").read_bytes()
     (tmp_path / "odd.gguf").write_bytes(raw.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0lluma", 1))
-    with pytest.raises(BadFile, match="architecture 'lluma' is not read from GGUF here; did you mean 'llama'"):
+    with pytest.raises(BadFile, match="architecture 'lluma' is not supported; did you mean 'llama'"):
         load_gguf(tmp_path / "odd.gguf")
     (tmp_path / "short.gguf").write_bytes(raw[:-4000])
     with pytest.raises(BadFile, match="cut short"):
@@ -155,7 +155,7 @@ def test_a_decoder_of_our_own_is_written_as_llama(tokenizer, tmp_path):
         ({"norm": "layer"}, "has RMSNorm.* this model has LayerNorm"),
         ({"position": "alibi"}, "has Rotary.* this model has Alibi"),
         ({"activation": "gelu"}, "has 'silu' as decoder.layers.ffn.layer.activation, this model has 'gelu'"),
-        ({"bias": True}, "a GGUF file of llama has no room for all tensors of this model, such as biases"),
+        ({"bias": True}, "a GGUF file of llama cannot hold all tensors of this model, such as biases"),
     ],
     ids=lambda given: str(given)[:20],
 )

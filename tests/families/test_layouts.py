@@ -206,7 +206,7 @@ def test_a_changed_tensor_is_seen_after_saving(tmp_path, monkeypatch):
     monkeypatch.setattr(
         module, "save_weights", lambda where, held: honest(where, {n: t * 1.01 for n, t in held.items()})
     )
-    with pytest.raises(headwater.BadFile, match="reads back changed"):
+    with pytest.raises(headwater.BadFile, match="changed when it was written and read back"):
         save_hf_folder(made, tmp_path / "m")
 
 

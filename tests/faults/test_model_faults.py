@@ -221,7 +221,7 @@ INPUTS = {
         lambda: replace(BOTH.spec, bridge=MeanPoolBridge(2)).build(seed=0)(
             IDS, source=IDS, document_ids=IDS + 1, source_document_ids=IDS + 1
         ),
-        "bridge: packed documents cannot be pooled, got some; give one document a row",
+        "bridge: packed documents cannot be pooled, got some; give one document per row",
     ),
     "a cache of another model": (
         lambda: DECODER.decode(IDS, cache=hw.dynamic_cache(LEARNED)),

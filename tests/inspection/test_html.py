@@ -97,7 +97,7 @@ def test_the_words_tell_what_a_reader_asks(written):
     for said in (
         "next token after",
         "surprise:",
-        "heads worth a look",
+        "notable heads",
         "written ← looked at most",
         "what made it say",
         "without",
@@ -108,14 +108,14 @@ def test_the_words_tell_what_a_reader_asks(written):
 def test_both_languages(written):
     found = written["decoder"][0]
     chinese = found.html("zh")
-    assert "注意力" in chinese and "逐词元的意外程度" in chinese and "Surprise, token by token" not in chinese
-    assert "Surprise, token by token" in found.html("en")
+    assert "注意力" in chinese and "逐词元的意外程度" in chinese and "Loss of each token" not in chinese
+    assert "Loss of each token" in found.html("en")
 
 
 ENGLISH = (
     "surprise:",
     "least expected",
-    "heads worth a look",
+    "notable heads",
     "looks at",
     "rests on",
     "how many",
@@ -150,7 +150,7 @@ def test_every_result_saves_itself(written, tmp_path):
     with pytest.raises(BadSetting, match="must end in .png, .svg or .pdf, got 'a.jgp'"):
         result = written["both"][0]["lens"]
         result.save(tmp_path / "a.jgp")
-    with pytest.raises(BadFile, match="must be a place that can be written"):
+    with pytest.raises(BadFile, match="must be a path that can be written"):
         (tmp_path / "file").write_text("x")
         result.save(tmp_path / "file" / "a.png")
     with pytest.raises(BadSetting, match="there is no picture of a dict"):

@@ -259,7 +259,7 @@ FAULTS = [
     (lambda: greedy(build("encoder"), [[1]], 2, 3), BadSetting, "needs a decoder, got a model of shape 'encoder'"),
     (lambda: greedy(build(), [[1], []], 2, 3), BadInput, "at least one token, got an empty one"),
     (lambda: Transformer(Config(11, "decoder", **SMALL), {}), BadFile, "must hold decoder.embed.tokens.weight"),
-    (lambda: Transformer(build().config, build(tied=False).values), BadFile, "no place for head.out.weight"),
+    (lambda: Transformer(build().config, build(tied=False).values), BadFile, "no weight head.out.weight"),
     (lambda: Transformer(build(d_ff=5).config, build().values), BadFile, r"must have shape \(5, 8\), got \(12, 8\)"),
 ]
 

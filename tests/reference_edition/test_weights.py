@@ -106,7 +106,7 @@ def test_missing_files_and_folders_are_faults(tmp_path: Path) -> None:
     for path in (tmp_path / "absent", tmp_path):
         with pytest.raises(BadFile, match="must be a readable file"):
             read(path)
-    with pytest.raises(BadFile, match="must be a place that can be written"):
+    with pytest.raises(BadFile, match="must be a path that can be written"):
         write(tmp_path / "no" / "w", ARRAYS)
     with pytest.raises(BadFile, match="x must be float16, float32 or float64 to be written, got int64"):
         write(tmp_path / "w", {"x": np.arange(3)})

@@ -129,7 +129,7 @@ def test_wordpiece_kind_equals_vocab_txt(wordpieces, texts, tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model": "magic"}, "kind 'magic'"),
+        ({"model": "magic"}, "type 'magic'"),
         ({"pre": "qwen9"}, "did you mean 'qwen2'"),
         ({"tokens": []}, "tokens must be a list"),
         ({"tokens": [1, 2]}, "must be a list of str"),

@@ -282,7 +282,7 @@ def test_missing_and_broken_files_are_reported(tmp_path, byte_bpe, wordpieces):
             ({"tokenizer__json": "[]"}, "JSON object"),
             ({"vocab__txt": "a\nb"}, "unk token '\\[UNK\\]' must be in the vocabulary"),
             ({"vocab__txt": b"\xff\xfe"}, "not UTF-8"),
-            ({"merges__txt": merges}, "vocab.json is not there"),
+            ({"merges__txt": merges}, "vocab.json does not exist"),
             ({"merges__txt": merges, "vocab__json": {"a": "b"}}, "integer"),
             ({"merges__txt": "x yz\n", "vocab__json": vocab}, "must join two pieces"),
             ({"merges__txt": merges, "vocab__json": {"a": 1}, "config__json": {"model_type": "roberta"}}, "sep token"),

@@ -153,7 +153,7 @@ def test_panics_of_the_library_are_faults():
     def panics():
         raise PanicException("index out of bounds")
 
-    with pytest.raises(BadFile, match="gave up: 'index out of bounds'"):
+    with pytest.raises(BadFile, match="crashed: 'index out of bounds'"):
         call_backend(panics, "x")
     with pytest.raises(KeyboardInterrupt):
         call_backend(lambda: (_ for _ in ()).throw(KeyboardInterrupt), "x")

@@ -44,7 +44,7 @@ def test_settings_have_aliases_and_defaults():
         (lambda c: c.get_str("zero"), "must be a text"),
         (lambda c: c.get_str("word", choices=("rely", "silu")), "did you mean 'rely'"),
         (lambda c: c.get_list("word", int), "a list of int"),
-        (lambda c: c.section("word"), "a table of settings"),
+        (lambda c: c.section("word"), "a JSON object"),
         (lambda c: c.get_int("one", "two"), "one = '1' and two = '2' mean the same"),
     ],
 )
@@ -70,11 +70,11 @@ def test_a_wrong_value_is_reported(ask, words):
 def test_an_unread_key_is_refused_by_name():
     c = HFConfig({"hidden_size": 8, "hiden_act": "gelu", "use_cache": True, "clip_qkv": 8})
     c.get_int("hidden_size")
-    with pytest.raises(BadFile, match=r"settings nobody reads.*'hiden_act' = 'gelu', 'clip_qkv' = '8'"):
+    with pytest.raises(BadFile, match=r"unknown settings.*'hiden_act' = 'gelu', 'clip_qkv' = '8'"):
         c.refuse_unread()
     inner = HFConfig({"text_config": {"width": 3}})
     inner.section("text_config")
-    with pytest.raises(BadFile, match="text_config: settings nobody reads.*width"):
+    with pytest.raises(BadFile, match="text_config: unknown settings.*width"):
         inner.refuse_unread()
 
 

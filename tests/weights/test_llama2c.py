@@ -69,7 +69,7 @@ def test_a_file_becomes_a_public_folder(tmp_path: Path):
     [
         (lambda raw: raw[:20], "too short"),
         (lambda raw: raw[:-4], "must have"),
-        (lambda raw: bytearray(28) + raw[28:], "can not be those"),
+        (lambda raw: bytearray(28) + raw[28:], "cannot be those"),
         (lambda raw: raw + b"\0" * 4, "must have"),
     ],
 )

@@ -142,11 +142,11 @@ def test_tables_add_and_name_their_sizes():
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("only_one", "must say `theirs  ours`"),
-        ("a.{i}  b", "same numbers"),
-        ("a  b.{i}", "same numbers"),
+        ("only_one", "must be `checkpoint_name  parameter_name`"),
+        ("a.{i}  b", "same placeholders"),
+        ("a  b.{i}", "same placeholders"),
         ("a  b : transpozed", "did you mean 'transpose'"),
-        ("a  b : deinterleave over heads", "knows no change"),
+        ("a  b : deinterleave over heads", "has no transform"),
     ],
 )
 def test_a_wrong_table_is_refused(line, words):

@@ -81,9 +81,9 @@ def test_errors_of_torch_are_reworded(tmp_path):
     (tmp_path / "b.bin").write_bytes(b"nothing of the kind")
     (tmp_path / "c.bin").write_bytes((tmp_path / "a.bin").read_bytes()[:300])
     said = {
-        "a": "it asks for posix.system, which is no tensor and no plain data; to read it would be to run its code",
-        "b": "it is not a pickle of plain tensors; to read it would be to run its code, or it is no pickle at all",
-        "c": "it is no whole file of weights: it is cut short, damaged or of another kind; fetch it again",
+        "a": "it needs posix.system, which is neither a tensor nor plain data; loading it would run its code",
+        "b": "it is not a pickle of plain tensors: loading it would run its code, or it is not a pickle at all",
+        "c": "it is not a complete weight file: it is cut short, damaged or of another format; fetch it again",
     }
     for name, words in said.items():
         with pytest.raises(BadFile) as caught:
@@ -97,7 +97,7 @@ def test_what_is_not_a_dense_tensor_is_refused(tmp_path):
         "list": ([torch.ones(2)], "table of named tensors"),
         "numbers": ({"a": 1}, "they claim 0 bytes"),
         "expanded": ({"w": torch.ones(1).expand(10**9)}, "they claim 4,000,000,000 bytes"),
-        "name": ({"../w": torch.ones(2)}, "no name of a tensor"),
+        "name": ({"../w": torch.ones(2)}, "not a valid tensor name"),
     }
     for name, (value, words) in strange.items():
         torch.save(value, tmp_path / f"{name}.bin")

@@ -67,7 +67,7 @@ def test_transformers_reads_our_shards(tmp_path):
 )
 def test_a_shard_is_a_plain_name_in_the_folder(tmp_path, shard):
     (tmp_path / WEIGHTS_INDEX_NAME).write_text(json.dumps({"weight_map": {"a": shard}}))
-    with pytest.raises(BadFile, match="is no shard"):
+    with pytest.raises(BadFile, match="is not a shard"):
         ShardedSafetensors(tmp_path)
 
 

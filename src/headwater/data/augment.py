@@ -143,7 +143,7 @@ def parse_augmentations(rates: Mapping[str, str | float], synonyms_path: str = "
         if name not in (*AUGMENTATIONS, "synonyms"):
             raise BadSetting(
                 _(
-                    "augment has no change {name!r}; {nearest}",
+                    "no augmentation is called {name!r}; {nearest}",
                     name=name,
                     nearest=nearest(name, [*AUGMENTATIONS, "synonyms"]),
                 )
@@ -155,7 +155,7 @@ def parse_augmentations(rates: Mapping[str, str | float], synonyms_path: str = "
                 _("augment: {name} must have a rate such as {name}=0.1, got {rate!r}", name=name, rate=rate)
             ) from None
         if name == "synonyms" and not synonyms_path:
-            raise BadSetting(_("augment: synonyms needs a table, none is given; --synonyms TABLE.tsv"))
+            raise BadSetting(_("augment: synonyms needs a table; add --synonyms TABLE.tsv"))
         if name == "synonyms":
             augmentations.append(SynonymReplacement(load_synonyms(synonyms_path), probability))
         else:
@@ -167,7 +167,7 @@ def parse_augmentations(rates: Mapping[str, str | float], synonyms_path: str = "
 
 @dataclass(frozen=True)
 class Augmenter:
-    """Texts, augmented anew in each epoch and encoded; rows are truncated to max_tokens."""
+    """Encoder of augmented texts: they are augmented again in each epoch; rows are truncated to max_tokens."""
 
     texts: Sequence[str]
     augmentations: tuple[Augmentation, ...]
@@ -203,12 +203,14 @@ _PATTERN_CACHE: dict[tuple[str, ...], re.Pattern[str]] = {}
 
 
 def _synonym_pattern(words: tuple[str, ...]) -> re.Pattern[str]:
-    """A pattern that matches any of the words, whole words where the script has spaces; compiled once per table."""
+    """A pattern that matches any of the words, only between word boundaries where the script has spaces; cached."""
     if words not in _PATTERN_CACHE:
-        spaced = [w for w in sorted(words, key=len, reverse=True) if not re.search(f"[{HAN}{KANA}]", w)]
-        unspaced = [w for w in sorted(words, key=len, reverse=True) if w not in set(spaced)]
-        alternatives = [rf"(?i:\b(?:{'|'.join(map(re.escape, spaced))})\b)"] * bool(spaced)
-        _PATTERN_CACHE[words] = re.compile("|".join([*alternatives, *map(re.escape, unspaced)]))
+        longest_first = sorted(words, key=len, reverse=True)
+        spaced = [word for word in longest_first if not re.search(f"[{HAN}{KANA}]", word)]
+        alternatives = [re.escape(word) for word in longest_first if word not in set(spaced)]
+        if spaced:
+            alternatives.insert(0, rf"(?i:\b(?:{'|'.join(map(re.escape, spaced))})\b)")
+        _PATTERN_CACHE[words] = re.compile("|".join(alternatives))
     return _PATTERN_CACHE[words]
 
 

@@ -55,10 +55,10 @@ class BatchSampler:
         if longest > self.max_tokens:
             raise BadSetting(
                 _(
-                    "a batch of {tokens} tokens cannot hold example {argmax} of {longest}; raise the batch "
-                    "to {longest} tokens, or leave out long examples",
-                    tokens=self.max_tokens,
-                    argmax=int(lengths.sum(1).argmax()),
+                    "a batch of {max_tokens} tokens cannot hold example {index} of {longest} tokens; raise "
+                    "batch_tokens to {longest}, or leave out long examples",
+                    max_tokens=self.max_tokens,
+                    index=int(lengths.sum(1).argmax()),
                     longest=longest,
                 )
             )
@@ -93,7 +93,7 @@ class BatchSampler:
         positions = np.arange(first, min(self.num_examples, first + self.window))
         indices = permuted_index(positions, self.num_examples, self.seed, epoch)
 
-        # sort by the longer column: least padding of four orders tried
+        # sort by the longer column, which needs the least padding of four orders that were compared
         lengths = self.lengths[indices]
         by_length = np.lexsort((lengths.sum(1), lengths.max(1)))
         indices = indices[by_length]
@@ -110,7 +110,7 @@ class BatchSampler:
 
 
 def balanced_cuts(lengths: np.ndarray, max_tokens: int) -> list[int]:
-    """Edges of the fewest batches that max_tokens allows, all about equally full (no tiny last batch)."""
+    """Edges of the smallest number of batches that max_tokens allows, all about equally full (no tiny last batch)."""
     edges = greedy_cuts(lengths, max_tokens)
     low = int(lengths.sum(1).max())
     high = max_tokens
@@ -142,7 +142,7 @@ def shard_for_rank(indices: np.ndarray, rank: int, world_size: int) -> np.ndarra
     Rows are sorted by length, so the ranks get about as many tokens. With fewer rows than ranks, some get none.
     """
     if not 0 <= rank < world_size:
-        raise BadSetting(_("rank must be from 0 to {world}, got {rank}", world=world_size - 1, rank=rank))
+        raise BadSetting(_("rank must be from 0 to {max_rank}, got {rank}", max_rank=world_size - 1, rank=rank))
     return indices[rank::world_size]
 
 

@@ -68,7 +68,7 @@ class SpecialTokens:
         eos = _first_not_none(ids["eos"], ids["sep"])
         if eos is None:
             raise BadSetting(
-                _("this tokenizer has no end token, so no text ever ends; choose one that names eos or sep")
+                _("the tokenizer must have an eos or a sep token, it has neither; choose another tokenizer")
             )
         pad = _first_not_none(ids["pad"], eos)
         bos = _first_not_none(ids["bos"], ids["cls"], eos)
@@ -111,7 +111,7 @@ def causal_batch(rows: np.ndarray) -> TrainBatch:
 
 
 def packed_causal_batch(rows: PackedRows) -> TrainBatch:
-    """Several documents a row: the target is the next token of the same document; the last token has none."""
+    """Several documents per row: the target is the next token of the same document; the last token has none."""
     same_document = (rows.document_ids[:, 1:] == rows.document_ids[:, :-1]) & (rows.document_ids[:, 1:] > 0)
     targets = np.full(rows.ids.shape, IGNORE_INDEX, np.int64)
     targets[:, :-1][same_document] = rows.ids[:, 1:][same_document]
@@ -212,7 +212,7 @@ def predicted_tags(predictions: np.ndarray, targets: np.ndarray, names: Sequence
 #
 # <bos> question <eos> window of the context <eos>    token types: 0 question, 1 context, 2 context word of the question
 #
-# The third token type marks what would otherwise take many questions to learn: where question and context overlap.
+# Token type 2 marks where question and context overlap, which would otherwise take many questions to learn.
 
 
 @dataclass(frozen=True)
@@ -236,9 +236,10 @@ def qa_windows(
     if not 0 < stride <= size:
         raise BadSetting(
             _(
-                "a window of {width} leaves {room} tokens of text, so the stride must be 1 to {room}, got {stride}",
-                width=max_length,
-                room=size,
+                "a window of {max_length} tokens has {size} tokens of context, so the stride must be from 1 "
+                "to {size}, got {stride}",
+                max_length=max_length,
+                size=size,
                 stride=stride,
             )
         )

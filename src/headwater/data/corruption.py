@@ -57,7 +57,7 @@ def mask_tokens(
     """Ids with some of the maskable tokens replaced, and targets that count only there. All [B, L]."""
     if special_tokens.mask_id < 0:
         raise BadSetting(
-            _("masked language modelling needs a tokenizer with a mask token; learn one, or choose another")
+            _("masked language modelling needs a tokenizer with a mask token; train one, or choose another")
         )
     key = (seed, epoch, np.asarray(indices)[:, None])
     positions = np.arange(ids.shape[1])
@@ -147,7 +147,7 @@ def corrupt_spans(
     if num_spans + 1 > len(sentinel_ids):
         raise BadSetting(
             _(
-                "a text of {num_ids} tokens needs {spans} sentinels, there are {num_sentinels}; learn a "
+                "a text of {num_ids} tokens needs {spans} sentinels, there are {num_sentinels}; train a "
                 "tokenizer with more, or cut the texts",
                 num_ids=len(ids),
                 spans=num_spans + 1,
@@ -173,7 +173,7 @@ def random_spans_noise_mask(length: int, seed: int, epoch: int, index: int) -> n
     """[L] True where masked: kept and masked spans in turn, each at least one token, a kept one first."""
     if length < 2:
         raise BadInput(
-            _("a text must have at least 2 tokens to hide one, got {length}; leave such texts out", length=length)
+            _("a text must have at least 2 tokens to mask one, got {length}; leave such texts out", length=length)
         )
     num_noise = min(max(round(length * NOISE_DENSITY), 1), length - 1)
     num_spans = min(max(round(num_noise / MEAN_SPAN_LENGTH), 1), num_noise, length - num_noise)
@@ -203,7 +203,7 @@ def denoising_batch(
 ) -> TrainBatch:
     """Denoising as a seq2seq batch: from the corrupted texts to the texts."""
     if special_tokens.mask_id < 0:
-        raise BadSetting(_("denoising needs a tokenizer with a mask token; learn one, or choose another"))
+        raise BadSetting(_("denoising needs a tokenizer with a mask token; train one, or choose another"))
     corrupted = []
     for row, index in enumerate(indices.tolist()):
         permuted = permute_sentences(texts[row], sentence_ends, seed, epoch, index)

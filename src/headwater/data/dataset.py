@@ -25,19 +25,24 @@ class Dataset:
 
     @property
     def size(self) -> int:
+        """The number of examples."""
         return len(self.lengths)
 
     @cached_property
     def batches(self) -> BatchSampler:
+        """The batch sampler over the examples."""
         return BatchSampler(self.lengths, self.batch_tokens, self.seed)
 
     def batches_from(self, position: int) -> Iterator[IndexBatch]:
+        """The global batches from this position on; position counts examples over all epochs."""
         return self.batches.iter_from(position)
 
     def micro_batches(self, examples: np.ndarray, max_tokens: int) -> Sequence[np.ndarray]:
+        """The examples of a batch in micro-batches of at most max_tokens each."""
         return micro_batches(examples, self.lengths, max_tokens)
 
     def collate(self, examples: np.ndarray, epoch: int) -> TrainBatch:
+        """The arrays of these examples, padded to one batch."""
         raise NotImplementedError
 
     def sample_rows(self, max_examples: int) -> np.ndarray:
@@ -46,8 +51,9 @@ class Dataset:
 
     def eval_batches(self, max_examples: int, max_tokens: int = 4096) -> Iterator[np.ndarray]:
         """Batches of these examples for evaluation, sorted by length."""
-        some = self.sample_rows(max_examples)
-        yield from self.micro_batches(some[np.argsort(self.lengths[some].sum(1), kind="stable")], max_tokens)
+        examples = self.sample_rows(max_examples)
+        by_length = np.argsort(self.lengths[examples].sum(1), kind="stable")
+        yield from self.micro_batches(examples[by_length], max_tokens)
 
 
 def evenly_spaced(size: int, max_count: int) -> np.ndarray:

@@ -3,10 +3,10 @@
     le 15 novembre 2026          →  2026-11-15
     >>zh 15 November 2026        →  2026年11月15日
 
-Names and patterns are the public CLDR tables (Babel). Every text means one date: patterns that cannot be told apart are
-left out, which are those with only numbers and the day or month first (03/04/2026, except 04.03.2026 with dots, always
-day first) and those with two-digit years. A weekday may stand in a source but never in a target: it would have to be
-computed. Held-out rows differ in their DATE: no date of one split is in another, in any language.
+Names and patterns are the public CLDR tables (Babel). Every text means one date: ambiguous patterns are left out, which
+are those with only numbers and the day or month first (03/04/2026, except 04.03.2026 with dots, always day first) and
+those with two-digit years. A weekday may occur in a source but never in a target: it would have to be computed. The
+splits are disjoint by date: no date of one split is in another, in any language.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headwater.rng import randint, random_bits, uniform
 FIRST_DATE = date(1900, 1, 1)
 LAST_DATE = date(2099, 12, 31)
 SPLITS = {"train": range(2, 10), "valid": range(1, 2), "test": range(1)}  # tenths of the dates
-PATTERNS: dict[str, tuple[str, ...]] = {  # CLDR patterns; the first is that of targets
+PATTERNS: dict[str, tuple[str, ...]] = {  # CLDR patterns; targets are written in the first
     "en": ("MMMM d, y", "d MMMM y", "MMM d, y", "d MMM y", "EEEE, MMMM d, y"),
     "de": ("d. MMMM y", "dd.MM.y", "d. MMM y", "EEEE, d. MMMM y"),
     "fr": ("d MMMM y", "'le' d MMMM y", "d MMM y", "EEEE d MMMM y"),
@@ -44,6 +44,8 @@ PATTERN_FIELD = re.compile(r"'([^']*)'|(EEEE|MMMM|MMM|MM|M|dd|d|y)")
 
 
 class DateNames(NamedTuple):
+    """Names of months and weekdays in one language."""
+
     months: tuple[str, ...]
     short_months: tuple[str, ...]
     weekdays: tuple[str, ...]  # from Monday
@@ -109,7 +111,7 @@ def format_cldr(day: date, language: str, pattern: str) -> str:
 @cache
 def date_names(language: str) -> DateNames:
     """Names in the form they have inside a date (genitive where the language has one)."""
-    from babel import Locale  # its tables are read only when dates are wanted
+    from babel import Locale  # imported late: it loads large tables
 
     locale = Locale(language)
     months = locale.months["format"]

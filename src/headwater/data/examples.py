@@ -1,7 +1,7 @@
-"""Example types, one per kind of task, how tables hold them, and the train/validation split by a hash of the input.
+"""Example types, one per kind of task, their table columns, and the train/validation split by a hash of the input.
 
 Everything after the readers knows only these types. A new type needs the four members of Example, and an ExampleFormat
-that says which columns it is read from. The split is a function of the text: no run, order or machine changes it.
+that names the columns it is read from. The split is a function of the text: no run, order or machine changes it.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class Example(Protocol):
 
     @property
     def texts(self) -> Sequence[str]:
-        """Every text, for the training of a tokenizer; labels and tags are not text."""
+        """All texts, to train a tokenizer on; labels and tags are not text."""
 
     @property
     def labels(self) -> Sequence[str]:
-        """Its classes or tags; empty where the task has none."""
+        """The classes or tags; empty for a task without labels."""
 
     @classmethod
     def from_cells(cls, cells: Cells, roles: Roles, document: int) -> Self:
-        """The example of a row of a table. A bad row raises ValueError with the reason."""
+        """Build the example from a table row. A bad row raises ValueError with the reason."""
 
 
 class TextPair(NamedTuple):
@@ -119,7 +119,7 @@ class TaggedTokens(NamedTuple):
         words, tags = (cells.get(roles[role]) for role in ("words", "tags"))
         words, tags = (value.split() if isinstance(value, str) else value for value in (words, tags))
         if not (isinstance(words, list) and isinstance(tags, list) and len(words) == len(tags) and words):
-            raise ValueError(_("words and tags are not lists of one length"))
+            raise ValueError(_("words and tags are not lists of the same length"))
         return cls(tuple(map(str, words)), tuple(map(str, tags)))
 
 
@@ -165,7 +165,7 @@ class QAExample(NamedTuple):
             text = answer["text"]
             start = answer["answer_start"]
             if type(start) is not int or start < 0 or context[start : start + len(text)] != text or not text:
-                raise ValueError(_("the answer is not in the text where it says"))
+                raise ValueError(_("the answer is not in the context at answer_start"))
             texts.append(text)
             starts.append(start)
         return cls(question, context, tuple(texts), tuple(starts), question_id)
@@ -202,7 +202,7 @@ def text_cell(role: str, value: Any) -> str:
         raise ValueError(_("{role} is not text but {name}", role=role, name=type(value).__name__))
     text = value if isinstance(value, str) else str(value)
     if not text.isascii() and LONE_SURROGATE.search(text):
-        raise ValueError(_("{role} holds half of a surrogate pair, which no text has", role=role))
+        raise ValueError(_("{role} contains a lone surrogate, which is not valid text", role=role))
     if not text or text.isspace():
         raise ValueError(_("empty {role}", role=role))
     return text
@@ -216,10 +216,10 @@ class ExampleFormat:
     """How the examples of a task are read from files.
 
     roles: the columns that a table must have; optional_roles: those it may have
-    input_role: the column that prediction reads; second_input_role: another one, that may be there
+    input_role: the column that prediction reads; second_input_role: an optional second one
     reads_words: whether an input may be a list of words
-    file_format: the file format that holds such examples and no others, if there is one
-    split_by_row: whether some rows are held out for validation; of running text the end is
+    file_format: the file format that is for this task only, if there is one
+    split_by_row: True: validation rows are chosen by their hash; False: the end of the text is the validation split
     """
 
     task: str
@@ -295,7 +295,9 @@ def validation_mask(hashes: np.ndarray, fraction: float) -> np.ndarray:
     array([ True, False,  True, False])
     """
     if not 0 <= fraction < 1:
-        raise BadSetting(_("the share held out must be from 0 up to 1, got {share}; 0.05 is usual", share=fraction))
+        raise BadSetting(
+            _("the validation fraction must be from 0 up to 1, got {fraction}; 0.05 is usual", fraction=fraction)
+        )
     is_validation: np.ndarray = hashes < np.uint64(int(fraction * 2**64))
     if is_validation.any() and not is_validation.all():
         return is_validation
@@ -304,14 +306,14 @@ def validation_mask(hashes: np.ndarray, fraction: float) -> np.ndarray:
 
 
 def validation_start(length: int, fraction: float, min_length: int = 1) -> int:
-    """Where the validation tokens of a text begin: its end, because neighbouring tokens would leak."""
+    """The first validation token of a text: its end is the validation split, because neighbouring tokens would leak."""
     num_train = min(length - min_length, int(length * (1 - fraction)))
     if num_train < min_length:
         raise BadSetting(
             _(
-                "a text of {length} tokens cannot be split with {least} on each side; give a longer text",
+                "a text of {length} tokens cannot be split with {min_length} on each side; give a longer text",
                 length=length,
-                least=min_length,
+                min_length=min_length,
             )
         )
     return num_train

@@ -44,7 +44,7 @@ def check_same_length(outputs: Sequence[object], references: Sequence[object]) -
             )
         )
     if not outputs:
-        raise BadInput(_("a score needs at least one output; none was given"))
+        raise BadInput(_("a metric needs at least one output, got none"))
 
 
 # -------------------------------------------------------------------------------------------------------------- ROUGE

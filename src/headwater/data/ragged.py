@@ -23,7 +23,7 @@ class Ragged:
             offsets.ndim == values.ndim == 1 and len(offsets) >= 1 and offsets[0] == 0 and offsets[-1] == len(values)
         )
         if not valid or (np.diff(offsets) < 0).any():
-            raise BadInput(_("offsets must rise from 0 to the number of values; the rows were not written whole"))
+            raise BadInput(_("offsets must increase from 0 to the number of values; the data is incomplete or damaged"))
         self.values = values
         self.offsets = offsets
 
@@ -83,7 +83,8 @@ class Ragged:
         if longest > width:
             raise BadInput(
                 _(
-                    "rows must have at most {width} tokens, the longest has {longest}; cut them or widen",
+                    "rows must have at most {width} tokens, the longest has {longest}; truncate them or raise "
+                    "the width",
                     width=width,
                     longest=longest,
                 )
@@ -117,11 +118,11 @@ def stream_starts(num_tokens: int, context_length: int, seed: int, epoch: int) -
     if num_tokens < context_length + 1:
         raise BadInput(
             _(
-                "the text must have at least {context} tokens for a context of {context2}, it has "
-                "{tokens}; give more text or a shorter context",
-                context=context_length + 1,
-                context2=context_length,
-                tokens=num_tokens,
+                "the text must have at least {min_tokens} tokens for a context of {context_length}, it has "
+                "{num_tokens}; give more text or a shorter context",
+                min_tokens=context_length + 1,
+                context_length=context_length,
+                num_tokens=num_tokens,
             )
         )
     num_unused = (num_tokens - 1) % context_length
@@ -143,10 +144,10 @@ def pack_documents(documents: Ragged, row_length: int) -> list[np.ndarray]:
     if len(lengths) and int(lengths.max()) > row_length:
         raise BadInput(
             _(
-                "document {argmax} has {max} tokens, a row has {width}; cut the documents first",
-                argmax=int(lengths.argmax()),
-                max=int(lengths.max()),
-                width=row_length,
+                "document {index} has {length} tokens, a row has {row_length}; split the documents first",
+                index=int(lengths.argmax()),
+                length=int(lengths.max()),
+                row_length=row_length,
             )
         )
 

@@ -72,8 +72,8 @@ def convert(
     if output_path.exists() and (not output_path.is_dir() or any(output_path.iterdir())) and not force:
         raise BadFile(
             _(
-                "{new}: it must be a new or empty folder, it is there already; choose another, or give --force",
-                new=output_path,
+                "{path}: it must be a new or empty folder, it exists already; choose another, or add --force",
+                path=output_path,
             )
         )
     source = Path(input_path)
@@ -139,7 +139,7 @@ def _find_checkpoint(source: Path) -> tuple[Path, Path]:
     if not source.exists():
         raise NotFound(
             _(
-                "{source} is not there; name a folder, a .pt or .bin file, or one of {known}",
+                "{source} does not exist; name a folder, a .pt or .bin file, or one of {known}",
                 source=source,
                 known=", ".join(HUB),
             )
@@ -167,7 +167,7 @@ def _drop_tensors(
         if not any(fnmatchcase(name, pattern) for name in tensors):
             raise BadSetting(
                 _(
-                    "{where}: no tensor is called {pattern!r}, to be dropped; {nearest}",
+                    "{where}: no tensor matches --drop {pattern!r}; {nearest}",
                     where=where,
                     pattern=pattern,
                     nearest=nearest(pattern, tensors),
@@ -191,12 +191,12 @@ def _write_hf_folder(
         parts = sorted({name.rpartition(".")[0] + ".*" for name in unknown})
         raise BadFile(
             _(
-                "{folder}: {num_unknown} tensors belong to no part of {name}: {listed}; to leave them out: {parts}",
+                "{folder}: {num_unknown} tensors belong to no part of {family}: {unknown}; to leave them out: {flags}",
                 folder=folder,
                 num_unknown=len(unknown),
-                name=family.name,
-                listed=format_names(unknown),
-                parts=" ".join(_("--drop {part!r}", part=part) for part in parts[:6]),
+                family=family.name,
+                unknown=format_names(unknown),
+                flags=" ".join(_("--drop {part!r}", part=part) for part in parts[:6]),
             )
         )
     for name in ("config.json", "generation_config.json"):
@@ -255,7 +255,7 @@ def _check_converted(output_dir: Path, tensors: Mapping[str, Tensor], source: Pa
             if not torch.equal(state_dict[param], piece):
                 raise BadFile(
                     _(
-                        "{source}: {tensor} does not come back as it was read; not converted",
+                        "{source}: {tensor} changed when it was written and read back; not converted",
                         source=source,
                         tensor=checkpoint_name,
                     )
@@ -283,11 +283,11 @@ def convert_hf_tokenizer(folder: Path, output_dir: Path) -> str:
     try:
         tokenizer = load_tokenizer(folder)
     except NotFound:
-        return _("no tokenizer was found; --vocabulary names the folder where it lies")
+        return _("no tokenizer was found; name its folder with --vocabulary")
     if (folder / "vocab.txt").exists() and not (folder / "tokenizer.json").exists():
         tokenizer = max((tokenizer, _cased_wordpiece(folder)), key=recovered_fraction)
         if recovered_fraction(tokenizer) < MIN_RECOVERED_FRACTION:
-            return _("vocab.txt is not WordPiece's (most pieces could never be found), so no tokenizer was written")
+            return _("vocab.txt is not a WordPiece vocabulary (most pieces never match), so no tokenizer was written")
     tokenizer.save(output_dir)
     return ""
 
@@ -315,7 +315,7 @@ def convert_fairseq_tokenizer(
     if data_dir is None:
         raise NotFound(
             _(
-                "{folder}: fairseq's dict.*.txt must lie in it or in data/; --vocabulary names their folder",
+                "{folder}: fairseq's dict.*.txt must be in it or in data/; name their folder with --vocabulary",
                 folder=folder,
             )
         )
@@ -352,11 +352,11 @@ def _read_dictionaries(
         sizes = ", ".join(f"{name} {len(vocab)}" for name, vocab in dictionaries.items())
         raise BadFile(
             _(
-                "{place}: dictionaries of {source_size} and {target_size} pieces must be there, found: {details}",
-                place=data_dir,
+                "{folder}: there must be dictionaries of {source_size} and {target_size} pieces, found: {sizes}",
+                folder=data_dir,
                 source_size=source_size,
                 target_size=target_size,
-                details=sizes,
+                sizes=sizes,
             )
         )
     return source, target

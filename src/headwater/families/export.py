@@ -341,4 +341,4 @@ def _check_same_outputs(original: Transformer, rewritten: Transformer) -> None:
     after = rewritten.eval()(ids, attention_mask=attention_mask, **source)[attention_mask]
     original.train(was_training)
     if float((before - after).abs().max()) > OUTPUT_TOLERANCE * max(1.0, float(before.abs().max())):
-        raise BadFile(_("the model in the layout of transformers gives other answers than before; not written"))
+        raise BadFile(_("in the layout of transformers the model gives other outputs than before; not written"))

@@ -101,10 +101,10 @@ def fairseq_args_to_config(args: dict[str, Any], where: object) -> dict[str, Any
         if args.get(name) not in supported:
             raise BadFile(
                 _(
-                    "{where}: fairseq's {name} = {args!r} is not built here; it must be unset",
+                    "{where}: fairseq's {name} = {value!r} is not supported; it must be unset",
                     where=where,
                     name=name,
-                    args=str(args[name])[:40],
+                    value=str(args[name])[:40],
                 )
             )
     prenorm = {bool(args.get(f"{side}_normalize_before")) for side in ("encoder", "decoder")}
@@ -112,10 +112,7 @@ def fairseq_args_to_config(args: dict[str, Any], where: object) -> dict[str, Any
     dims = {args.get(name) or d_model for name in ("encoder_embed_dim", "decoder_input_dim", "decoder_output_dim")}
     if len(prenorm) > 1 or dims != {d_model}:
         raise BadFile(
-            _(
-                "{where}: encoder and decoder must have one width and one place for their norms; they differ",
-                where=where,
-            )
+            _("{where}: encoder and decoder must have the same width and norm position; they differ", where=where)
         )
     return {
         "model_type": "fairseq_prenorm" if prenorm == {True} else "fairseq",

@@ -120,10 +120,10 @@ def read_gguf_plan(file: GgufFile) -> tuple[GgufArchitecture, dict[str, Any], Mo
     if name not in GGUF_ARCHITECTURES:
         raise BadFile(
             _(
-                "{path}: the architecture {architecture!r} is not read from GGUF here; {details}",
+                "{path}: the GGUF architecture {architecture!r} is not supported; {nearest}",
                 path=path,
                 architecture=name[:60],
-                details=nearest(name, GGUF_ARCHITECTURES),
+                nearest=nearest(name, GGUF_ARCHITECTURES),
             )
         )
     architecture = GGUF_ARCHITECTURES[name]
@@ -144,7 +144,7 @@ def gguf_to_hf_config(file: GgufFile, architecture: str, model_type: str) -> dic
         if name not in CONFIG_KEYS:
             raise BadFile(
                 _(
-                    "{where}: the setting {key!r} is not known here and may change what it computes",
+                    "{where}: the setting {key!r} is not known and may change what the model computes",
                     where=file.where,
                     key=key[:80],
                 )
@@ -155,9 +155,7 @@ def gguf_to_hf_config(file: GgufFile, architecture: str, model_type: str) -> dic
 
     # what the tensors and the tokenizer determine
     if "token_embd.weight" not in file.infos:
-        raise BadFile(
-            _("{where}: it has no token_embd.weight, and so no tokens; is it a whole model?", where=file.where)
-        )
+        raise BadFile(_("{where}: token_embd.weight is missing; is it a complete model?", where=file.where))
     config["vocab_size"] = file.infos["token_embd.weight"].shape[0]
     config["tie_word_embeddings"] = "output.weight" not in file.infos
     for role, key in TOKEN_ID_KEYS.items():
@@ -179,7 +177,7 @@ def _check_numbers(file: GgufFile, architecture: str) -> None:
         if type(value) not in (int, float):
             raise BadFile(
                 _(
-                    "{where}: {key} must be a number, got {value}; it is no model that is read here",
+                    "{where}: {key} must be a number, got {value}; such a model is not supported",
                     where=file.where,
                     key=key,
                     value=quote(value),
@@ -194,7 +192,7 @@ def _check_rope_scaling(file: GgufFile, architecture: str) -> None:
     if scaling_type not in ("none", "linear") or factor not in (0, 1):
         raise BadFile(
             _(
-                "{where}: rope scaling {kind!r} in a GGUF file is not read here; load the public folder",
+                "{where}: rope scaling {kind!r} in a GGUF file is not supported; load the Hugging Face folder instead",
                 where=file.where,
                 kind=scaling_type,
             )
@@ -291,10 +289,10 @@ def to_gguf_family(loaded: LoadedModel) -> LoadedModel:
         difference = exported.difference
         raise BadSetting(
             _(
-                "a GGUF file is written of {architectures} language models: {name} has {family_value} as {where}, "
-                "this model has {model_value}; save it as a folder",
+                "a GGUF file can hold only {architectures} language models: {family} has {family_value} as "
+                "{where}, this model has {model_value}; save it as a folder",
                 architectures=", ".join(GGUF_ARCHITECTURES),
-                name=exported.family,
+                family=exported.family,
                 family_value=difference.family_value,
                 where=difference.path,
                 model_value=difference.model_value,
@@ -310,7 +308,7 @@ def save_gguf(loaded: LoadedModel, path: str | Path, outtype: str = "F16") -> Pa
     """
     path = Path(path)
     if path.exists():
-        raise BadFile(_("{path}: it must be a new file, there is one already; choose another name", path=path))
+        raise BadFile(_("{path}: it must be a new file, it exists already; choose another name", path=path))
     loaded = to_gguf_family(loaded)
     if loaded.tokenizer is None:
         raise BadSetting(_("a GGUF file holds the model's tokenizer, this model has none; save it as a folder"))
@@ -338,8 +336,8 @@ def _check_written(loaded: LoadedModel, temp_path: Path, path: Path) -> None:
     except BadFile:
         raise BadSetting(
             _(
-                "{path}: a GGUF file of {model_type} has no room for all tensors of this model, such as "
-                "biases; save it as a folder",
+                "{path}: a GGUF file of {model_type} cannot hold all tensors of this model, such as biases; "
+                "save it as a folder",
                 path=path,
                 model_type=loaded.config["model_type"],
             )
@@ -365,7 +363,7 @@ def _check_written(loaded: LoadedModel, temp_path: Path, path: Path) -> None:
     # tokenizer
     if reloaded.tokenizer.encode(PROBE_TEXT) != loaded.tokenizer.encode(PROBE_TEXT):
         raise Unavailable(
-            _("{path}: the tokenizer reads back changed from a GGUF file; save the model as a folder", path=path)
+            _("{path}: the tokenizer changed when read back from GGUF; save the model as a folder", path=path)
         )
 
 

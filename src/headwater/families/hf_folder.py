@@ -326,7 +326,13 @@ def check_round_trip(model: Transformer, reloaded: Transformer, folder: Path) ->
     copy = ModelWeights(reloaded)
     for name in original:
         if name not in copy or not torch.equal(original[name], copy[name]):
-            raise BadFile(_("{folder}: {name} reads back changed; is the disk sound?", folder=folder, name=name))
+            raise BadFile(
+                _(
+                    "{folder}: {name} changed when it was written and read back; is the disk damaged?",
+                    folder=folder,
+                    name=name,
+                )
+            )
 
 
 class ModelWeights(LazyStateDict):

@@ -155,10 +155,10 @@ def rotary_spec(config: HFConfig, partial_rotary_factor: float = 1.0) -> Rotary:
     else:
         raise BadFile(
             _(
-                "{where}: rope scaling {kind!r} with these numbers is not built here; known: default, "
+                "{where}: rope scaling {rope_type!r} with these parameters is not supported; known: default, "
                 "linear, dynamic, llama3, yarn",
                 where=config.where,
-                kind=rope.rope_type,
+                rope_type=rope.rope_type,
             )
         )
     return Rotary(rope.theta, rope.partial_rotary_factor, scaling)

@@ -58,7 +58,7 @@ def read_llama2c(raw: bytearray, where: object) -> tuple[dict[str, Any], dict[st
     sizes = (d_model, d_ff, layers, heads, kv_heads, vocab, max_positions)
     if not all(0 < n < 1 << 20 for n in sizes) or layers > MAX_LAYERS or d_model % (2 * heads) or heads % kv_heads:
         raise BadFile(
-            _("{where}: not a llama2.c file: its sizes {sizes} can not be those of a model", where=where, sizes=sizes)
+            _("{where}: not a llama2.c file: its sizes {sizes} cannot be those of a model", where=where, sizes=sizes)
         )
 
     # The file is a sequence of tensors, those of all layers stacked.
@@ -67,9 +67,9 @@ def read_llama2c(raw: bytearray, where: object) -> tuple[dict[str, Any], dict[st
     if len(raw) != 28 + 4 * sum(counts):
         raise BadFile(
             _(
-                "{where}: must have {count:,} bytes for the sizes it claims, it has {num_bytes:,}",
+                "{where}: must have {expected:,} bytes for the sizes it claims, it has {num_bytes:,}",
                 where=where,
-                count=28 + 4 * sum(counts),
+                expected=28 + 4 * sum(counts),
                 num_bytes=len(raw),
             )
         )

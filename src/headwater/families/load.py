@@ -150,10 +150,10 @@ def save_with_result(model: Any, path: str | Path, layout: str = "auto") -> Save
         difference = result.difference
         raise BadSetting(
             _(
-                "layout {layout!r} cannot express this model: transformers' {name} has {family_value} as "
+                "layout {layout!r} cannot express this model: transformers' {family} has {family_value} as "
                 "{where}, this model has {model_value}; save it with layout 'headwater'",
                 layout=layout,
-                name=result.family,
+                family=result.family,
                 family_value=difference.family_value,
                 where=difference.path,
                 model_value=difference.model_value,

@@ -80,7 +80,7 @@ def find_family(model_type: str, where: object = "config.json") -> Family:
     if model_type not in FAMILIES:
         raise BadFile(
             _(
-                "{where}: model_type {model_type!r} is not a family known here; {nearest}",
+                "{where}: model_type {model_type!r} is not a known family; {nearest}",
                 where=where,
                 model_type=model_type[:60],
                 nearest=nearest(model_type, FAMILIES),

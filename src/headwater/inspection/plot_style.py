@@ -20,7 +20,7 @@ TEXT_COLOR = "#1f2937"
 GRID_COLOR = "#d1d5db"
 BLUE = "#2c5f9e"
 ORANGE = "#d97706"
-SEQUENTIAL = "viridis"  # both color maps suit the color-blind
+SEQUENTIAL = "viridis"  # both colormaps are color-blind safe
 DIVERGING = "PuOr"
 CJK_FONTS = (
     *("Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "WenQuanYi Zen Hei", "WenQuanYi Micro Hei"),
@@ -34,7 +34,7 @@ CJK_FONT_FILES = (
     "msyh",
     "simhei",
     "PingFang",
-)  # as they are called on disk
+)  # beginnings of their file names
 MAX_TICK_LABELS = 60
 IMAGE_FORMATS = ("png", "svg", "pdf")
 
@@ -50,12 +50,12 @@ def font_families() -> tuple[str, ...]:
 
 
 def _find_unlisted_font() -> list[str]:
-    """matplotlib keeps a list of fonts, and does not see what was installed since it was made."""
+    """A Chinese font that was installed after matplotlib built its font list."""
     from matplotlib import font_manager
 
     paths = [path for path in font_manager.findSystemFonts() if Path(path).name.startswith(CJK_FONT_FILES)]
     for path in sorted(paths, key=lambda path: ("Regular" not in path, path))[:1]:
-        with contextlib.suppress(RuntimeError, OSError):  # a font that cannot be read is no font
+        with contextlib.suppress(RuntimeError, OSError):  # a font file that cannot be read
             before = len(font_manager.fontManager.ttflist)
             font_manager.fontManager.addfont(path)
             names = [font.name for font in font_manager.fontManager.ttflist[before:]]
@@ -66,12 +66,14 @@ def _find_unlisted_font() -> list[str]:
 def missing_font_notice(labels: Sequence[str]) -> str:
     """The notice under a figure whose labels no installed font can show; "" if one can."""
     chinese = any(ord(c) > 0x2E7F for label in labels for c in label)
-    return "no font here knows these characters: install fonts-noto-cjk" if chinese and len(font_families()) < 2 else ""
+    return (
+        "no installed font has these characters: install fonts-noto-cjk" if chinese and len(font_families()) < 2 else ""
+    )
 
 
 def new_figure(width: float, height: float) -> Any:
     """An empty figure, in inches."""
-    from matplotlib.figure import Figure  # no pyplot: it would look for a display
+    from matplotlib.figure import Figure  # not pyplot, which needs a display
 
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
@@ -105,7 +107,7 @@ def thin_labels(labels: Sequence[str]) -> tuple[list[int], list[str]]:
 
 
 def label_ticks(axis: Any, columns: Sequence[str] | None = None, rows: Sequence[str] | None = None) -> None:
-    """Tokens as tick labels. They are text: a $ in them starts no formula."""
+    """Set tokens as tick labels; a $ in them is not parsed as a formula."""
     size = 9 if max(len(columns or ()), len(rows or ())) <= 30 else 6.5
     if columns is not None:
         rotation = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"} if _needs_rotation(columns) else {}
@@ -121,7 +123,7 @@ def _needs_rotation(labels: Sequence[str]) -> bool:
 def heatmap(
     axis: Any, values: np.ndarray, rows: Sequence[str], columns: Sequence[str], vmax: float | None = None
 ) -> Any:
-    """A heat map with tokens as tick labels. Cells are square while there are few of them."""
+    """A heat map with tokens as tick labels; cells are square if there are few."""
     aspect = "equal" if max(values.shape) <= 2 * MAX_TICK_LABELS else "auto"
     if vmax is None:
         vmax = float(np.nanmax(values)) if values.size else 1.0
@@ -141,7 +143,7 @@ def add_colorbar(figure: Any, image: Any, axes: Any, label: str) -> None:
 
 
 def figure_to_bytes(figure: Any, image_format: str = "png", dpi: int = 110) -> bytes:
-    """A figure as the bytes of an image file; an SVG without a date, so that equal figures are equal files."""
+    """A figure as the bytes of an image file; an SVG without a date, so that equal figures give equal files."""
     buffer = io.BytesIO()
     with style():
         figure.savefig(buffer, format=image_format, dpi=dpi, metadata={"Date": None} if image_format == "svg" else None)
@@ -155,7 +157,7 @@ def image_format_of(path: str | Path) -> str:
         name = Path(path).name
         raise BadSetting(
             _(
-                "a picture must end in .png, .svg or .pdf, got {name!r}; {nearest}",
+                "a figure must be a .png, .svg or .pdf file, got {name!r}; {nearest}",
                 name=name,
                 nearest=nearest(kind, IMAGE_FORMATS),
             )
@@ -172,7 +174,7 @@ def write_image(data: bytes, path: str | Path) -> Path:
     except OSError as error:
         raise BadFile(
             _(
-                "{path} must be a place that can be written, got: {strerror}; choose another",
+                "{path} must be a path that can be written, got: {strerror}; choose another",
                 path=path,
                 strerror=error.strerror,
             )

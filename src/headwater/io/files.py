@@ -31,9 +31,9 @@ def open_regular(path: str | Path) -> BinaryIO:
             )
         descriptor = os.open(path, flags)
     except FileNotFoundError:
-        raise NotFound(_("{path} is not there; check the path", path=path)) from None
+        raise NotFound(_("{path} does not exist; check the path", path=path)) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise BadFile(_("{path} can not be opened: {reason}", path=quote(path), reason=reason(error))) from None
+        raise BadFile(_("{path} cannot be opened: {reason}", path=quote(path), reason=reason(error))) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise BadFile(_("{path} must be a regular file; it is a folder, a pipe or a device", path=path))
@@ -79,11 +79,7 @@ def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
         fsync_directory(path.parent)
     except OSError as error:
         raise BadFile(
-            _(
-                "{path} can not be written: {reason}; what was there before is untouched",
-                path=path,
-                reason=reason(error),
-            )
+            _("{path} cannot be written: {reason}; the old file is unchanged", path=path, reason=reason(error))
         ) from None
 
 

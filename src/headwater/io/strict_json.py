@@ -20,15 +20,15 @@ def parse_json(raw: bytes, where: object) -> Any:
         if len(parsed) != len(items):
             raise BadFile(
                 _(
-                    "{where}: the key {first_twice} is written twice; each may come once",
+                    "{where}: the key {key} is written twice; keys must be unique",
                     where=where,
-                    first_twice=quote(_first_duplicate(items)),
+                    key=quote(_first_duplicate(items)),
                 )
             )
         return parsed
 
     def reject_constant(text: str) -> NoReturn:
-        raise BadFile(_("{where}: {text} is not a finite number; JSON has no other", where=where, text=quote(text)))
+        raise BadFile(_("{where}: {text} is not a finite number, which JSON requires", where=where, text=quote(text)))
 
     def finite_float(text: str) -> float:
         value = float(text)
@@ -43,7 +43,11 @@ def parse_json(raw: bytes, where: object) -> Any:
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise BadFile(
-            _("{where}: nested deeper than {max_depth} levels; no honest file is", where=where, max_depth=MAX_DEPTH)
+            _(
+                "{where}: nested deeper than {max_depth} levels; the file is damaged or hostile",
+                where=where,
+                max_depth=MAX_DEPTH,
+            )
         ) from None
     except UnicodeError:
         raise BadFile(_("{where}: not Unicode text; the file is damaged or of another kind", where=where)) from None
@@ -90,5 +94,9 @@ def _check_depth(value: Any, where: object) -> None:
             if isinstance(child, (dict, list))
         ]
     raise BadFile(
-        _("{where}: nested deeper than {max_depth} levels; no honest file is", where=where, max_depth=MAX_DEPTH)
+        _(
+            "{where}: nested deeper than {max_depth} levels; the file is damaged or hostile",
+            where=where,
+            max_depth=MAX_DEPTH,
+        )
     )

@@ -97,7 +97,7 @@ class Config:
                 getattr(self, name) >= 0,
                 _("{name} must not be negative", name=name),
                 getattr(self, name),
-                _("0 is the usual one"),
+                _("use 0 for the default"),
             )
         divides = self.heads % self.kv_heads == 0
         _must(
@@ -109,7 +109,7 @@ class Config:
         _must(pairs, _("sine and cosine come in pairs: d_model must be even"), self.d_model, _("change it"))
         _must(
             not self.shared or self.source_vocab == self.vocab,
-            _("a shared table needs source_vocab to be vocab {vocab}", vocab=self.vocab),
+            _("a shared embedding needs source_vocab to be vocab {vocab}", vocab=self.vocab),
             self.source_vocab,
             _("leave it out"),
         )
@@ -230,13 +230,13 @@ def check_weights(c: Config, values: dict[str, Array]) -> dict[str, Array]:
     for path, shape in expected.items():
         if path not in values:
             raise BadFile(
-                _("the weights must hold {path}, which is missing; give the config they were made with", path=path)
+                _("the weights must hold {path}, which is missing; give the config they were trained with", path=path)
             )
         if values[path].shape != shape:
             got = values[path].shape
             raise BadFile(
                 _(
-                    "{path} must have shape {shape}, got {got}; give the config the weights were made with",
+                    "{path} must have shape {shape}, got {got}; give the config the weights were trained with",
                     path=path,
                     shape=shape,
                     got=got,
@@ -244,7 +244,5 @@ def check_weights(c: Config, values: dict[str, Array]) -> dict[str, Array]:
             )
     for path in values:
         if path not in expected:
-            raise BadFile(
-                _("the config has no place for {path}; {nearest}", path=path, nearest=nearest(path, expected))
-            )
+            raise BadFile(_("the config has no weight {path}; {nearest}", path=path, nearest=nearest(path, expected)))
     return values

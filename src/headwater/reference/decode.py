@@ -32,7 +32,7 @@ def greedy(
     reached the stop token leaves the batch; the others go on.
     """
     if "decoder" not in model.config.stacks:
-        raise BadSetting(_("a next token needs a decoder, got a model of shape 'encoder'; give another model"))
+        raise BadSetting(_("greedy decoding needs a decoder, got a model of shape 'encoder'; give another model"))
     if not prompts or not all(prompts):
         raise BadInput(_("every prompt must hold at least one token, got an empty one; begin with the start token"))
 

@@ -134,7 +134,7 @@ def _save(figure: Any, path: Path) -> None:
     except OSError as error:
         raise BadFile(
             _(
-                "{path} must be a place that can be written, got: {strerror}; choose another --out",
+                "{path} must be a path that can be written, got: {strerror}; choose another --out",
                 path=path,
                 strerror=error.strerror,
             )

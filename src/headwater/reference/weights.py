@@ -90,7 +90,7 @@ def write(path: str | os.PathLike[str], arrays: dict[str, Array]) -> None:
     except OSError as error:
         raise BadFile(
             _(
-                "{path} must be a place that can be written, got: {strerror}; choose another",
+                "{path} must be a path that can be written, got: {strerror}; choose another",
                 path=path,
                 strerror=error.strerror,
             )
@@ -106,7 +106,7 @@ def _must(condition: bool, path: Any, got: str) -> None:
 
 def _entries(header: bytes, path: Any) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        _must(len({name for name, _ in pairs}) == len(pairs), path, _("a name that is given twice"))
+        _must(len({name for name, _ in pairs}) == len(pairs), path, _("a name that occurs twice"))
         return dict(pairs)
 
     try:
@@ -115,7 +115,7 @@ def _entries(header: bytes, path: Any) -> dict[str, Any]:
         raise BadFile(
             _("{path} must begin with a JSON header, got something else; give a .safetensors file", path=path)
         ) from None
-    _must(isinstance(entries, dict), path, _("a header that is no table of names"))
+    _must(isinstance(entries, dict), path, _("a header that is not a JSON object"))
     entries.pop("__metadata__", None)
     return entries
 

@@ -28,7 +28,7 @@ def call_backend(function: Callable[[], T], where: object, error_type: type[Faul
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise error_type(_("{where}: the tokenizer gave up: {error}", where=where, error=quote(error, 120))) from None
+        raise error_type(_("{where}: the tokenizer crashed: {error}", where=where, error=quote(error, 120))) from None
 
 
 def build_backend(spec: dict[str, Any], where: object) -> tokenizers.Tokenizer:
@@ -41,11 +41,11 @@ def build_backend(spec: dict[str, Any], where: object) -> tokenizers.Tokenizer:
         if backend.token_to_id(token["content"]) != token["id"]:
             raise BadFile(
                 _(
-                    "{where}: the added token {content} must have the id {id}, the vocabulary makes it {token_to_id}",
+                    "{where}: the added token {content} must have the id {id}, the vocabulary gives it {vocab_id}",
                     where=where,
                     content=quote(token["content"]),
                     id=token["id"],
-                    token_to_id=backend.token_to_id(token["content"]),
+                    vocab_id=backend.token_to_id(token["content"]),
                 )
             )
     # a template with unknown tokens fails here, not at the user's first text

@@ -38,9 +38,9 @@ def render_chat(
     if len(template) > MAX_TEMPLATE_CHARACTERS:
         raise BadFile(
             _(
-                "a chat template must have at most {MOST_TEMPLATE:,} characters, this one has {num_template:,}",
-                MOST_TEMPLATE=MAX_TEMPLATE_CHARACTERS,
-                num_template=len(template),
+                "a chat template must have at most {max_characters:,} characters, this one has {num_characters:,}",
+                max_characters=MAX_TEMPLATE_CHARACTERS,
+                num_characters=len(template),
             )
         )
     values = {"messages": list(messages), "add_generation_prompt": add_generation_prompt, **variables}
@@ -48,17 +48,17 @@ def render_chat(
     if len(request) > MAX_REQUEST_CHARACTERS:
         raise BadInput(
             _(
-                "a conversation must have at most {MOST_MESSAGES:,} characters, this one has {num_request:,}",
-                MOST_MESSAGES=MAX_REQUEST_CHARACTERS,
-                num_request=len(request),
+                "a conversation must have at most {max_characters:,} characters, this one has {num_characters:,}",
+                max_characters=MAX_REQUEST_CHARACTERS,
+                num_characters=len(request),
             )
         )
     reply = SANDBOX.send(request.encode())
     if "text" in reply:
         return reply["text"]
     if "refused" in reply:
-        raise BadInput(_("the chat template refuses these messages: {refused}", refused=quote(reply["refused"], 200)))
-    raise BadFile(_("the chat template fails: {get}", get=quote(reply.get("failed"), 200)))
+        raise BadInput(_("the chat template refuses these messages: {reason}", reason=quote(reply["refused"], 200)))
+    raise BadFile(_("the chat template fails: {error}", error=quote(reply.get("failed"), 200)))
 
 
 def encode_chat(
@@ -108,8 +108,8 @@ class ChatSandbox:
                 self.stop()
                 raise BadFile(
                     _(
-                        "the chat template was stopped: it took more than {MOST_SECONDS} s, or ended its process",
-                        MOST_SECONDS=RENDER_TIMEOUT,
+                        "the chat template was stopped: it took more than {timeout} s, or ended its process",
+                        timeout=RENDER_TIMEOUT,
                     )
                 )
             return reply

@@ -48,11 +48,11 @@ def check_growth(spec: Mapping[str, Any], where: object) -> None:
             if growth > MAX_GROWTH:
                 raise BadFile(
                     _(
-                        "{where}: the rules of {slots} may make a text at most {MOST_GROWTH} times as long, up "
-                        "to {name} they make it {growth:,.0f} times as long; shorten what they write",
+                        "{where}: the rules of {stages} may make a text at most {max_growth} times as long, up to "
+                        "{name} they make it {growth:,.0f} times as long; shorten what they write",
                         where=where,
-                        slots=" and ".join(stages),
-                        MOST_GROWTH=MAX_GROWTH,
+                        stages=" and ".join(stages),
+                        max_growth=MAX_GROWTH,
                         name=rule.name,
                         growth=growth,
                     )
@@ -62,9 +62,9 @@ def check_growth(spec: Mapping[str, Any], where: object) -> None:
     ) > MAX_SPECIAL_TOKENS:
         raise BadFile(
             _(
-                "{where}: post_processor may add at most {MOST_SPECIALS} tokens to a text, it adds {count:,}",
+                "{where}: post_processor may add at most {max_tokens} tokens to a text, it adds {count:,}",
                 where=where,
-                MOST_SPECIALS=MAX_SPECIAL_TOKENS,
+                max_tokens=MAX_SPECIAL_TOKENS,
                 count=count,
             )
         )

@@ -78,10 +78,10 @@ def _from_merges(folder: Path, name: str, style: str, special_tokens: dict[str, 
         if role in defaults and tokens[role] not in vocab:
             raise BadFile(
                 _(
-                    "{folder}: the {role} token {tokens} must be in it; it is not",
-                    folder=folder / "vocab.json",
+                    "{where}: the {role} token {token} must be in the vocabulary; it is not",
+                    where=folder / "vocab.json",
                     role=role,
-                    tokens=quote(tokens[role]),
+                    token=quote(tokens[role]),
                 )
             )
     merges = parse_merges(_read_text(folder / name))
@@ -160,7 +160,7 @@ def _append_added_tokens(spec: dict[str, Any], folder: Path) -> None:
 def _read_vocab(path: Path) -> dict[str, int]:
     vocab = parse_json_object(read_limited(path, MAX_FILE_BYTES), path)
     if not all(type(n) is int for n in vocab.values()):
-        raise BadFile(_("{path}: must give every piece an integer", path=path))
+        raise BadFile(_("{path}: every piece must have an integer id", path=path))
     return vocab
 
 

@@ -42,17 +42,17 @@ def check_pattern(pattern: str, where: object) -> None:
     if len(pattern) > MAX_PATTERN_CHARACTERS:
         raise BadFile(
             _(
-                "{where}: a pattern must have at most {LONGEST} characters, {pattern} has {num_pattern}",
+                "{where}: a pattern must have at most {max_characters} characters, {pattern} has {num_characters}",
                 where=where,
-                LONGEST=MAX_PATTERN_CHARACTERS,
+                max_characters=MAX_PATTERN_CHARACTERS,
                 pattern=quote(pattern, 40),
-                num_pattern=len(pattern),
+                num_characters=len(pattern),
             )
         )
     if re.search(r"\\[1-9kgG]", pattern):
         raise BadFile(
             _(
-                "{where}: the pattern {pattern} refers back to itself; such patterns can hang and are refused",
+                "{where}: the pattern {pattern} has a back-reference; such patterns can hang and are refused",
                 where=where,
                 pattern=quote(pattern),
             )
@@ -71,10 +71,11 @@ def check_pattern(pattern: str, where: object) -> None:
     if any(len(_OPEN_REPEAT.findall(arm)) > MAX_OPEN_REPEATS for arm in simplified.split("|")):
         raise BadFile(
             _(
-                "{where}: the pattern {pattern} has more than {MOST_REPEATS} open repeats in a row; refused",
+                "{where}: the pattern {pattern} has more than {max_repeats} open-ended repeats; such "
+                "patterns can hang and are refused",
                 where=where,
                 pattern=quote(pattern),
-                MOST_REPEATS=MAX_OPEN_REPEATS,
+                max_repeats=MAX_OPEN_REPEATS,
             )
         )
 

@@ -134,7 +134,7 @@ def validate_spec(spec: dict[str, Any], where: object) -> dict[str, Any]:
         if key not in known:
             raise BadFile(
                 _(
-                    "{where}: the key {key} is not known here; {nearest}",
+                    "{where}: the key {key} is not known; {nearest}",
                     where=where,
                     key=quote(key),
                     nearest=nearest(key[:40], known),
@@ -250,9 +250,9 @@ def _check_component(value: Any, stage: str, where: object, depth: int) -> None:
     if keys is None:
         raise BadFile(
             _(
-                "{where}: {slot} of type {kind} is not known; {nearest}",
+                "{where}: {stage} of type {kind} is not known; {nearest}",
                 where=where,
-                slot=stage,
+                stage=stage,
                 kind=quote(kind),
                 nearest=nearest(str(kind)[:40], COMPONENT_SCHEMAS[stage]),
             )
@@ -267,10 +267,10 @@ def _check_component(value: Any, stage: str, where: object, depth: int) -> None:
         ):
             raise BadFile(
                 _(
-                    "{where}: a Sequence must list at most 64 {INNER}, at most {DEEPEST} deep",
+                    "{where}: a Sequence must list at most 64 {components}, at most {max_depth} deep",
                     where=where,
-                    INNER=SEQUENCE_KEYS[stage],
-                    DEEPEST=MAX_DEPTH,
+                    components=SEQUENCE_KEYS[stage],
+                    max_depth=MAX_DEPTH,
                 )
             )
         for part in inner:
@@ -281,12 +281,12 @@ def _check_component(value: Any, stage: str, where: object, depth: int) -> None:
         if key != "type" and (key not in keys or not keys[key](setting, where)):
             raise BadFile(
                 _(
-                    "{where}: {slot} {kind}: {key} = {setting} is not known or not allowed",
+                    "{where}: {stage} {kind}: {key} = {value} is not known or not allowed",
                     where=where,
-                    slot=stage,
+                    stage=stage,
                     kind=kind,
                     key=quote(key),
-                    setting=quote(setting),
+                    value=quote(setting),
                 )
             )
     if kind == "TemplateProcessing":
@@ -311,9 +311,9 @@ def _check_added_tokens(tokens: Any, where: object) -> list[dict[str, Any]]:
     if not isinstance(tokens, list) or len(tokens) > MAX_ADDED_TOKENS:
         raise BadFile(
             _(
-                "{where}: added_tokens must be a list of at most {MOST_ADDED:,}",
+                "{where}: added_tokens must be a list of at most {max_tokens:,}",
                 where=where,
-                MOST_ADDED=MAX_ADDED_TOKENS,
+                max_tokens=MAX_ADDED_TOKENS,
             )
         )
     flags = {"single_word", "lstrip", "rstrip", "normalized", "special"}
@@ -335,7 +335,7 @@ def _check_added_tokens(tokens: Any, where: object) -> list[dict[str, Any]]:
                 )
             )
     if len({t["id"] for t in tokens}) != len(tokens) or len({t["content"] for t in tokens}) != len(tokens):
-        raise BadFile(_("{where}: two added tokens share an id or a content; each must be its own", where=where))
+        raise BadFile(_("{where}: two added tokens share an id or a content; both must be unique", where=where))
     return sorted(tokens, key=lambda token: token["id"])
 
 
@@ -351,9 +351,9 @@ def _check_model(model: dict[str, Any], where: object) -> None:
         if not isinstance(model.get("unk_id"), (int, type(None))) or (model.get("unk_id") or 0) >= max(count, 1):
             raise BadFile(
                 _(
-                    "{where}: unk_id {get} must be one of the {count:,} pieces",
+                    "{where}: unk_id {unk_id} must be one of the {count:,} pieces",
                     where=where,
-                    get=quote(model.get("unk_id")),
+                    unk_id=quote(model.get("unk_id")),
                     count=count,
                 )
             )
@@ -365,9 +365,9 @@ def _check_model(model: dict[str, Any], where: object) -> None:
     if not is_valid or not 0 < count <= MAX_VOCAB_SIZE:
         raise BadFile(
             _(
-                "{where}: the vocabulary must hold 1 to {MOST_TOKENS:,} pieces, each with an id or a score of its own",
+                "{where}: the vocabulary must hold 1 to {max_pieces:,} pieces, each with a unique id or a score",
                 where=where,
-                MOST_TOKENS=MAX_VOCAB_SIZE,
+                max_pieces=MAX_VOCAB_SIZE,
             )
         )
     if model["type"] == "BPE":
@@ -381,7 +381,7 @@ def _check_merges(model: dict[str, Any], where: object) -> None:
     prefix = model.get("continuing_subword_prefix") or ""
     if not isinstance(merges, list) or len(merges) > MAX_VOCAB_SIZE:
         raise BadFile(
-            _("{where}: merges must be a list of at most {MOST_TOKENS:,}", where=where, MOST_TOKENS=MAX_VOCAB_SIZE)
+            _("{where}: merges must be a list of at most {max_merges:,}", where=where, max_merges=MAX_VOCAB_SIZE)
         )
     for merge in merges:
         try:

@@ -137,8 +137,8 @@ class Tokenizer:
         if acting := [n for n in text_ids if n in self.special_tokenizer.ids]:
             raise BadInput(
                 _(
-                    "the text holds {id_to_token!r}, which would act; take it out, or use encode",
-                    id_to_token=self.backend.id_to_token(acting[0]),
+                    "the text contains the special token {token!r}; remove it, or use encode",
+                    token=self.backend.id_to_token(acting[0]),
                 )
             )
         return Encoding(list(encoding.ids), list(encoding.type_ids), list(encoding.offsets), list(encoding.word_ids))
@@ -233,7 +233,11 @@ class Tokenizer:
         for n in ids:
             if type(n) is not int or not 0 <= n < len(self):
                 raise BadInput(
-                    _("token ids must be integers from 0 to {num_self}, got {n!r}", num_self=len(self) - 1, n=n)
+                    _(
+                        "token ids must be integers from 0 to {max_id}, got {token_id!r}",
+                        max_id=len(self) - 1,
+                        token_id=n,
+                    )
                 )
 
     @cached_property
@@ -298,7 +302,7 @@ def pad_sequences(rows: Sequence[Sequence[int]], pad_id: int, padding_side: str 
     [[1, 2], [0, 3]]
     """
     if padding_side not in ("left", "right"):
-        raise BadInput(_("padding goes on the left or the right, got {side!r}", side=padding_side))
+        raise BadInput(_("padding_side must be left or right, got {padding_side!r}", padding_side=padding_side))
     width = max(map(len, rows), default=0)
     ids = torch.full((len(rows), width), pad_id, dtype=torch.long)
     attention_mask = torch.zeros((len(rows), width), dtype=torch.bool)

@@ -59,16 +59,17 @@ def train_tokenizer(
         )
     corpus = list(_limit_training_text(texts))
     if not any(text.strip() for text in corpus):
-        raise BadInput(_("a tokenizer needs text to learn from, all of it is blank; check the data"))
+        raise BadInput(_("a tokenizer needs text to train on, all of it is blank; check the data"))
     special_tokens = [*SPECIAL_TOKENS, *map(sentinel_token, range(num_sentinels))]
     min_size = len(special_tokens) + (256 if algorithm == "bpe" else 1)
     if vocab_size and vocab_size < min_size:
         raise BadSetting(
             _(
-                "a {kind} vocabulary must have at least {least} pieces, got {vocab}; raise it, or 0 to choose",
-                kind=algorithm,
-                least=min_size,
-                vocab=vocab_size,
+                "a {algorithm} vocabulary must have at least {min_size} pieces, got {vocab_size}; raise it, "
+                "or use 0 to choose automatically",
+                algorithm=algorithm,
+                min_size=min_size,
+                vocab_size=vocab_size,
             )
         )
     backend = ALGORITHMS[algorithm](corpus, vocab_size or suggest_vocab_size(corpus), special_tokens)

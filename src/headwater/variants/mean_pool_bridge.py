@@ -33,7 +33,7 @@ class MeanPoolBridgeLayer(nn.Module):
     def forward(self, memory: ModelInputs) -> ModelInputs:
         x = memory.hidden_states
         if x is None or memory.document_ids is not None:
-            raise BadInput(_("bridge: packed documents cannot be pooled, got some; give one document a row"))
+            raise BadInput(_("bridge: packed documents cannot be pooled, got some; give one document per row"))
         spare = -x.shape[1] % self.factor
         mask = torch.ones_like(memory.ids, dtype=torch.bool) if memory.attention_mask is None else memory.attention_mask
         if memory.attention_mask is not None:  # move padding to the end, so that padding on the left shifts no group

@@ -30,10 +30,10 @@ def check_memory(spec: Model, num_tensors: int, where: object) -> None:
     if num_tensors < depth:
         raise BadFile(
             _(
-                "{where}: config.json speaks of {depth:,} layers, but the file holds {tensors:,} tensors in all",
+                "{where}: config.json has {num_layers:,} layers, but the file holds only {num_tensors:,} tensors",
                 where=where,
-                depth=depth,
-                tensors=num_tensors,
+                num_layers=depth,
+                num_tensors=num_tensors,
             )
         )
     count = count_parameters(spec)
@@ -41,12 +41,12 @@ def check_memory(spec: Model, num_tensors: int, where: object) -> None:
     if 4 * count > available:
         raise Unavailable(
             _(
-                "{where}: the model has {count:,} weights, {gigabytes} in float32, and this machine has "
-                "{gigabytes2} of memory; choose a smaller one",
+                "{where}: the model has {count:,} weights, {needed} in float32, and this machine has "
+                "{available} of memory; choose a smaller model",
                 where=where,
                 count=count,
-                gigabytes=_format_gigabytes(4 * count),
-                gigabytes2=_format_gigabytes(available),
+                needed=_format_gigabytes(4 * count),
+                available=_format_gigabytes(available),
             )
         )
 

@@ -136,7 +136,7 @@ class _GgufReader:
         """The tensors' entries; the data follows them, aligned."""
         alignment = metadata.get("general.alignment", 32)
         if type(alignment) is not int or not 1 <= alignment <= 65_536 or alignment & (alignment - 1):
-            self.refuse(_("general.alignment must be a power of two up to 65536, got {align}", align=quote(alignment)))
+            self.refuse(_("general.alignment must be a power of two up to 65536, got {value}", value=quote(alignment)))
         entries = []
         for _unused in range(count):
             entries.append((self.read_string(256), self.read_shape(), self.read_int("<I"), self.read_int("<Q")))
@@ -145,7 +145,7 @@ class _GgufReader:
         infos: dict[str, GgufTensorInfo] = {}
         for name, shape, type_id, offset in entries:
             if check_tensor_name(name, self.where) in infos:
-                self.refuse(_("the tensor {name} is there twice", name=quote(name)))
+                self.refuse(_("the tensor {name} occurs twice", name=quote(name)))
             infos[name] = self.locate_tensor(name, shape, type_id, offset, data_start, alignment)
         self.check_no_overlap(infos)
         return infos
@@ -155,11 +155,7 @@ class _GgufReader:
         num_dims = self.read_int("<I")
         if not 1 <= num_dims <= MAX_DIMS:
             self.refuse(
-                _(
-                    "a tensor must have 1 to {max_dims} dimensions, got {dimensions}",
-                    max_dims=MAX_DIMS,
-                    dimensions=num_dims,
-                )
+                _("a tensor must have 1 to {max_dims} dimensions, got {num_dims}", max_dims=MAX_DIMS, num_dims=num_dims)
             )
         return tuple(self.read_int("<Q") for _ in range(num_dims))[::-1]
 
@@ -172,9 +168,9 @@ class _GgufReader:
             known = ", ".join(known_type.name for known_type in GGML_TYPES.values())
             self.refuse(
                 _(
-                    "the tensor {name} is of type {code}, which is not read here; known: {known}",
+                    "the tensor {name} is of type {type_id}, which is not supported; known: {known}",
                     name=quote(name),
-                    code=type_id,
+                    type_id=type_id,
                     known=known,
                 )
             )
@@ -182,10 +178,10 @@ class _GgufReader:
         if not 0 < num_weights < 1 << 48 or shape[-1] % ggml_type.block_size or offset % alignment:
             self.refuse(
                 _(
-                    "the tensor {name} {shape} can not be {name2} at offset {offset}",
+                    "the tensor {name} {shape} cannot be {type_name} at offset {offset}",
                     name=quote(name),
                     shape=list(shape),
-                    name2=ggml_type.name,
+                    type_name=ggml_type.name,
                     offset=offset,
                 )
             )
@@ -195,10 +191,10 @@ class _GgufReader:
         if begin + num_bytes > len(self.buffer):
             self.refuse(
                 _(
-                    "cut short: {name} ends at byte {data:,} of {num_bytes:,}",
+                    "cut short: {name} ends at byte {end:,} of {file_size:,}",
                     name=quote(name),
-                    data=begin + num_bytes,
-                    num_bytes=len(self.buffer),
+                    end=begin + num_bytes,
+                    file_size=len(self.buffer),
                 )
             )
         return GgufTensorInfo(ggml_type, shape, begin, num_bytes)
@@ -234,7 +230,9 @@ class _GgufReader:
     def read_scalars(self, value_type: int, count: int) -> np.ndarray:
         """Numbers of one type."""
         if value_type not in SCALAR_DTYPES:
-            self.refuse(_("a value of type {kind} is not known (arrays of arrays are not read)", kind=value_type))
+            self.refuse(
+                _("a value of type {value_type} is not supported (nor arrays of arrays)", value_type=value_type)
+            )
         dtype = np.dtype(SCALAR_DTYPES[value_type])
         return np.frombuffer(self.read_bytes(count * dtype.itemsize), dtype)
 
@@ -244,7 +242,7 @@ class _GgufReader:
         if count > maximum or count * min_bytes_each > len(self.buffer):
             self.refuse(
                 _(
-                    "must have at most {maximum:,} {what}, and room for them; it claims {count:,}",
+                    "must have at most {maximum:,} {what}, and be large enough for them; it claims {count:,}",
                     maximum=maximum,
                     what=noun,
                     count=count,
@@ -276,7 +274,7 @@ class _GgufReader:
             begin = position + 8
             position = begin + int.from_bytes(buffer[position:begin], "little")
             if position > end:
-                self.refuse(_("cut short: a text is wanted up to byte {at:,} of {end:,}", at=position, end=end))
+                self.refuse(_("cut short: a string ends at byte {end:,} of {file_size:,}", end=position, file_size=end))
             strings.append(buffer[begin:position])
         self.position = position
         return [string.decode("utf-8", "replace") for string in strings]
@@ -295,10 +293,10 @@ class _GgufReader:
         if size > len(self.buffer) - self.position:
             self.refuse(
                 _(
-                    "cut short: {size:,} bytes are wanted at byte {at:,} of {num_bytes:,}",
+                    "cut short: {size:,} bytes are needed at byte {offset:,} of {file_size:,}",
                     size=size,
-                    at=self.position,
-                    num_bytes=len(self.buffer),
+                    offset=self.position,
+                    file_size=len(self.buffer),
                 )
             )
 

@@ -195,7 +195,7 @@ class HFConfig:
 
     def get_labels(self, default_count: int = 2) -> list[str]:
         """The names of the classes, in order: id2label, or LABEL_0 … as many as num_labels says."""
-        id2label = self._get(("id2label",), {}, lambda v: isinstance(v, dict), _("a table from number to name"))
+        id2label = self._get(("id2label",), {}, lambda v: isinstance(v, dict), _("an object from id to name"))
         count = len(id2label) or self.get_int("num_labels", "_num_labels", maximum=1_000_000, default=default_count)
         return [str(id2label.get(str(i), f"LABEL_{i}")) for i in range(count)]
 
@@ -210,7 +210,7 @@ class HFConfig:
 
     def section(self, name: str) -> HFConfig:
         """A nested object, empty if it is absent. Its unread keys are rejected with those of the outer config."""
-        value = self._get((name,), {}, lambda v: isinstance(v, dict), _("a table of settings"))
+        value = self._get((name,), {}, lambda v: isinstance(v, dict), _("a JSON object"))
         inner = HFConfig(value, f"{self.where}: {name}")
         self._sections.append(inner)
         return inner
@@ -226,14 +226,14 @@ class HFConfig:
         unread = [key for key in self._values if key not in self._read_keys and not self._ignored(key)]
         if unread:
             named = ", ".join(f"{quote(key, 40)} = {quote(self._values[key], 30)}" for key in unread[:5])
-            others = _(" and {num_left} more", num_left=len(unread) - 5) if len(unread) > 5 else ""
+            others = _(" and {count} more", count=len(unread) - 5) if len(unread) > 5 else ""
             raise BadFile(
                 _(
-                    "{where}: settings nobody reads, which may change what the model computes: "
-                    "{named}{rest}; remove them if they do not matter",
+                    "{where}: unknown settings, which may change what the model computes: {settings}{more}; "
+                    "remove them if they do not matter",
                     where=self.where,
-                    named=named,
-                    rest=others,
+                    settings=named,
+                    more=others,
                 )
             )
 
@@ -260,9 +260,9 @@ class HFConfig:
         if not is_valid(value):
             raise BadFile(
                 _(
-                    "{where}: {present} must be {requirement}, got {value}",
+                    "{where}: {key} must be {requirement}, got {value}",
                     where=self.where,
-                    present=present[0],
+                    key=present[0],
                     requirement=requirement,
                     value=quote(value),
                 )
@@ -271,14 +271,14 @@ class HFConfig:
         for other in present[1:]:
             if self._values[other] != value:
                 conflict = _(
-                    "{present} = {value} and {other} = {values}",
-                    present=present[0],
+                    "{key} = {value} and {other_key} = {other_value}",
+                    key=present[0],
                     value=quote(value),
-                    other=other,
-                    values=quote(self._values[other]),
+                    other_key=other,
+                    other_value=quote(self._values[other]),
                 )
                 raise BadFile(
-                    _("{where}: {details} mean the same and must be equal", where=self.where, details=conflict)
+                    _("{where}: {conflict} mean the same and must be equal", where=self.where, conflict=conflict)
                 )
         return value
 

@@ -108,7 +108,7 @@ class NameMap:
         if missing := required - set(sizes):
             raise BadSetting(
                 _(
-                    "this name table needs the sizes {missing}, got {sizes}; name them in the call",
+                    "this name map needs the sizes {missing}, got {sizes}; pass them as arguments",
                     missing=sorted(missing),
                     sizes=sorted(sizes),
                 )
@@ -246,12 +246,12 @@ class _ExportedTensors(LazyStateDict):
         if unknown or missing:
             raise BadFile(
                 _(
-                    "the model can not be written in this layout: {num_unknown} tensors have no public name "
-                    "({listed}), {num_missing} pieces are missing ({listed2})",
+                    "the model cannot be written in this layout: {num_unknown} tensors have no public name "
+                    "({unknown}), {num_missing} pieces are missing ({missing})",
                     num_unknown=len(unknown),
-                    listed=format_names(unknown),
+                    unknown=format_names(unknown),
                     num_missing=len(missing),
-                    listed2=format_names(missing),
+                    missing=format_names(missing),
                 )
             )
 
@@ -278,5 +278,5 @@ def format_names(names: Iterable[str], max_names: int = 4) -> str:
     "'a' and 2 more"
     """
     names = list(names)
-    others = _(" and {num_names} more", num_names=len(names) - max_names) if len(names) > max_names else ""
+    others = _(" and {count} more", count=len(names) - max_names) if len(names) > max_names else ""
     return ", ".join(quote(name, 80) for name in names[:max_names]) + others

@@ -85,13 +85,20 @@ def parse_rule(line: str) -> NameRule:
     checkpoint, *params = names.split()
     if not params:
         raise BadSetting(
-            _("a line of a name table must say `theirs  ours`, got {line!r}; drop a tensor with `-`", line=line)
+            _(
+                "a line of a name map must be `checkpoint_name  parameter_name`, got {line!r}; ignore a "
+                "tensor with `-`",
+                line=line,
+            )
         )
     written_name, *variants = _expand_optional(checkpoint)
     expanded = [] if params == ["-"] else [name for text in params for name in _expand_alternatives(text)]
     if any(NamePattern(name).placeholders != NamePattern(written_name).placeholders for name in expanded):
         raise BadSetting(
-            _("both sides of a name table must have the same numbers, or it could not be written: {line!r}", line=line)
+            _(
+                "both sides of a name map must have the same placeholders, or it could not be exported: {line!r}",
+                line=line,
+            )
         )
     return NameRule(
         NamePattern(written_name),

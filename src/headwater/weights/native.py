@@ -55,14 +55,11 @@ def copy_into(model: torch.nn.Module, tensors: Mapping[str, Tensor], where: obje
     """Copy tensors into a model's parameters. Every path and shape is checked before the first value is written."""
     # names
     params = dict(model.named_parameters())
-    if mismatched := sorted(set(params) ^ set(tensors)):
+    if missing := sorted(set(params) - set(tensors)):
+        raise BadFile(_("{where} must hold this model's tensors, {key} is missing", where=where, key=missing[0]))
+    if unknown := sorted(set(tensors) - set(params)):
         raise BadFile(
-            _(
-                "{where} must hold this model's tensors, {odd} is {what}",
-                where=where,
-                odd=mismatched[0],
-                what=_("missing") if mismatched[0] in params else _("not one"),
-            )
+            _("{where} must hold this model's tensors, {key} is not one of them", where=where, key=unknown[0])
         )
 
     # shapes and dtypes
@@ -70,17 +67,17 @@ def copy_into(model: torch.nn.Module, tensors: Mapping[str, Tensor], where: obje
         if parameter.shape != tensors[path].shape:
             raise BadFile(
                 _(
-                    "{where}: {path} must be {shape}, it is {shape2}",
+                    "{where}: {path} must be {expected}, it is {shape}",
                     where=where,
                     path=path,
-                    shape=tuple(parameter.shape),
-                    shape2=tuple(tensors[path].shape),
+                    expected=tuple(parameter.shape),
+                    shape=tuple(tensors[path].shape),
                 )
             )
         if not tensors[path].is_floating_point():
             raise BadFile(
                 _(
-                    "{where}: {path} must be floating point, it is {dtype}; it is another model's",
+                    "{where}: {path} must be floating point, it is {dtype}; it belongs to another model",
                     where=where,
                     path=path,
                     dtype=tensors[path].dtype,
@@ -142,10 +139,10 @@ def _read_config(folder: str | Path) -> tuple[Model, dict[str, Any], dict[str, s
     if config.get("model_type") != MODEL_TYPE:
         raise BadFile(
             _(
-                "{path}: model_type must be {expected!r}, it is {get!r}; load it by its family",
+                "{path}: model_type must be {expected!r}, it is {model_type!r}; load it with headwater.load",
                 path=path,
                 expected=MODEL_TYPE,
-                get=str(config.get("model_type"))[:40],
+                model_type=str(config.get("model_type"))[:40],
             )
         )
 
@@ -155,7 +152,7 @@ def _read_config(folder: str | Path) -> tuple[Model, dict[str, Any], dict[str, s
     if not isinstance(spec, Model) or not isinstance(about, dict) or not isinstance(quantization, dict):
         raise BadFile(
             _(
-                "{path}: spec must be a Model, about and quantization tables; the file is not as it was written",
+                "{path}: spec must be a Model, about and quantization JSON objects; the file was changed or damaged",
                 path=path,
             )
         )
@@ -163,8 +160,8 @@ def _read_config(folder: str | Path) -> tuple[Model, dict[str, Any], dict[str, s
         if block_format not in BLOCK_FORMATS:
             raise BadFile(
                 _(
-                    "{path}: quantization must name {block_formats}, got {block_format!r:.40}; "
-                    "was it written by a newer one?",
+                    "{path}: quantization must name {block_formats}, got {block_format!r:.40}; was it written by "
+                    "a newer version?",
                     path=path,
                     block_formats=", ".join(BLOCK_FORMATS),
                     block_format=block_format,
@@ -205,7 +202,8 @@ def _load_quantized_layers(
         if not isinstance(module, nn.Linear | nn.Embedding):
             raise BadFile(
                 _(
-                    "{where}: quantization must name linear layers and tables, got {path!r:.80}; it is another model's",
+                    "{where}: quantization must name linear layers and embeddings, got {path!r:.80}; it belongs "
+                    "to another model",
                     where=where,
                     path=path,
                 )
@@ -222,12 +220,12 @@ def _load_quantized_layers(
         if columns % ggml_type.block_size or tuple(blocks.shape) != shape or blocks.dtype != torch.uint8:
             raise BadFile(
                 _(
-                    "{where}: {key} must be uint8 {shape}, it is {dtype} {shape2}",
+                    "{where}: {key} must be uint8 {expected}, it is {dtype} {shape}",
                     where=where,
                     key=key,
-                    shape=shape,
+                    expected=shape,
                     dtype=blocks.dtype,
-                    shape2=tuple(blocks.shape),
+                    shape=tuple(blocks.shape),
                 )
             )
         check_finite_scales(blocks, ggml_type, key, where)

@@ -74,7 +74,7 @@ def read_pickles(source: str | Path, work_dir: str | Path) -> PickleContents:
         shard = SafetensorsFile(converted)
         if duplicates := sorted(set(shard) & set(tensors)):
             raise BadFile(
-                _("{path}: holds {twice}, which another shard holds too", path=path, twice=quote(duplicates[0]))
+                _("{path}: holds {name}, which another shard holds too", path=path, name=quote(duplicates[0]))
             )
         tensors |= {name: shard[name] for name in shard}
         training_args |= parse_json_object(shard.metadata.get("training_args", "{}").encode(), path)
@@ -122,7 +122,7 @@ def _run_in_subprocess(source: Path, target: Path) -> None:
     last_line = process.stdout.decode("utf-8", "replace").strip().rsplit("\n", 1)[-1]
     if process.returncode or last_line != "converted":
         problem = last_line or _(
-            "the reading process ended with {returncode} (out of memory or of time)", returncode=process.returncode
+            "the reading process ended with {returncode} (out of memory or time)", returncode=process.returncode
         )
         raise BadFile(_("{source}: not converted: {details}", source=source, details=problem[:300]))
 
@@ -207,7 +207,7 @@ def _extract_tensors(value: Any, file_size: int) -> dict[str, Any]:
         if not dense or tensor.device.type != "cpu":
             raise BadFile(
                 _(
-                    "{name} must be a plain dense tensor; sparse, quantised and special ones are not read",
+                    "{name} must be a plain dense tensor; sparse, quantized and special ones are not read",
                     name=quote(name),
                 )
             )
@@ -247,17 +247,17 @@ def _convert_pickle(source: str, target: str) -> str:
 
 
 def _explain_error(error: BaseException) -> str:
-    """Why a file can not be read. torch's own message says how to load it anyway, which would run its code."""
+    """Why a file cannot be read. torch's own message says how to load it anyway, which would run its code."""
     text = str(error)
     if isinstance(error, pickle.UnpicklingError):
         named = re.search(r"GLOBAL ([\w.]{1,100})", text)
         if named:
-            return f"it asks for {named[1]}, which is no tensor and no plain data; to read it would be to run its code"
-        return "it is not a pickle of plain tensors; to read it would be to run its code, or it is no pickle at all"
+            return f"it needs {named[1]}, which is neither a tensor nor plain data; loading it would run its code"
+        return "it is not a pickle of plain tensors: loading it would run its code, or it is not a pickle at all"
     if isinstance(error, EOFError) or "PytorchStreamReader" in text or "magic number" in text:
-        return "it is no whole file of weights: it is cut short, damaged or of another kind; fetch it again"
+        return "it is not a complete weight file: it is cut short, damaged or of another format; fetch it again"
     printable = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return f"it can not be read ({type(error).__name__}: {printable[:120]})"
+    return f"it cannot be read ({type(error).__name__}: {printable[:120]})"
 
 
 def child_main(source: str, target: str) -> None:

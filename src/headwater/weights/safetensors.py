@@ -120,7 +120,7 @@ def check_tensor_name(name: str, where: object) -> str:
     if not TENSOR_NAME.fullmatch(name):
         raise BadFile(
             _(
-                "{where}: {name} is no name of a tensor; use letters, digits and _ . - : (at most 256)",
+                "{where}: {name} is not a valid tensor name; use letters, digits and _ . - : (at most 256)",
                 where=where,
                 name=quote(name),
             )
@@ -161,10 +161,10 @@ def _parse_tensor_info(name: str, value: Any, where: object) -> TensorInfo:
     if offsets[1] - offsets[0] != num_bytes:
         refuse(
             _(
-                "{dtype} {shape} needs {need} bytes, data_offsets give {offsets}",
+                "{dtype} {shape} needs {num_bytes} bytes, data_offsets give {offsets}",
                 dtype=dtype,
                 shape=quote(shape),
-                need=quote(num_bytes),
+                num_bytes=quote(num_bytes),
                 offsets=quote(offsets[1] - offsets[0]),
             )
         )
@@ -180,26 +180,27 @@ def _check_contiguous(infos: dict[str, TensorInfo], data_size: int, where: objec
     position = 0
     for name, info in sorted(infos.items(), key=lambda item: (item[1].begin, item[1].end)):
         if info.begin != position:
-            problem = _("overlaps the one before") if info.begin < position else _("leaves a hole before it")
+            problem = _("overlaps the one before") if info.begin < position else _("leaves a gap before it")
             raise BadFile(
                 _(
-                    "{where}: tensor {name} {kind} (begins at {begin:,}, must at {at:,}); damaged",
+                    "{where}: tensor {name} {problem} (begins at {begin:,}, must begin at {expected:,}); the "
+                    "file is damaged",
                     where=where,
                     name=quote(name),
-                    kind=problem,
+                    problem=problem,
                     begin=info.begin,
-                    at=position,
+                    expected=position,
                 )
             )
         position = info.end
     if position != data_size:
-        problem = _("cut short") if position > data_size else _("followed by bytes no tensor owns")
+        problem = _("cut short") if position > data_size else _("followed by bytes that belong to no tensor")
         raise BadFile(
             _(
-                "{where}: {kind}: the tensors need {at:,} bytes of data, the file has {size:,}; fetch it again",
+                "{where}: {problem}: the tensors need {end:,} bytes of data, the file has {size:,}; fetch it again",
                 where=where,
-                kind=problem,
-                at=position,
+                problem=problem,
+                end=position,
                 size=data_size,
             )
         )

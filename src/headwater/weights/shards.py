@@ -164,7 +164,7 @@ def _parse_weight_map(index: dict[str, Any], where: object) -> dict[str, str]:
         if not isinstance(shard, str) or not SHARD_NAME.fullmatch(shard) or ".." in shard:
             raise BadFile(
                 _(
-                    "{where}: {shard} is no shard: it must be the plain name of a .safetensors file here",
+                    "{where}: {shard} is not a shard: it must be the plain name of a .safetensors file in this folder",
                     where=where,
                     shard=quote(shard),
                 )
@@ -188,23 +188,23 @@ def _check_shard(
     """The index and the shard must list the same tensors: otherwise one is missing, or is there twice."""
     for name in file:
         if weight_map.get(name) != shard:
-            location = _("in {placed}", placed=weight_map[name]) if name in weight_map else _("nowhere")
+            location = _("in {other_shard}", other_shard=weight_map[name]) if name in weight_map else _("nowhere")
             raise BadFile(
                 _(
-                    "{where}: {shard} holds {name}, which the index places {details}; the folder is mixed up",
+                    "{where}: {shard} holds {name}, which the index places {location}; the folder is mixed up",
                     where=where,
                     shard=shard,
                     name=quote(name),
-                    details=location,
+                    location=location,
                 )
             )
     if num_expected != len(file):
         missing = next(name for name, listed in weight_map.items() if listed == shard and name not in file)
         raise BadFile(
             _(
-                "{where}: {lost} must be in {shard}, which lacks it; fetch the shard again",
+                "{where}: {name} must be in {shard}, which lacks it; fetch the shard again",
                 where=where,
-                lost=quote(missing),
+                name=quote(missing),
                 shard=shard,
             )
         )

@@ -130,7 +130,7 @@ def parse_transforms(text: str) -> Transforms:
         name = word + by.rstrip()
         if name not in TRANSFORMS:
             raise BadSetting(
-                _("a name table knows no change {name!r}; {nearest}", name=name, nearest=nearest(name, TRANSFORMS))
+                _("a name map has no transform {name!r}; {nearest}", name=name, nearest=nearest(name, TRANSFORMS))
             )
         steps.append((TRANSFORMS[name], size.strip()))
     return Transforms(tuple(steps))

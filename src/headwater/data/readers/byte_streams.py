@@ -163,7 +163,7 @@ ProgressCallback = Callable[[Path, int, int], None]  # file, bytes read so far, 
 def _no_callback(path: Path, done: int, total: int) -> None: ...
 
 
-_progress_callback: ContextVar[ProgressCallback] = ContextVar("report", default=_no_callback)
+_progress_callback: ContextVar[ProgressCallback] = ContextVar("progress_callback", default=_no_callback)
 
 
 @contextmanager
@@ -235,15 +235,17 @@ UNCHECKED_BYTES = 16 * 2**20  # below this many decompressed bytes no ratio is d
 MAX_UNPACKED_BYTES = 64 * 2**30  # decompressed bytes of one file
 
 SPECIAL_FILE_KINDS = {
-    stat.S_ISDIR: "a folder",
-    stat.S_ISFIFO: "a pipe",
-    stat.S_ISCHR: "a device",
-    stat.S_ISBLK: "a device",
-    stat.S_ISSOCK: "a socket",
+    stat.S_ISDIR: _("a folder"),
+    stat.S_ISFIFO: _("a pipe"),
+    stat.S_ISCHR: _("a device"),
+    stat.S_ISBLK: _("a device"),
+    stat.S_ISSOCK: _("a socket"),
 }
 
 
 class ByteStream(Protocol):
+    """What the readers need of a file."""
+
     def read(self, size: int, /) -> bytes: ...
 
 
@@ -255,11 +257,13 @@ def stat_regular(path: Path) -> os.stat_result:
         raise NotFound(_("no file is at {path}; check the name", path=path)) from None
     except OSError as error:
         reason = _("its links form a loop") if error.errno == errno.ELOOP else error.strerror
-        raise BadFile(_("{path} cannot be read: {why}", path=path, why=reason)) from None
+        raise BadFile(_("{path} cannot be read: {reason}", path=path, reason=reason)) from None
     if not stat.S_ISREG(status.st_mode):
-        kind = next((word for test, word in SPECIAL_FILE_KINDS.items() if test(status.st_mode)), _("no plain file"))
+        kind = next(
+            (name for is_kind, name in SPECIAL_FILE_KINDS.items() if is_kind(status.st_mode)), _("not a regular file")
+        )
         raise BadFile(
-            _("{path} must be a plain file, it is {kind}; copy its content into a file first", path=path, kind=kind)
+            _("{path} must be a regular file, it is {kind}; copy its content into a file first", path=path, kind=kind)
         )
     return status
 
@@ -296,9 +300,9 @@ class GunzipGuard:
         except (EOFError, zlib.error, OSError) as error:
             raise BadFile(
                 _(
-                    "{path} is a damaged gzip file after byte {given}: {error}",
+                    "{path} is a damaged gzip file after byte {offset}: {error}",
                     path=self.path,
-                    given=self.bytes_read,
+                    offset=self.bytes_read,
                     error=error,
                 )
             ) from None
@@ -311,12 +315,12 @@ class GunzipGuard:
         if self.bytes_read > min(MAX_UNPACKED_BYTES, limit):
             raise BadFile(
                 _(
-                    "{path} unpacks to more than {given:,} bytes from {packed:,}; text never packs {RATIO} "
-                    "times, so it is refused; unpack it yourself if you trust it",
+                    "{path} decompresses to more than {num_bytes:,} bytes from {compressed_size:,}; text never "
+                    "compresses {max_ratio} times, so it is refused; decompress it yourself if you trust it",
                     path=self.path,
-                    given=self.bytes_read,
-                    packed=self.compressed_size,
-                    RATIO=MAX_COMPRESSION_RATIO,
+                    num_bytes=self.bytes_read,
+                    compressed_size=self.compressed_size,
+                    max_ratio=MAX_COMPRESSION_RATIO,
                 )
             )
         return block

@@ -18,7 +18,7 @@ PARAPHRASE_OVERLAP = 0.5  # fraction of common words from which two columns are 
 
 
 def known_roles() -> dict[str, tuple[str, ...]]:
-    """Role -> the column names it is known by. A role that only one task has is known by its own name."""
+    """Role -> the column names it is detected by; for a role without a list, its own name."""
     of_tasks = {role: (role,) for each in EXAMPLE_FORMATS.values() for role in (*each.roles, *each.optional_roles)}
     return {**NAMES_BY_ROLE, **{role: names for role, names in of_tasks.items() if role not in NAMES_BY_ROLE}}
 
@@ -31,7 +31,7 @@ def roles_by_name(columns: Sequence[str]) -> dict[str, str]:
         for name in names:
             if name in lower and role not in roles and lower[name] not in roles.values():
                 roles[role] = lower[name]
-    if infer_task(roles) in ("", "classification", "language-model"):  # COLUMN_PAIRS say more than these columns
+    if infer_task(roles) in ("", "classification", "language-model"):  # a pair of COLUMN_PAIRS is more specific
         for source, target in COLUMN_PAIRS:
             if {source, target} <= lower.keys() and roles.get("label", source) in (lower[source], source):
                 return {"source": lower[source], "target": lower[target]}
@@ -166,7 +166,7 @@ def check_columns(chosen: dict[str, str], columns: Sequence[str]) -> None:
 # Known column names: the roles they play, pairs of public datasets, instruction formats, and languages.
 
 
-NAMES_BY_ROLE: dict[str, tuple[str, ...]] = {  # role -> names people give it, best first
+NAMES_BY_ROLE: dict[str, tuple[str, ...]] = {  # role -> common names, best first
     "source": ("source", "src", "input", "inputs", "article", "document", "dialogue", "description", "original",
                "prompt", "instruction", "nl", "docstring", "src_text", "原文", "源文", "输入", "正文"),
     "target": ("target", "tgt", "output", "targets", "summary", "highlights", "synopsis", "translation", "code", "cmd",
@@ -184,7 +184,7 @@ NAMES_BY_ROLE: dict[str, tuple[str, ...]] = {  # role -> names people give it, b
     "answers": ("answers", "答案"),
 }  # fmt: skip
 
-COLUMN_PAIRS = (  # (source, target) of public datasets whose names say nothing, or something else, alone
+COLUMN_PAIRS = (  # (source, target) of public datasets; each name alone is ambiguous
     ("intent", "snippet"),  # CoNaLa
     ("invocation", "cmd"),  # NL2Bash
     ("func_documentation_string", "func_code_string"),  # CodeSearchNet
@@ -242,7 +242,7 @@ def is_language(name: str) -> bool:
 
 
 def is_known_column(name: str) -> bool:
-    """Whether a name is one that columns have: a role's, a dataset's or a language's."""
+    """Whether a name is a common column name: of a role, of a public dataset, or a language."""
     return name in _known_columns() or is_language(name)
 
 

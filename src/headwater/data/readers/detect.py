@@ -1,6 +1,6 @@
 """Detection of a DataSource: splits, format, columns and task, from the names of the files and their first rows.
 
-The user's SourceOptions are taken as they are; everything else is detected, with a note where it may surprise.
+The user's SourceOptions are never overridden; everything else is detected, with a note where it may surprise.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class SourceOptions:
 
     def __post_init__(self) -> None:
         if self.header not in HEADER_MODES:
-            raise BadSetting(_("header must be yes, no or auto, got {header!r}; auto finds out", header=self.header))
+            raise BadSetting(_("header must be yes, no or auto, got {header!r}; auto detects it", header=self.header))
 
-    def asks_for(self, example_type: type[Example]) -> bool:
-        """Whether the task that the user named has such examples."""
+    def requests(self, example_type: type[Example]) -> bool:
+        """Whether the user named a task with examples of this type."""
         return bool(self.task) and EXAMPLE_FORMATS[self.task].example_type is example_type
 
     @property
@@ -101,12 +101,13 @@ def detect_source(
     formats = dict.fromkeys(group.file_format for group in groups)
     if len(formats) > 1 and not set(formats) <= set(TABLE_FORMATS):
         listing = join(
-            ", ", (_("{name} ({layout})", name=group.paths[0].name, layout=group.file_format) for group in groups)
+            ", ",
+            (_("{name} ({file_format})", name=group.paths[0].name, file_format=group.file_format) for group in groups),
         )
         raise BadFile(
             _(
-                "all files must have one layout, these have {num_layouts}: {files}; give those of one task",
-                num_layouts=len(formats),
+                "all files must have the same format, these have {num_formats}: {files}; give the files of one task",
+                num_formats=len(formats),
                 files=listing,
             )
         )
@@ -120,7 +121,7 @@ def _ensure_train_split(files: list[DataFile], notes: list[str]) -> list[DataFil
     if any(file.split == "train" for file in files):
         return files
     first = files[0].split
-    notes.append(_("no file is called train; {first} is taken for it", first=first))
+    notes.append(_("no file is called train; {first} is used as the training split", first=first))
     return [file._replace(split="train") if file.split == first else file for file in files]
 
 
@@ -164,16 +165,16 @@ def _select_from_folder(
         read = [file.path for file in selected]
         notes.append(
             _(
-                "of the folder, read: {named}; not read: {named2}",
-                named=join_file_names(read),
-                named2=join_file_names(unused),
+                "read from the folder: {read}; not read: {unread}",
+                read=join_file_names(read),
+                unread=join_file_names(unused),
             )
         )
     return selected
 
 
 def _file_kind(file: DataFile, options: SourceOptions) -> FileKind:
-    """The kind of a file, as if it were the only one."""
+    """The kind of a file, detected from this file alone."""
     group = _file_group(file, options)
     if group.file_format == "text":
         return FileKind(file.path, ("text", Path(file.path.name.removesuffix(".gz")).suffix), False)
@@ -188,10 +189,10 @@ def _file_kind(file: DataFile, options: SourceOptions) -> FileKind:
 def _parallel_source(
     parallel_files: list[DataFile], all_files: list[DataFile], options: SourceOptions, notes: list[str]
 ) -> DataSource:
-    """The source of files with a common stem: a parallel corpus, or a file for each class."""
-    # one file for each class
+    """The source of files with a common stem: a parallel corpus, or one file per class."""
+    # one file per class
     languages = {file.language for file in parallel_files}
-    if options.asks_for(LabeledText) or (not options.task and languages <= CLASS_SUFFIXES):
+    if options.requests(LabeledText) or (not options.task and languages <= CLASS_SUFFIXES):
         splits = dict.fromkeys(file.split for file in parallel_files)
         groups = [
             FileGroup(s, "labeled-files", tuple(file.path for file in parallel_files if file.split == s))
@@ -200,8 +201,8 @@ def _parallel_source(
         task = options.task or "classification"
         return DataSource(task, tuple(groups), {}, (), options.decode_options, tuple(notes))
 
-    # one file for each language
-    if options.task and not options.asks_for(TextPair):
+    # one file per language
+    if options.task and not options.requests(TextPair):
         raise BadSetting(
             _("parallel files are for seq2seq, got task {task!r}; give one file, or no task", task=options.task)
         )
@@ -211,10 +212,10 @@ def _parallel_source(
     if unused := [file.path for file in all_files if file.path not in read]:
         notes.append(
             _(
-                "not read, without another side in {left} and {right}: {named}",
+                "not read, without a counterpart in {left} and {right}: {files}",
                 left=left,
                 right=right,
-                named=join_file_names(unused),
+                files=join_file_names(unused),
             )
         )
     groups = [FileGroup(split[stem], "parallel", files) for stem, files in pairs.items()]
@@ -231,22 +232,22 @@ def _fixed_formats() -> dict[str, str]:
 
 def _fixed_format_source(file_groups: tuple[FileGroup, ...], options: SourceOptions, notes: list[str]) -> DataSource:
     """The source of files whose format determines the task (see _fixed_formats)."""
-    layout = file_groups[0].file_format
-    task = _fixed_formats()[layout]
+    file_format = file_groups[0].file_format
+    task = _fixed_formats()[file_format]
     if options.task not in ("", task):
         raise BadSetting(
             _(
-                "{name} is {layout}, which is for {task}, not {task2}; give a file for that task",
+                "{name} is {file_format}, which is for {task}, not {requested}; give a file for that task",
                 name=file_groups[0].paths[0].name,
-                layout=layout,
+                file_format=file_format,
                 task=task,
-                task2=options.task,
+                requested=options.task,
             )
         )
-    if layout == "text":
+    if file_format == "text":
         splits = dict.fromkeys(group.split for group in file_groups)
         file_groups = tuple(
-            FileGroup(s, layout, tuple(p.paths[0] for p in file_groups if p.split == s)) for s in splits
+            FileGroup(s, file_format, tuple(p.paths[0] for p in file_groups if p.split == s)) for s in splits
         )
     return DataSource(task, file_groups, {}, (), options.decode_options, tuple(notes))
 
@@ -263,28 +264,28 @@ def _file_groups(files: Sequence[DataFile], options: SourceOptions) -> tuple[Fil
 def _file_group(file: DataFile, options: SourceOptions, headers: Collection[tuple[str, ...]] = ()) -> FileGroup:
     """One file with its format; for a TSV or CSV also its column names, from its header or as '1', '2', '3'."""
     decode_options = options.decode_options
-    layout = detect_format(file.path, decode_options)
-    if layout not in ("tsv", "csv"):
-        return FileGroup(file.split, layout, (file.path,))
-    delimiter = "\t" if layout == "tsv" else _detect_delimiter(file.path, decode_options)
+    file_format = detect_format(file.path, decode_options)
+    if file_format not in ("tsv", "csv"):
+        return FileGroup(file.split, file_format, (file.path,))
+    delimiter = "\t" if file_format == "tsv" else _detect_delimiter(file.path, decode_options)
     rows = read_first_rows(file.path, decode_options, delimiter, HEADER_ROWS)
     if not rows:
-        raise BadFile(_("{path} holds no rows; give a file with at least one", path=file.path))
+        raise BadFile(_("{path} has no rows; give a file with at least one", path=file.path))
     names = header_names(rows[0])
     if options.header == "yes" or (options.header == "auto" and _is_header_row(rows, names, options, headers)):
         if duplicates := [name for name in names if names.count(name) > 1]:
             raise BadFile(
                 _(
-                    "{path}: the names of columns must differ, {twice!r} is there twice; rename one",
+                    "{path}: column names must differ, {duplicate!r} occurs twice; rename one",
                     path=file.path,
-                    twice=duplicates[0],
+                    duplicate=duplicates[0],
                 )
             )
-        return FileGroup(file.split, layout, (file.path,), names, 1, delimiter)
+        return FileGroup(file.split, file_format, (file.path,), names, 1, delimiter)
     widths = [len(row) for row in rows]
     width = max(set(widths), key=widths.count)
     names = tuple(map(str, range(1, width + 1)))
-    return FileGroup(file.split, layout, (file.path,), names, 0, delimiter)
+    return FileGroup(file.split, file_format, (file.path,), names, 0, delimiter)
 
 
 def _is_header_row(
@@ -319,7 +320,7 @@ def _table_source(file_groups: tuple[FileGroup, ...], options: SourceOptions, no
     # roles of the columns: as chosen, of an instruction format, by name, by content
     format_name = ""
     detected: dict[str, str] = {}
-    if not chosen and named_columns and (not options.task or options.asks_for(TextPair)):
+    if not chosen and named_columns and (not options.task or options.requests(TextPair)):
         format_name, detected = instruction_format(names)
     if not format_name:
         detected = roles_by_name(names) if named_columns else {}
@@ -341,18 +342,18 @@ def _fit_roles(roles: dict[str, str], requested_task: str, names: list[str]) -> 
     task = requested_task or infer_task(roles)
     needs = EXAMPLE_FORMATS[task].roles if task else ()
     for role in needs:
-        if role not in roles and (stand_in := roles.get(other.get(role, ""))):
-            roles[role] = stand_in
+        if role not in roles and (substitute := roles.get(other.get(role, ""))):
+            roles[role] = substitute
     if missing := [role for role in needs if role not in roles] or ([] if task else ["text"]):
         raise BadSetting(
             _(
-                "{value} needs columns {value2}; nothing says which of {names} is {missing}; name them, "
-                "for example --columns {zip}",
-                value=task or _("any task"),
-                value2=", ".join(needs or missing),
+                "{task} needs columns {needed}; it is not clear which of {names} is {missing}; name them, "
+                "for example --columns {example}",
+                task=task or _("any task"),
+                needed=", ".join(needs or missing),
                 names=", ".join(names[:10]),
                 missing=missing[0],
-                zip=",".join((f"{role}={name}" for role, name in zip(needs or missing, names, strict=False))),
+                example=",".join((f"{role}={name}" for role, name in zip(needs or missing, names, strict=False))),
             )
         )
     keep = (*needs, *EXAMPLE_FORMATS[task].optional_roles)
@@ -370,5 +371,5 @@ def _sample_rows(group: FileGroup, decode_options: DecodeOptions) -> list[dict[s
         for row, _ in zip(read_table(group, lenient, BadRows(max_count=10**9)), range(SAMPLE_ROWS), strict=False)
     ]
     if not rows:
-        raise BadFile(_("{paths} holds no rows that can be read; check its layout and encoding", paths=group.paths[0]))
+        raise BadFile(_("{path} has no rows that can be read; check its format and encoding", path=group.paths[0]))
     return rows

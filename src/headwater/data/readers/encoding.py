@@ -59,30 +59,30 @@ def detect_encoding(path: Path, sample: bytes) -> TextEncoding:
             return TextEncoding(name, len(bom), _("byte-order mark"))
     if utf16 := _detect_utf16(sample):
         return TextEncoding(utf16, 0, _("zero bytes"))
-    fault = _first_invalid_utf8(sample)
-    if fault < 0:
+    invalid_offset = _first_invalid_utf8(sample)
+    if invalid_offset < 0:
         return TextEncoding("utf-8", 0, _("well-formed"))
 
     # other encodings, from the bytes around the first one that is not UTF-8
-    evidence = sample[max(0, fault - 1000) : fault + 100_000]
+    evidence = sample[max(0, invalid_offset - 1000) : invalid_offset + 100_000]
     if 2 * sum(map(len, UTF8_MULTIBYTE.findall(evidence))) > sum(byte > 127 for byte in evidence):
-        return TextEncoding("utf-8", 0, _("mostly valid, first wrong byte at {fault}", fault=fault))
+        return TextEncoding("utf-8", 0, _("mostly valid, first invalid byte at {offset}", offset=invalid_offset))
     if _looks_chinese(evidence):
         return TextEncoding(
-            "gb18030", 0, _("not UTF-8 at byte {fault}, common Chinese characters as GB18030", fault=fault)
+            "gb18030", 0, _("not UTF-8 at byte {offset}, common Chinese characters as GB18030", offset=invalid_offset)
         )
     if _looks_western(evidence):
         return TextEncoding(
             _western_code_page(sample),
             0,
-            _("not UTF-8 at byte {fault}, accented letters among plain ones", fault=fault),
+            _("not UTF-8 at byte {offset}, accented letters among ASCII letters", offset=invalid_offset),
         )
     raise BadFile(
         _(
-            "{path}: byte {fault} is not UTF-8, and no other encoding is certain; name it: "
-            "--encoding gb18030, big5, shift_jis, koi8-r or latin-1, for example",
+            "{path}: byte {offset} is not UTF-8, and no other encoding is certain; name it: --encoding "
+            "gb18030, big5, shift_jis, koi8-r or latin-1, for example",
             path=path,
-            fault=fault,
+            offset=invalid_offset,
         )
     )
 

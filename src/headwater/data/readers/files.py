@@ -26,7 +26,7 @@ FORMAT_BY_SUFFIX = {
     ".iob": "conll",
     ".iob2": "conll",
 }
-# suffixes that do not tell the format
+# suffixes that do not name a format
 NEUTRAL_SUFFIXES = frozenset((".txt", ".text", ".md", ".annotated", ".raw", ""))
 IGNORED_FILES = re.compile(r"^(readme|licen[cs]e|source|changelog|notice)\b|^\.|~$", re.I)
 SPLIT_PATTERNS = (

@@ -43,7 +43,7 @@ def read_first_lines(path: Path, decode_options: DecodeOptions, count: int = SAM
 
 
 def detect_format_from_lines(lines: list[str]) -> str:
-    """The format of a file without a telling suffix, from its first lines.
+    """The format of a file whose suffix does not name one, from its first lines.
 
     >>> detect_format_from_lines(["Hi.\\tSalut.", "Run!\\tCours !"])
     'tsv'
@@ -120,7 +120,7 @@ def read_parallel(source: Path, target: Path, decode_options: DecodeOptions, bad
 def read_labeled_files(
     paths: tuple[Path, ...], decode_options: DecodeOptions, bad_rows: BadRows
 ) -> Iterator[LabeledText]:
-    """Classification with one file per class, a text a line; the label is the suffix: reviews.pos, reviews.neg."""
+    """Classification with one file per class, one text per line; the label is the suffix: reviews.pos, reviews.neg."""
     for path in paths:
         label = Path(path.name.removesuffix(".gz")).suffix.lstrip(".")
         for line in skip_bad_lines(path, iter_lines(path, decode_options, bad_rows), bad_rows):
@@ -148,7 +148,10 @@ def read_documents(
 
 
 def read_conll(path: Path, decode_options: DecodeOptions, bad_rows: BadRows) -> Iterator[TaggedTokens]:
-    """CoNLL: a word a line, its tag in the last column, blank lines between sentences. A bad line drops it."""
+    """CoNLL: one word per line, its tag in the last column, blank lines between sentences.
+
+    A sentence with a bad line is dropped.
+    """
     sentence: list[list[str]] = []
     bad_line = 0  # number of the sentence's first bad line
     reason = ""
@@ -159,9 +162,7 @@ def read_conll(path: Path, decode_options: DecodeOptions, bad_rows: BadRows) -> 
                 continue
             if not bad_line and (line.error or len(columns) < 2 or (sentence and len(columns) != len(sentence[0]))):
                 bad_line = line.number
-                reason = line.error or _(
-                    "{num_columns} columns in a sentence of word and tag", num_columns=len(columns)
-                )
+                reason = line.error or _("wrong number of columns: {num_columns}", num_columns=len(columns))
             sentence.append(columns)
             continue
         if bad_line:

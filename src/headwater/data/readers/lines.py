@@ -43,12 +43,12 @@ class BadRows:
             worst = max(self.counts, key=lambda name: self.counts[name])
             raise BadFile(
                 _(
-                    "{path}: more than {limit} bad rows, mostly '{worst}' (first at {places}); is it of "
-                    "another layout? fix it, or name its columns or encoding",
+                    "{path}: more than {limit} bad rows, mostly '{reason}' (first at {location}); is it in "
+                    "another format? fix it, or name its columns or encoding",
                     path=path,
                     limit=self.max_count,
-                    worst=worst,
-                    places=self.locations[worst][0],
+                    reason=worst,
+                    location=self.locations[worst][0],
                 )
             )
 
@@ -60,16 +60,16 @@ class BadRows:
         """One line of text for each reason, the most frequent first."""
         lines: list[str] = [
             _(
-                "{n} × {reason} ({places}{value})",
+                "{n} × {reason} ({locations}{more})",
                 n=n,
                 reason=reason,
-                places=", ".join(self.locations[reason]),
-                value=" …" if n > MAX_LOCATIONS else "",
+                locations=", ".join(self.locations[reason]),
+                more=" …" if n > MAX_LOCATIONS else "",
             )
             for reason, n in sorted(self.counts.items(), key=lambda item: -item[1])
         ]
         if self.repaired:
-            lines.append(_("{repaired} lines kept with � in place of wrong bytes", repaired=self.repaired))
+            lines.append(_("{repaired} lines kept with � in place of invalid bytes", repaired=self.repaired))
         return lines
 
 
@@ -102,8 +102,9 @@ class DecodeOptions:
         if self.max_line_bytes < 16 or self.max_line_bytes % 4:
             raise BadSetting(
                 _(
-                    "longest must be a multiple of 4 from 16, got {longest}; 1048576 is the usual one",
-                    longest=self.max_line_bytes,
+                    "max_line_bytes must be a multiple of 4 and at least 16, got {max_line_bytes}; 1048576 is "
+                    "the default",
+                    max_line_bytes=self.max_line_bytes,
                 )
             )
 
@@ -141,7 +142,7 @@ def file_encoding(path: Path, decode_options: DecodeOptions) -> TextEncoding:
 
 
 def iter_line_chunks(path: Path, decode_options: DecodeOptions, bad_rows: BadRows) -> Iterator[TextLine]:
-    """The lines of a file; lines above max_line_bytes come in chunks of at most that size."""
+    """The lines of a file; lines above max_line_bytes are yielded in chunks of at most that size."""
     encoding = file_encoding(path, decode_options)
     decode = _LineDecoder(path, encoding, decode_options.errors, bad_rows)
     with open_bytes(path) as stream:
@@ -161,14 +162,16 @@ def iter_line_chunks(path: Path, decode_options: DecodeOptions, bad_rows: BadRow
 
 
 def iter_lines(path: Path, decode_options: DecodeOptions, bad_rows: BadRows) -> Iterator[TextLine]:
-    """The lines of a file; one above max_line_bytes comes once, as an error without its text."""
+    """The lines of a file; one above max_line_bytes is yielded once, as an error without its text."""
     is_long = False
     for line in iter_line_chunks(path, decode_options, bad_rows):
         if not line.is_complete:
             is_long = True
         elif is_long:
             is_long = False
-            yield TextLine(line.number, "", _("longer than {longest:,} bytes", longest=decode_options.max_line_bytes))
+            yield TextLine(
+                line.number, "", _("longer than {max_bytes:,} bytes", max_bytes=decode_options.max_line_bytes)
+            )
         else:
             yield line
 

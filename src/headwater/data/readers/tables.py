@@ -34,14 +34,14 @@ class TableRow(NamedTuple):
 
 
 def read_jsonl(path: Path, decode_options: DecodeOptions, bad_rows: BadRows) -> Iterator[TableRow]:
-    """The objects of a JSONL file, one a line."""
+    """The objects of a JSONL file, one per line."""
     for line in skip_bad_lines(path, iter_lines(path, decode_options, bad_rows), bad_rows):
         if not line.text.strip():
             continue
         try:
             value = json.loads(line.text)
         except (ValueError, RecursionError) as error:
-            bad_rows.add(path, line.number, _("not JSON: {brief}", brief=_short_message(error)))
+            bad_rows.add(path, line.number, _("not JSON: {error}", error=_short_message(error)))
             continue
         if isinstance(value, dict):
             yield TableRow(line.number, value)
@@ -60,9 +60,10 @@ def read_json(path: Path, decode_options: DecodeOptions, bad_rows: BadRows) -> A
         if size > MAX_JSON_CHARACTERS:
             raise BadFile(
                 _(
-                    "{path} is a JSON file above {LARGEST_JSON:,} characters; write one object a line (JSONL)",
+                    "{path} is a JSON file of more than {max_characters:,} characters; write one object per line "
+                    "(JSONL)",
                     path=path,
-                    LARGEST_JSON=MAX_JSON_CHARACTERS,
+                    max_characters=MAX_JSON_CHARACTERS,
                 )
             )
     try:
@@ -70,9 +71,9 @@ def read_json(path: Path, decode_options: DecodeOptions, bad_rows: BadRows) -> A
     except (ValueError, RecursionError) as error:
         raise BadFile(
             _(
-                "{path} is not JSON: {brief}; fix it, or write one object a line (JSONL)",
+                "{path} is not JSON: {error}; fix it, or write one object per line (JSONL)",
                 path=path,
-                brief=_short_message(error),
+                error=_short_message(error),
             )
         ) from None
 
@@ -131,7 +132,7 @@ def _split_tsv(
 def _split_csv(
     path: Path, lines: Iterable[TextLine], bad_rows: BadRows, delimiter: str
 ) -> Iterator[tuple[int, list[str]]]:
-    """Comma-separated values: a row goes on while a quote is open. An unclosed quote costs one row, not the file."""
+    """Comma-separated values: a row continues while a quote is open. An unclosed quote costs one row, not the file."""
     source = iter(lines)
     pushed_back = deque[TextLine]()  # lines after an unclosed quote, parsed again
     while line := pushed_back.popleft() if pushed_back else next(source, None):

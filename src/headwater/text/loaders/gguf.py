@@ -70,7 +70,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], where: object = "gguf") -> 
     if kind not in loaders:
         raise BadFile(
             _(
-                "{where}: a tokenizer of kind {kind!r} is not read here; {nearest}",
+                "{where}: a tokenizer of type {kind!r} is not supported; {nearest}",
                 where=where,
                 kind=str(kind)[:40],
                 nearest=nearest(str(kind)[:40], loaders),
@@ -89,10 +89,10 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], where: object = "gguf") -> 
     if len(type_codes) != len(tokens) or len(set(tokens)) != len(tokens):
         raise BadFile(
             _(
-                "{where}: the {num_tokens} tokens must be distinct and have a type each, there are {num_kinds} types",
+                "{where}: the {num_tokens} tokens must be distinct and have a type each, there are {num_types} types",
                 where=where,
                 num_tokens=len(tokens),
-                num_kinds=len(type_codes),
+                num_types=len(type_codes),
             )
         )
 
@@ -115,7 +115,7 @@ def _from_gpt2(
     if pre not in PRE_TOKENIZERS:
         raise BadFile(
             _(
-                "{where}: text cut as {pre!r} is not known here; {nearest}",
+                "{where}: the pre-tokenizer {pre!r} is not supported; {nearest}",
                 where=where,
                 pre=str(pre)[:40],
                 nearest=nearest(str(pre)[:40], PRE_TOKENIZERS),
@@ -168,7 +168,7 @@ def _from_bert(
             token = token[1:] if token.startswith("▁") else "##" + token
         lines.append(token)
     if any("\n" in line for line in lines):
-        raise BadFile(_("{where}: a WordPiece token must not hold a line break", where=where))
+        raise BadFile(_("{where}: a WordPiece token must not contain a line break", where=where))
     return wordpiece_spec("\n".join(lines), {"unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", **roles}, {}, where)
 
 
@@ -216,10 +216,10 @@ def _metadata_list(metadata: Mapping[str, Any], name: str, item_type: type, wher
     if not isinstance(values, list) or not values or not all(type(item) is item_type for item in values):
         raise BadFile(
             _(
-                "{where}: {KEY} must be a list of {kind}; it is missing or of another kind",
+                "{where}: {key} must be a list of {item_type}; it is missing or of another type",
                 where=where,
-                KEY=KEY_PREFIX + name,
-                kind=item_type.__name__,
+                key=KEY_PREFIX + name,
+                item_type=item_type.__name__,
             )
         )
     return values
@@ -245,8 +245,8 @@ def tokenizer_to_gguf(tokenizer: Tokenizer) -> dict[str, Any]:
     if model["type"] != "BPE" or pre is None:
         raise Unavailable(
             _(
-                "only byte-level BPE tokenizers with a published cut can be written into a GGUF file; "
-                "save the model as a folder instead"
+                "only byte-level BPE tokenizers with a published pre-tokenizer can be written into a GGUF "
+                "file; save the model as a folder instead"
             )
         )
 

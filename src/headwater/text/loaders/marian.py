@@ -30,7 +30,7 @@ def marian_spec(sp: SentencePieceModel, vocab: Mapping[str, int], where: object)
     by_id = sorted(vocab, key=lambda piece: vocab[piece])
     if [vocab[piece] for piece in by_id] != list(range(len(by_id))):
         raise BadFile(
-            _("{where}: the ids must run from 0 to {num_by_id} without a gap", where=where, num_by_id=len(by_id) - 1)
+            _("{where}: the ids must run from 0 to {max_id} without a gap", where=where, max_id=len(by_id) - 1)
         )
     scores = {piece.text: piece.score for piece in sp.pieces if piece.piece_type not in (CONTROL, UNKNOWN)}
     last_resort = 2 * (min(scores.values(), default=0.0) - 10)
@@ -72,7 +72,7 @@ def parse_bpe_codes(text: str, where: object) -> list[list[str]]:
     version = lines.pop(0) if lines and lines[0][0] == "#version:" else []
     if version[1:] != ["0.2"] or any(len(line) != 2 for line in lines):
         raise BadFile(
-            _("{where}: must be byte-pair codes of version 0.2: two pieces a line; it is something else", where=where)
+            _("{where}: must be BPE codes of version 0.2, two pieces per line; it is something else", where=where)
         )
     return lines
 

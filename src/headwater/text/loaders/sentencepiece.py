@@ -104,7 +104,9 @@ def _fairseq_spec(sp: SentencePieceModel, added_tokens: list[str], single: str, 
     ]
     ids = {text: n for n, (text, _) in enumerate(pieces)}
     if len(ids) != len(pieces):
-        raise BadFile(_("a fairseq model must begin with <unk> <s> </s>; this sentencepiece model begins otherwise"))
+        raise BadFile(
+            _("a fairseq vocabulary must begin with <unk> <s> </s>; that of this sentencepiece model does not")
+        )
     spec = build_spec(
         sp,
         pieces,

@@ -65,9 +65,9 @@ def parse_sentencepiece(raw: bytes, where: object = "sentencepiece") -> Sentence
             if len(model.pieces) > MAX_PIECES:
                 raise BadFile(
                     _(
-                        "{where}: must have at most {MOST_PIECES:,} pieces, it has more",
+                        "{where}: must have at most {max_pieces:,} pieces, it has more",
                         where=where,
-                        MOST_PIECES=MAX_PIECES,
+                        max_pieces=MAX_PIECES,
                     )
                 )
         elif number == 2:
@@ -85,7 +85,7 @@ def parse_sentencepiece(raw: bytes, where: object = "sentencepiece") -> Sentence
     ):
         raise BadFile(
             _(
-                "{where}: not a sentencepiece model of kind unigram or BPE with distinct pieces; another file?",
+                "{where}: not a sentencepiece model of type unigram or BPE with distinct pieces; is it another file?",
                 where=where,
             )
         )
@@ -155,7 +155,7 @@ def _set_fields(
 
 def _require_bytes(value: int | float | bytes, where: object) -> bytes:
     if not isinstance(value, bytes):
-        raise BadFile(_("{where}: not a sentencepiece model: a number stands where a message must", where=where))
+        raise BadFile(_("{where}: not a sentencepiece model: a number in place of a message", where=where))
     return value
 
 
@@ -176,10 +176,10 @@ def _iter_fields(raw: bytes, where: object) -> Iterator[tuple[int, int | float |
         if size is None or size > len(raw) - offset or number == 0:
             raise BadFile(
                 _(
-                    "{where}: not a sentencepiece model, or cut short, at byte {at} of a message of {num_raw}",
+                    "{where}: not a sentencepiece model, or cut short, at byte {offset} of a message of {num_bytes}",
                     where=where,
-                    at=offset,
-                    num_raw=len(raw),
+                    offset=offset,
+                    num_bytes=len(raw),
                 )
             )
         value = raw[offset : offset + size]

@@ -146,10 +146,10 @@ def require_special_tokens(
         if special_tokens.get(role) not in vocab:
             raise BadFile(
                 _(
-                    "{where}: the {role} token {get} must be in the vocabulary; it is not",
+                    "{where}: the {role} token {token} must be in the vocabulary; it is not",
                     where=where,
                     role=role,
-                    get=quote(special_tokens.get(role)),
+                    token=quote(special_tokens.get(role)),
                 )
             )
     return special_token_ids(special_tokens, vocab)
