@@ -30,7 +30,7 @@ def run(tmp_path_factory):
 def test_it_prints_what_is_worth_knowing(run, capsys):
     assert main(["inspect", str(run), "the cat 你好"]) == 0
     out = capsys.readouterr().out
-    for said in ("decoder-only", "tokens read", "next token after", "perplexity", "heads worth a look", "--out DIR"):
+    for said in ("decoder-only", "tokens read", "next token after", "perplexity", "notable heads", "--out DIR"):
         assert said in out
 
 
@@ -73,7 +73,7 @@ def test_json_is_all_of_it(run, capsys):
         (["--head", "1"], 2, "--head needs --layer"),
         (["--layer", "7"], 2, "layer must be from 0 to 1, got 7"),
         (["--target", "x"], 3, "only an encoder-decoder has a target"),
-        (["--analyses", "alignment"], 3, "only an encoder-decoder has one"),
+        (["--analyses", "alignment"], 3, "the model must be an encoder-decoder"),
     ],
 )
 def test_a_mistake_is_one_line(run, capsys, words, code, says):

@@ -1,4 +1,4 @@
-"""Tiny models of all three shapes that read bytes, with wide weights so that a wrong term shows."""
+"""Tiny byte-level models of all three architectures, with large weights so that a wrong term shows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STYLES = {
 
 
 def byte_tokenizer():
-    """Every byte is a token; four control tokens come after them."""
+    """A tokenizer of 256 bytes and four special tokens."""
     vocab = {character: n for n, character in enumerate(byte_alphabet())}
     added = [
         {"id": 256 + n, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
@@ -44,45 +44,45 @@ def byte_tokenizer():
     return Tokenizer(spec, SPECIALS)
 
 
-def loaded(spec, seed=0, by=1.7):
+def load_tiny(spec, seed=0, scale=1.7):
     model = spec.build(seed=seed).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.mul_(by)
+                parameter.mul_(scale)
     config = {"eos_token_id": 257, "decoder_start_token_id": 256}
     return LoadedModel(model, byte_tokenizer(), config, Path("tiny"), "language")
 
 
 @pytest.fixture(scope="session")
-def make():
-    """make("decoder", "pre"): a model with its tokenizer."""
+def make_model():
+    """make_model("decoder", "pre"): a model with its tokenizer."""
 
-    def built(shape, style="pre", **sizes):
+    def build(shape, style="pre", **sizes):
         sizes = {**SIZES, **STYLES[style], **sizes}
-        return loaded(getattr(headwater, "transformer" if shape == "both" else shape)(260, **sizes))
+        return load_tiny(getattr(headwater, "transformer" if shape == "both" else shape)(260, **sizes))
 
-    return built
+    return build
 
 
 @pytest.fixture(scope="session", params=["decoder", "encoder", "both"])
-def any_shape(request, make):
-    return make(request.param)
+def any_model(request, make_model):
+    return make_model(request.param)
 
 
 @pytest.fixture(scope="session")
-def writer(make):
-    return make("decoder")
+def causal_lm(make_model):
+    return make_model("decoder")
 
 
 @pytest.fixture(scope="session")
-def filler(make):
-    return make("encoder", "post")
+def masked_lm(make_model):
+    return make_model("encoder", "post")
 
 
 @pytest.fixture(scope="session")
-def translator(make):
-    return make("both", "post")
+def encoder_decoder(make_model):
+    return make_model("both", "post")
 
 
 @pytest.fixture(scope="session")

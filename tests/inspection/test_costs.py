@@ -1,4 +1,4 @@
-"""Bytes and operations: what a cache really holds, what a counter really counts; activations near what is kept."""
+"""Memory and FLOPs: equal to a real KV cache and to a FLOP counter; activations close to what autograd saves."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ SPECS = {
 }  # fmt: skip
 
 
-def plain(spec):
-    """The same with the formula spelled out: a counter of operations sees every product."""
+def with_eager_attention(spec):
+    """The same with eager attention, whose products a FLOP counter sees."""
     spec = swap(spec, core.Attention, lambda a: dataclasses.replace(a, kernel=core.Eager()))
     return swap(spec, core.CrossAttention, lambda a: dataclasses.replace(a, kernel=core.Eager()))
 
@@ -42,29 +42,29 @@ def inputs(spec):
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_operations_are_those_a_counter_counts(name):
+def test_flops_equal_those_of_a_flop_counter(name):
     spec = SPECS[name]
     args, kwargs = inputs(spec)
-    model, counted = plain(spec).build(seed=0), count(spec, BATCH, LENGTH).flops
+    model, counted = with_eager_attention(spec).build(seed=0), count(spec, BATCH, LENGTH).flops
     with FlopCounterMode(display=False) as forward:
         out = model(*args, **kwargs)
-    with FlopCounterMode(display=False) as back:
+    with FlopCounterMode(display=False) as backward:
         out.sum().backward()
     tokens = BATCH * LENGTH
     assert forward.get_total_flops() == counted["forward"] * tokens
-    assert forward.get_total_flops() + back.get_total_flops() == counted["training"] * tokens
+    assert forward.get_total_flops() + backward.get_total_flops() == counted["training"] * tokens
 
 
-def test_a_window_is_not_counted_beyond_its_reach():
+def test_attention_flops_are_limited_to_the_window():
     spec = swap(
         core.decoder(100, **SMALL), core.Attention, lambda a: dataclasses.replace(a, mask=core.SlidingWindow(8))
     )
-    whole, near = (count(s, 1, 512).flops["attention"] for s in (core.decoder(100, **SMALL), spec))
-    assert whole == 64 * near
+    full, windowed = (count(s, 1, 512).flops["attention"] for s in (core.decoder(100, **SMALL), spec))
+    assert full == 64 * windowed
 
 
 def test_training_costs_six_flops_per_parameter():
-    """Training costs about 6 · parameters a token where attention is small."""
+    """Training costs about 6 FLOPs per parameter and token where attention is small."""
     counted = headwater.count(headwater.preset("llama-7b"), length=128)
     assert counted.flops["training"] / counted.parameters == pytest.approx(6, rel=0.03)
 
@@ -78,12 +78,12 @@ def test_the_kv_cache_has_the_counted_size(name, dtype):
     cache = dynamic_cache(model)
     with torch.no_grad():
         model.decode(ids, cache=cache, memory=model.encode(ids) if kwargs else None)
-    held = [t for store in cache.group_caches for pair in store.kv.values() for t in pair]
-    held += [t for pair in cache.cross_kv.values() for t in pair]
-    assert sum(t.nbytes for t in held) == count(spec, BATCH, LENGTH, dtype).bytes["kv_cache"]
+    cached = [t for store in cache.group_caches for pair in store.kv.values() for t in pair]
+    cached += [t for pair in cache.cross_kv.values() for t in pair]
+    assert sum(t.nbytes for t in cached) == count(spec, BATCH, LENGTH, dtype).bytes["kv_cache"]
 
 
-def test_the_cache_of_a_70_billion_model_by_hand():
+def test_the_kv_cache_of_llama_70b():
     counted = headwater.count(headwater.preset("llama-70b"), batch=4, length=4096, dtype="bf16")
     assert counted.bytes["kv_cache"] == 4 * 4096 * 80 * 2 * 8 * 128 * 2
     assert counted.bytes["weights"] == counted.bytes["gradients"] == 2 * counted.parameters
@@ -91,19 +91,19 @@ def test_the_cache_of_a_70_billion_model_by_hand():
     assert headwater.count(headwater.preset("bert-base")).bytes["kv_cache"] == 0
 
 
-def kept_for_the_way_back(model, args, kwargs):
-    """Bytes autograd holds between forward and backward, weights aside, each tensor once."""
-    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
-    held = {}
+def saved_activation_bytes(model, args, kwargs):
+    """Bytes that autograd saves for the backward pass, without the weights, each tensor once."""
+    parameter_storages = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    cached = {}
 
     def pack(t):
-        held[t.untyped_storage().data_ptr()] = t.untyped_storage()
+        cached[t.untyped_storage().data_ptr()] = t.untyped_storage()
         return t
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         out = model(*args, **kwargs).flatten(0, 1)
         loss = torch.nn.functional.cross_entropy(out, torch.zeros(len(out), dtype=torch.long))
-    result = sum(storage.nbytes() for at, storage in held.items() if at not in own)
+    result = sum(storage.nbytes() for at, storage in cached.items() if at not in parameter_storages)
     loss.backward()
     return result
 
@@ -112,23 +112,23 @@ def kept_for_the_way_back(model, args, kwargs):
 def test_activations_are_estimated_within_a_quarter(name):
     spec = SPECS[name]
     args, kwargs = inputs(spec)
-    measured = kept_for_the_way_back(spec.build(seed=0).train(), args, kwargs)
+    measured = saved_activation_bytes(spec.build(seed=0).train(), args, kwargs)
     assert 0.75 < count(spec, BATCH, LENGTH).bytes["activations"] / measured < 1.25
 
 
-def test_recomputing_is_the_fault_the_estimate_would_show():
-    """Gradient checkpointing keeps far less: a measure that did not see it would be none."""
+def test_gradient_checkpointing_would_break_the_estimate():
+    """The planted fault: gradient checkpointing saves far less, so the measurement can fail."""
     spec = SPECS["decoder, gelu, pre-norm"]
     args, kwargs = inputs(spec)
-    measured = kept_for_the_way_back(spec.build(seed=0).train().gradient_checkpointing(), args, kwargs)
+    measured = saved_activation_bytes(spec.build(seed=0).train().gradient_checkpointing(), args, kwargs)
     assert count(spec, BATCH, LENGTH).bytes["activations"] / measured > 2
 
 
-def test_costs_grow_as_they_should():
+def test_costs_scale_with_the_batch():
     once, twice = (count(SPECS["both"], b, 64) for b in (1, 2))
     assert {n: twice.bytes[n] / once.bytes[n] for n in once.bytes} == {
         "weights": 1, "gradients": 1, "optimizer": 1, "activations": 2, "kv_cache": 2}  # fmt: skip
-    assert once.flops == twice.flops, "operations are given per token"
+    assert once.flops == twice.flops, "FLOPs are per token"
 
 
 def test_a_built_model_counts_as_its_spec():
@@ -137,7 +137,7 @@ def test_a_built_model_counts_as_its_spec():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "kind", "words"),
+    ("arguments", "kind", "message"),
     [
         ({"dtype": "fp8"}, BadSetting, "dtype must be one of fp32, bf16, fp16, got 'fp8'"),
         ({"batch": 0}, BadSetting, "at least 1"),
@@ -145,11 +145,11 @@ def test_a_built_model_counts_as_its_spec():
         ({"length": 2000}, TooLong, "1024 positions, got 2000; give at most 1024"),
     ],
 )
-def test_a_wrong_question_is_refused(arguments, kind, words):
-    with pytest.raises(kind, match=words):
+def test_invalid_arguments_are_rejected(arguments, kind, message):
+    with pytest.raises(kind, match=message):
         count(headwater.preset("gpt2"), **arguments)
 
 
-def test_a_strange_module_is_refused_with_the_way_out():
+def test_another_module_is_rejected_with_an_alternative():
     with pytest.raises(BadSetting, match=r"module_tree takes any module"):
         count(torch.nn.Linear(2, 2))

@@ -1,4 +1,4 @@
-"""Exact counts before any memory is asked for: published totals, formulas that say them, shared tensors once."""
+"""Exact parameter counts without allocating a model: published totals, their formulas, shared tensors counted once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headwater.families.presets import ALIASES, PRESETS, preset
 from headwater.inspection.costs import meta_model, module_tree, num_parameters, parameters_by_group
 from headwater.inspection.formulas import symbol_values
 
-# Totals as published by the makers of each model, or computed from their own table of sizes.
+# Totals as published by the authors of each model, or computed from their table of sizes.
 PUBLISHED = {
     "gpt2": 124_439_808,
     "gpt2-medium": 354_823_168,
@@ -45,7 +45,7 @@ def test_published_totals(name):
     assert num_parameters(meta_model(preset(name))) == PUBLISHED[name]
 
 
-def by_hand(vocab, d, d_ff, layers):
+def expected_parameters(vocab, d, d_ff, layers):
     """The 2017 Transformer with one shared table: post-norm, biases everywhere, no final norm, no output bias."""
     attention, ffn, norm = 4 * (d * d + d), d * d_ff + d_ff + d_ff * d + d, 2 * d
     return vocab * d + layers * (attention + ffn + 2 * norm) + layers * (2 * attention + ffn + 3 * norm)
@@ -62,9 +62,9 @@ def by_hand(vocab, d, d_ff, layers):
         "large": (1024, 4096, 24),
     }.items(),
 )
-def test_the_sizes_of_the_paper_by_hand(name, sizes):
-    assert num_parameters(meta_model(preset(name))) == by_hand(37_000, *sizes)
-    assert num_parameters(meta_model(preset(name, vocab=100))) == by_hand(100, *sizes)
+def test_parameter_counts_of_the_presets_by_formula(name, sizes):
+    assert num_parameters(meta_model(preset(name))) == expected_parameters(37_000, *sizes)
+    assert num_parameters(meta_model(preset(name, vocab=100))) == expected_parameters(100, *sizes)
 
 
 def test_parameter_counts_of_the_2017_paper():
@@ -72,20 +72,20 @@ def test_parameter_counts_of_the_2017_paper():
     assert num_parameters(meta_model(preset("big"))) == 214_245_376
 
 
-def test_gpt3_by_its_own_table():
-    d, layers, vocab, places = 12_288, 96, 50_257, 2_048
-    expected = (vocab + places) * d + layers * (12 * d * d + 13 * d) + 2 * d
+def test_gpt3_from_its_table_of_sizes():
+    d, layers, vocab, positions = 12_288, 96, 50_257, 2_048
+    expected = (vocab + positions) * d + layers * (12 * d * d + 13 * d) + 2 * d
     assert num_parameters(meta_model(preset("gpt3"))) == expected == 174_604_259_328  # "175B"
 
 
 def test_big_has_6_layers_and_large_24():
-    """One text calls 6 layers of 1024 large, another 24: here they are big and large."""
+    """Some texts call 6 layers of 1024 large, others 24: here they are big and large."""
     assert len(preset("big").decoder.layers) == 6 and len(preset("large").decoder.layers) == 24
     assert preset("big").decoder.d_model == preset("large").decoder.d_model == 1024
 
 
-def test_the_65_million_of_a_tutorial_are_59_and_a_half():
-    """Two vocabularies of 10,000, tables of their own, an output of its own with a bias, 512/8/2048/6."""
+def test_untied_embeddings_and_a_biased_output_are_counted():
+    """Two vocabularies of 10,000, separate tables, an untied output with a bias, 512/8/2048/6: 59.5M, not 65M."""
     spec = core.Model(
         encoder=core.transformer(10_000).encoder, decoder=core.transformer(10_000).decoder,
         head=core.LMHead(10_000, bias=True))  # fmt: skip
@@ -109,8 +109,8 @@ def test_layers_are_counted_with_their_feed_forward():
 # ----------------------------------------------------------------------------------------------------------- the tree
 
 
-def value(formula: str, sizes: dict[str, int]) -> int:
-    """What a printed formula says: sums of products of numbers, names and powers."""
+def evaluate_formula(formula: str, sizes: dict[str, int]) -> int:
+    """The value of a printed formula: sums of products of numbers, names and powers."""
     powers = {"²": 2, "³": 3}
     result = 0
     for product in formula.split(" + "):
@@ -122,10 +122,10 @@ def value(formula: str, sizes: dict[str, int]) -> int:
     return result
 
 
-def every(node):
+def all_nodes(node):
     yield node
     for child in node.children:
-        yield from every(child)
+        yield from all_nodes(child)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -134,23 +134,23 @@ def test_formulas_evaluate_to_the_counts(name):
     sizes = {letter: sizes[0] for letter, sizes in symbol_values(model).items()}
     root = module_tree(model)
     assert root.parameters == num_parameters(model)
-    for node in every(root):
+    for node in all_nodes(root):
         assert sum(child.parameters for child in node.children) <= node.parameters
         if node.formula:
-            assert value(node.formula, sizes) * node.repeats == node.parameters, node.path
+            assert evaluate_formula(node.formula, sizes) * node.repeats == node.parameters, node.path
 
 
-def test_the_formula_of_attention_is_the_one_everybody_knows():
-    block = next(n for n in every(module_tree(meta_model(preset("base")))) if n.name == "layers")
+def test_the_formula_of_attention():
+    block = next(n for n in all_nodes(module_tree(meta_model(preset("base")))) if n.name == "layers")
     assert (block.repeats, block.formula) == (6, "4·d_model² + 2·d_model·d_ff + 9·d_model + d_ff")
     assert {n.name: n.formula for n in block.children}["self_attn"] == "4·d_model² + 4·d_model"
-    grouped = next(n for n in every(module_tree(meta_model(preset("llama-70b")))) if n.name == "self_attn")
+    grouped = next(n for n in all_nodes(module_tree(meta_model(preset("llama-70b")))) if n.name == "self_attn")
     assert grouped.formula == "2·d_model·kv_heads·head_dim + 2·d_model²"
 
 
-def test_shared_tensors_are_counted_at_home_once():
+def test_shared_tensors_are_counted_once():
     root = module_tree(meta_model(preset("base")))
-    shared = {n.path: n.tied_to for n in every(root) if n.tied_to}
+    shared = {n.path: n.tied_to for n in all_nodes(root) if n.tied_to}
     assert shared == {"decoder.embed.tokens": "encoder.embed.tokens", "head.out": "encoder.embed.tokens"}
     untied = core.transformer(37_000, 37_000, shared=False)
     assert num_parameters(meta_model(untied)) - root.parameters == 37_000 * 512, (
@@ -158,10 +158,10 @@ def test_shared_tensors_are_counted_at_home_once():
     )
 
 
-def test_layers_that_differ_are_not_folded():
+def test_layers_that_differ_are_not_collapsed():
     narrow, wide = (core.decoder(10, d_model=8, heads=2, layers=1, d_ff=n).decoder.layers[0] for n in (8, 16))
     spec = core.Model(decoder=core.Stack(8, core.Embeddings(10), (narrow, narrow, wide, narrow)))
-    layers = next(n for n in every(module_tree(meta_model(spec))) if n.name == "layers")
+    layers = next(n for n in all_nodes(module_tree(meta_model(spec))) if n.name == "layers")
     assert [(n.name, n.repeats) for n in layers.children] == [("0…1", 2), ("2", 1), ("3", 1)]
     assert sum(n.parameters for n in layers.children) == layers.parameters
 
@@ -174,28 +174,28 @@ def test_any_module_has_a_tree():
     assert parameters_by_group(model) == {"other": 15} and module_tree(nn.ReLU()).parameters == 0
 
 
-def test_a_skeleton_holds_no_memory_and_takes_no_time():
+def test_counting_a_large_model_is_fast_and_allocates_nothing():
     times = []
     for _ in range(3):  # a shared machine may stall any one of them
-        began = time.perf_counter()
+        start = time.perf_counter()
         counted = headwater.count(preset("llama-70b"))
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start)
     assert min(times) < 1 and counted.parameters == PUBLISHED["llama-70b"]
     assert all(p.is_meta for p in meta_model(preset("llama-70b")).parameters())
 
 
-def test_a_skeleton_is_shaped_as_the_model_it_stands_for():
+def test_a_meta_model_has_the_shapes_of_the_built_model():
     spec = core.decoder(10, d_model=8, heads=2, layers=2)
-    here, there = (
+    meta_shapes, built_shapes = (
         {n: tuple(p.shape) for n, p in m.state_dict().items()} for m in (meta_model(spec), spec.build(seed=0))
     )
-    assert here == there
+    assert meta_shapes == built_shapes
 
 
 # ------------------------------------------------------------------------------------------------------------ presets
 
 
-def test_every_preset_is_a_spec_that_travels():
+def test_every_preset_is_a_spec():
     for name in PRESETS:
         spec = preset(name)
         assert spec == preset(name.upper()) and repr(spec).startswith("Model(")
@@ -203,12 +203,12 @@ def test_every_preset_is_a_spec_that_travels():
 
 
 @pytest.mark.parametrize("name", ["mini", "small"])
-def test_the_small_ones_run(name):
+def test_small_presets_run(name):
     model = headwater.preset(name, vocab=20).build(seed=0)
     assert model(torch.ones(2, 3, dtype=torch.long), source=torch.ones(2, 4, dtype=torch.long)).shape == (2, 3, 20)
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("gpt-2", "gpt2"), ("lama-7b", "llama-7b"), ("bsae", "base")])
-def test_an_unknown_preset_is_refused_with_the_nearest(typed, meant):
-    with pytest.raises(NotFound, match=re.escape(f"no preset is called {typed!r}; did you mean {meant!r}?")):
-        preset(typed)
+@pytest.mark.parametrize(("name", "nearest"), [("gpt-2", "gpt2"), ("lama-7b", "llama-7b"), ("bsae", "base")])
+def test_an_unknown_preset_is_refused_with_the_nearest(name, nearest):
+    with pytest.raises(NotFound, match=re.escape(f"no preset is called {name!r}; did you mean {nearest!r}?")):
+        preset(name)

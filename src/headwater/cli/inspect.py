@@ -88,8 +88,7 @@ def summary(report: Any) -> list[str]:
         lines += [f"{_('written: ')}{output_text.strip()}", ""]
     body = report.lines() or [line for result in report.results.values() for line in result.lines()]
     lines += [str(line) for line in body]
-    skipped = {name: reason for name, reason in report.skipped.items() if "left out" in reason}
-    return lines + [f"{name}{_(': ')}{reason}" for name, reason in skipped.items()]
+    return lines + [f"{name}{_(': ')}{report.skipped[name]}" for name in report.too_long]
 
 
 def output_lines(folder: str | None, paths: list[Path]) -> list[str]:

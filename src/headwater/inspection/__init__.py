@@ -3,7 +3,7 @@
     report = headwater.inspect(headwater.load("smollm2"), "The cat sat on the mat")      # all analyses below
     report.write("report")                                                               # HTML, JSON, PNG
 
-`model`: the result of headwater.load, a run (training.predict.load_run), or a Transformer (then texts are token ids).
+`model`: the result of headwater.load, a run (training.predict.load_run), or a Transformer (its texts are token ids).
 `text`: the input; of an encoder-decoder the source, and `target` the decoder's text (generated if None).
 Every function accepts a TokenizedInput as `text`, so that a text is tokenized, and a target generated, only once.
 
@@ -15,23 +15,23 @@ Every function accepts a TokenizedInput as `text`, so that a text is tokenized, 
     alignment(model, text, target=None, layers=None)
                                         -> Alignment        weights [target, source], the mean of cross-attention
     classify_heads(model, text, target=None)
-                                        -> HeadPatterns     one HeadPattern a head: diagonal, previous, …, pattern
+                                        -> HeadPatterns     one HeadPattern per head: diagonal, previous, …, pattern
     lens(model, text, target=None, top_k=5, positions=None)
                                         -> LogitLens        top_ids, top_probs [layers + 1, P, top_k]
     next_tokens(model, text, top_k=10, target=None, position=None)
                                         -> NextTokens       candidates: NextToken(token, prob); entropy
     token_losses(model, text, target=None)
-                                        -> TokenLosses      one cross-entropy loss a token, in nats; perplexity
+                                        -> TokenLosses      cross-entropy of each token, in nats; perplexity
     gradient_flow(model, text, target=None)
                                         -> GradientFlow     gradient norms by parameter, flow by layer
     first_nonfinite(model, text, target=None)
                                         -> NonFinite | None the first module that outputs NaN or infinity
     attribute(model, text, target=None, position=None, token_id=None, method="integrated_gradients")
-                                        -> Attribution      a score for each input token
+                                        -> Attribution      one score per input token
     ablate(model, text, layer, head, target=None, kind=None)
-                                        -> Ablation         predictions without that head
+                                        -> Ablation         predictions with and without the head
     head_importance(model, text, target=None, kind=None)
-                                        -> HeadImportance   change of the loss without each head [layers, heads]
+                                        -> HeadImportance   loss change when each head is ablated [layers, heads]
     position_effects(model, length=64)  -> PositionEffects  what each position encoding of the model computes
     count(model.spec, batch, length)    -> ModelCosts       parameters, bytes, FLOPs
     inspect(model, text, target=None, analyses=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,17 +16,17 @@ from headwater.core.modules import eval_mode
 from headwater.errors import BadInput, BadSetting
 from headwater.i18n import _
 from headwater.inspection.attention import AttentionSite, select_sites
-from headwater.inspection.inputs import Token, TokenizedInput, tokenize_input
+from headwater.inspection.inputs import ModelLike, TextLike, Token, TokenizedInput, tokenize_input
 from headwater.inspection.logit_lens import head_vocab_size, lm_head
 from headwater.inspection.predictions import prediction_position
 from headwater.inspection.results import InspectionResult
 
-LOGITS_PER_BATCH = 1 << 25  # logits that exist at a time
+LOGITS_PER_BATCH = 1 << 25  # logits of one forward pass
 
 
 @dataclass(frozen=True)
 class AblatedToken:
-    """A token with its probability with the head and without it."""
+    """A token with its probability before and after the ablation."""
 
     token: Token
     prob: float
@@ -35,10 +35,10 @@ class AblatedToken:
 
 @dataclass(frozen=True, eq=False)
 class Ablation(InspectionResult):
-    """Predictions with and without one head. candidates: the most probable tokens at the position, of both.
+    """Predictions with and without one head. candidates: the most probable tokens of both at the position.
 
-    loss, ablated_loss: the mean over the text; NaN of a single token. kl_divergence [Q]: of the two distributions at
-    each position, in nats.
+    loss, ablated_loss: the mean over the text; NaN for a single token. kl_divergence [Q]: between the two
+    distributions at each position, in nats.
     """
 
     kind: str
@@ -68,11 +68,11 @@ class Ablation(InspectionResult):
 
 
 def ablate(
-    model: Any,
-    text: Any,
+    model: ModelLike,
+    text: TextLike,
     layer: int,
     head: int,
-    target: Any = None,
+    target: str | Iterable[int] | None = None,
     *,
     kind: str | None = None,
     position: int | None = None,
@@ -80,7 +80,7 @@ def ablate(
 ) -> Ablation:
     """Predictions without one attention head, at a position (the last if None; of a masked model the mask token).
 
-    kind: decoder.self_attn, or encoder.self_attn of an encoder, if None.
+    kind: if None, decoder.self_attn; of an encoder, encoder.self_attn.
     """
     inputs = tokenize_input(model, text, target)
     site = _resolve_site(inputs, kind, layer, head)
@@ -132,7 +132,7 @@ def _logprobs(inputs: TokenizedInput, batch_size: int) -> Tensor:
     if size > 16 * LOGITS_PER_BATCH:
         raise BadInput(
             _(
-                "ablate: {num_tokens} tokens are too many for the whole of two answers; shorten the text",
+                "ablate: the logits of {num_tokens} tokens do not fit into memory; shorten the text",
                 num_tokens=len(inputs.tokens),
             )
         )
@@ -143,7 +143,7 @@ def _logprobs(inputs: TokenizedInput, batch_size: int) -> Tensor:
 
 
 def _mean_loss(inputs: TokenizedInput, log_p: Tensor) -> float:
-    """The mean loss of the next tokens, from log_p [Q, V]; of a bidirectional model that of the tokens themselves."""
+    """The mean loss of the next tokens, from log_p [Q, V]; for a bidirectional model that of the tokens themselves."""
     tokens = inputs.next_tokens if inputs.causal else inputs.tokens
     ids = torch.tensor([token.id for token in tokens])
     return float(-log_p[: len(ids)].gather(1, ids[:, None]).mean()) if len(ids) else math.nan
@@ -163,7 +163,8 @@ def heads_ablated(model: nn.Module, ablated: list[HeadIndex]) -> Iterator[None]:
         yield
 
 
-def _zero_heads_hook(path: str, num_heads: int, ablated: list[HeadIndex]) -> Any:
+def _zero_heads_hook(path: str, num_heads: int, ablated: list[HeadIndex]) -> Callable[..., tuple[Tensor, ...]]:
+    """A forward pre-hook of the output projection that sets the slices of the ablated heads to zero."""
     num_calls = 0
 
     def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -184,7 +185,7 @@ def _zero_heads_hook(path: str, num_heads: int, ablated: list[HeadIndex]) -> Any
 
 @dataclass(frozen=True, eq=False)
 class HeadImportance(InspectionResult):
-    """The rise of the mean loss without each head: loss_change [layers, heads], NaN where there is no such head."""
+    """The change of the mean loss when a head is ablated: loss_change [layers, heads], NaN where there is no head."""
 
     kind: str
     loss: float
@@ -196,7 +197,7 @@ class HeadImportance(InspectionResult):
         heads = "   ".join(f"{layer}.{head} {self.loss_change[layer, head]:+.3f}" for layer, head in best)
         return [
             _(
-                "heads of {kind} that this text needs most (loss {loss:.3f}, change without): {heads}",
+                "most important heads of {kind} (loss {loss:.3f}, change when ablated): {heads}",
                 kind=self.kind,
                 loss=self.loss,
                 heads=heads,
@@ -205,18 +206,26 @@ class HeadImportance(InspectionResult):
 
 
 def head_importance(
-    model: Any, text: Any, target: Any = None, *, kind: str | None = None, layers: list[int] | None = None
+    model: ModelLike,
+    text: TextLike,
+    target: str | Iterable[int] | None = None,
+    *,
+    kind: str | None = None,
+    layers: list[int] | None = None,
 ) -> HeadImportance:
-    """The loss with each head ablated in turn, of these layers or of all; many heads share one forward pass."""
+    """The loss with each head ablated in turn, of these layers or of all; each row of a batch ablates another head."""
+    # the heads, and how many fit into one forward pass
     inputs = tokenize_input(model, text, target)
     sites = select_sites(inputs.model, [_resolve_site(inputs, kind, 0, 0).kind], layers)
     heads = [(site, head) for site in sites for head in range(site.heads)]
     loss_change = np.full((1 + sites[-1].layer, max(site.heads for site in sites)), np.nan, np.float32)
     batch_size = max(1, LOGITS_PER_BATCH // (len(inputs.tokens) * head_vocab_size(lm_head(inputs.model))))
+
+    # the loss with all heads, then without each
     with eval_mode(inputs.model):
         loss = _mean_loss(inputs, _logprobs(inputs, 1)[0])
         if math.isnan(loss):
-            raise BadSetting(_("head_importance: a text must have two tokens or more, got one; give a longer one"))
+            raise BadSetting(_("head_importance: the text must have at least two tokens, got one; give a longer one"))
         for first in range(0, len(heads), batch_size):
             ablated = heads[first : first + batch_size]
             with heads_ablated(inputs.model, ablated):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from headwater.errors import BadFile, BadInput, BadSetting, Fault, nearest
+from headwater.errors import BadFile, BadInput, BadSetting, Fault, TooLong, nearest
 from headwater.i18n import _, join
 from headwater.inspection.ablation import ablate, head_importance
 from headwater.inspection.attention import AttentionMaps, alignment, attention_maps
@@ -18,15 +18,15 @@ from headwater.inspection.attribution import MAX_COMPLETENESS_GAP, attribute
 from headwater.inspection.costs import ModelCosts, count
 from headwater.inspection.gradients import first_nonfinite, gradient_flow
 from headwater.inspection.head_patterns import HeadPattern, HeadPatterns, classify_heads
-from headwater.inspection.inputs import InspectedModel, TokenizedInput, tokenize_input
+from headwater.inspection.inputs import InspectedModel, ModelLike, TextLike, TokenizedInput, tokenize_input
 from headwater.inspection.logit_lens import lens
 from headwater.inspection.position_plots import position_effects
 from headwater.inspection.predictions import next_tokens, token_losses
 from headwater.inspection.results import InspectionResult, to_jsonable
 from headwater.training.nonfinite import NonFinite
 
-MAX_GRADIENT_TOKENS = 256  # tokens; of a longer text gradients are computed only if requested by name
-LENS_POSITIONS = 24  # the last positions, for the logit lens
+MAX_GRADIENT_TOKENS = 256  # gradients of a longer text are computed only if requested by name
+LENS_POSITIONS = 24  # positions of the logit lens: the last ones
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class CostReport(InspectionResult):
     def lines(self) -> list[str]:
         groups = ", ".join(f"{name} {number:,}" for name, number in self.costs.groups.items())
         sizes = [_("{name} {size:,.1f} MB", name=name, size=size / 1e6) for name, size in self.costs.bytes.items()]
-        flops = _("{forward:,.1f} million operations a token", forward=self.costs.flops["forward"] / 1e6)
+        flops = _("{forward:,.1f} million FLOPs per token", forward=self.costs.flops["forward"] / 1e6)
         return [
             _("{parameters:,} parameters: {groups}", parameters=self.costs.parameters, groups=groups),
             _(
@@ -62,7 +62,7 @@ class CostReport(InspectionResult):
 class AnalysisRequest:
     """The arguments of one analysis: the model, its tokenized input, and the selected head."""
 
-    model: Any
+    model: ModelLike
     inputs: TokenizedInput
     layer: int | None
     head: int | None
@@ -70,14 +70,16 @@ class AnalysisRequest:
     explicit: bool  # requested by name
 
     def position(self) -> int | None:
-        """The position to explain: None, after the last token; of an encoder-decoder the one with the largest loss."""
+        """The position to explain: the last one (None); of an encoder-decoder the one with the largest loss."""
         if not self.inputs.source:
             return None
         return int(token_losses(self.model, self.inputs).losses.argmax())
 
-    @property
-    def too_long(self) -> bool:
-        return len(self.inputs.tokens) > MAX_GRADIENT_TOKENS and not self.explicit
+    def check_gradient_length(self) -> None:
+        """Raise TooLong if the text is too long for an analysis by gradients that was not requested by name."""
+        num_tokens = len(self.inputs.tokens)
+        if num_tokens > MAX_GRADIENT_TOKENS and not self.explicit:
+            raise TooLong(_("skipped for a text of {num_tokens} tokens; request it by name", num_tokens=num_tokens))
 
 
 def _attention(request: AnalysisRequest) -> InspectionResult:
@@ -93,9 +95,8 @@ def _lens(request: AnalysisRequest) -> InspectionResult:
 
 
 def _attribution(request: AnalysisRequest) -> InspectionResult:
-    """Integrated gradients; if they do not add up, occlusion."""
-    if request.too_long:
-        raise BadInput(_("left out for {num_tokens} tokens; ask for it by name", num_tokens=len(request.inputs.tokens)))
+    """Integrated gradients; if they are not complete (do not sum to the output), occlusion."""
+    request.check_gradient_length()
     position = request.position()
     result = attribute(request.model, request.inputs, position=position)
     if result.completeness_gap > MAX_COMPLETENESS_GAP:
@@ -104,8 +105,7 @@ def _attribution(request: AnalysisRequest) -> InspectionResult:
 
 
 def _gradients(request: AnalysisRequest) -> InspectionResult:
-    if request.too_long:
-        raise BadInput(_("left out for {num_tokens} tokens; ask for it by name", num_tokens=len(request.inputs.tokens)))
+    request.check_gradient_length()
     return gradient_flow(request.model, request.inputs)
 
 
@@ -138,13 +138,17 @@ DEFAULT_ANALYSES = tuple(name for name in ANALYSES if name != "ablation")
 
 @dataclass(frozen=True, eq=False)
 class Inspection(InspectionResult):
-    """The results by name. skipped: reasons by name. nonfinite: the first module that outputs NaN or infinity."""
+    """The results by name. nonfinite: the first module that outputs NaN or infinity.
+
+    skipped: the analyses that were not run, with the reason. too_long: those of them skipped for the text's length.
+    """
 
     name: str
     inputs: TokenizedInput
     results: dict[str, InspectionResult]
     skipped: dict[str, str] = field(default_factory=dict)
     nonfinite: NonFinite | None = None
+    too_long: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> InspectionResult:
         if name not in self.results:
@@ -155,8 +159,8 @@ class Inspection(InspectionResult):
     def lines(self) -> list[str]:
         lines: list[str] = []
         if self.nonfinite:
-            warning = _("NaN or inf arises first in {path}: {what}", path=self.nonfinite.path, what=self.nonfinite.what)
-            lines.append(warning)
+            path = self.nonfinite.path
+            lines.append(_("NaN or infinity first appears in {path}: {what}", path=path, what=self.nonfinite.what))
         for name in ("next", "losses", "heads", "alignment", "attribution", "gradients", "ablation"):
             if name in self.results:
                 lines += self.results[name].lines()
@@ -196,7 +200,7 @@ class Inspection(InspectionResult):
         except OSError as error:
             raise BadFile(
                 _(
-                    "{folder} must be a folder that can be written, got: {strerror}; choose another",
+                    "{folder} must be a writable folder, got: {strerror}; choose another",
                     folder=folder,
                     strerror=error.strerror,
                 )
@@ -242,9 +246,9 @@ class Inspection(InspectionResult):
 
 
 def inspect(
-    model: Any,
-    text: Any,
-    target: Any = None,
+    model: ModelLike,
+    text: TextLike,
+    target: str | Iterable[int] | None = None,
     *,
     analyses: Iterable[str] | None = None,
     layer: int | None = None,
@@ -253,8 +257,8 @@ def inspect(
 ) -> Inspection:
     """Run analyses of a model on a text.
 
-    model: what headwater.load gives, a run, or a model alone (then texts are token ids).
-    text: what it reads, of an encoder-decoder the source. target: what it writes; generated if None.
+    model: the result of headwater.load, a run, or a Transformer (its texts are token ids).
+    text: the input, of an encoder-decoder the source. target: the target of an encoder-decoder; generated if None.
     analyses: names of ANALYSES; if None all but ablation, and those that a model does not support (no LM head, no
     encoder) are skipped with the reason. layer, head, kind: select attention, and the head that is ablated.
     """
@@ -276,6 +280,7 @@ def inspect(
     request = AnalysisRequest(model, inputs, layer, head, kind, explicit=analyses is not None)
     results: dict[str, InspectionResult] = {}
     skipped: dict[str, str] = {}
+    too_long: list[str] = []
     for name in names:
         try:
             results[name] = ANALYSES[name](request)
@@ -283,18 +288,20 @@ def inspect(
             if analyses is not None:
                 raise
             skipped[name] = str(fault)
+            if isinstance(fault, TooLong):
+                too_long.append(name)
     nonfinite = _first_nonfinite_or_none(model, inputs) if skipped else first_nonfinite(model, inputs)
-    return Inspection(_model_name(model), inputs, results, skipped, nonfinite)
+    return Inspection(_model_name(model), inputs, results, skipped, nonfinite, tuple(too_long))
 
 
-def _first_nonfinite_or_none(model: Any, inputs: TokenizedInput) -> NonFinite | None:
+def _first_nonfinite_or_none(model: ModelLike, inputs: TokenizedInput) -> NonFinite | None:
     try:
         return first_nonfinite(model, inputs)
     except Fault:
         return None
 
 
-def _model_name(model: Any) -> str:
+def _model_name(model: ModelLike) -> str:
     """The name of the model's folder, or of its run, with the architecture."""
     path = Path(getattr(model, "path", None) or getattr(model, "folder", None) or "")
     name = path.parent.name if path.name == "model" else path.name  # a run has its model in a folder of that name

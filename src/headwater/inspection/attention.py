@@ -1,7 +1,7 @@
 """Attention weights of every layer and head, with their query and key tokens; and the alignment of a translation.
 
-The weights are computed beside the model's own forward pass, from its queries and keys, a chunk of queries at a time:
-the forward pass stays as it is, and only a few million weights exist before they are stored.
+The weights are recomputed by a forward hook from the queries and keys of each layer, a chunk of queries at a time: the
+model's own forward pass does not change, and only a few million weights exist before they are stored.
 H heads, Q queries, S keys.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,10 +21,10 @@ from headwater.core.attention import AttentionLayer
 from headwater.core.modules import eval_mode
 from headwater.errors import BadInput, BadSetting, nearest
 from headwater.i18n import _, join
-from headwater.inspection.inputs import Token, TokenizedInput, tokenize_input
+from headwater.inspection.inputs import ModelLike, TextLike, Token, TokenizedInput, tokenize_input
 from headwater.inspection.results import InspectionResult, group_label, group_tokens, pool_by_group
 
-MAX_WEIGHT_BYTES = 1 << 28  # of stored weights
+MAX_WEIGHT_BYTES = 1 << 28  # of the stored weights
 WEIGHTS_PER_CHUNK = 1 << 22  # weights computed at a time
 
 
@@ -32,7 +32,7 @@ WEIGHTS_PER_CHUNK = 1 << 22  # weights computed at a time
 class AttentionSite:
     """One attention layer in a forward pass. kind: its stack and role, as decoder.cross_attn. layer: its depth.
 
-    call_index: earlier calls of its module in the same pass; above 0 only if layers share their weights.
+    call_index: the number of earlier calls of its module in the same pass; above 0 only if layers share weights.
     """
 
     kind: str
@@ -43,7 +43,7 @@ class AttentionSite:
 
 
 def attention_sites(model: nn.Module) -> list[AttentionSite]:
-    """Every attention layer of a model, in the order they run."""
+    """Every attention layer of a model, in execution order."""
     sites = []
     for side in ("encoder", "decoder"):
         stack: Any = getattr(model, side)
@@ -60,7 +60,7 @@ def attention_sites(model: nn.Module) -> list[AttentionSite]:
 def select_sites(
     model: nn.Module, kinds: Sequence[str] | None, layers: Sequence[int] | None, heads: Sequence[int] | None = None
 ) -> list[AttentionSite]:
-    """The attention layers of these kinds and layers; a kind, layer or head that does not exist is refused."""
+    """The attention layers of these kinds and layers; a kind, layer or head that does not exist raises BadSetting."""
     sites = attention_sites(model)
     known = {site.kind for site in sites}
     for kind in kinds or ():
@@ -124,7 +124,7 @@ def _capture_hook(
 
 
 def weights_in_chunks(kernel: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Iterator[tuple[int, Tensor]]:
-    """The weights of the kernel's eager formula, a chunk of queries at a time: [H, queries, S] of the first row."""
+    """The weights of the kernel's eager formula in chunks of queries: [H, queries, S] of the first row of the batch."""
     captured: list[Tensor] = []
     size = max(1, WEIGHTS_PER_CHUNK // (q.shape[1] * k.shape[2]))
     handle = kernel.weights.register_forward_hook(lambda tap, inputs, output: captured.append(output))
@@ -145,7 +145,7 @@ def weights_in_chunks(kernel: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any) -
 class AttentionMap:
     """The weights of one attention layer, [H, Q, S].
 
-    They are float32; of a long text uint8 in steps of 1/255, and then perhaps max-pooled over pool_size × pool_size.
+    dtype float32; of a long text uint8 in steps of 1/255, max-pooled over pool_size × pool_size if that is too large.
     """
 
     kind: str
@@ -161,7 +161,7 @@ class AttentionMap:
         if head not in self.heads:
             raise BadSetting(
                 _(
-                    "attention: head {head} was not kept, {heads} were; ask for it with heads=",
+                    "attention: head {head} was not stored, only {heads}; request it with heads=",
                     head=head,
                     heads=list(self.heads),
                 )
@@ -181,7 +181,7 @@ class AttentionMap:
     ) -> np.ndarray:
         """Weights of query tokens rows[0]:rows[1] and key tokens columns[0]:columns[1] as uint8; 255 is a weight of 1.
 
-        size: the maximum number of cells a side; a larger tile is max-pooled.
+        size: the maximum number of rows and of columns; a larger tile is max-pooled.
         """
         weights = self.head_weights(head)  # [Q, S]
         queries = _cell_range(rows, self.pool_size, weights.shape[0])
@@ -193,14 +193,14 @@ class AttentionMap:
 
 
 def _cell_range(span: tuple[int, int] | None, pool_size: int, num_cells: int) -> slice:
-    """The cells that hold a range of tokens."""
+    """The cells of a range of tokens."""
     if span is None:
         return slice(0, num_cells)
     return slice(span[0] // pool_size, min(num_cells, -(-span[1] // pool_size)))
 
 
 def to_uint8(weights: np.ndarray) -> np.ndarray:
-    """Weights in steps of 1/255; NaN becomes 0."""
+    """Weights quantized to steps of 1/255; NaN becomes 0."""
     return np.rint(np.nan_to_num(weights) * 255).astype(np.uint8)
 
 
@@ -230,7 +230,7 @@ class AttentionMaps(InspectionResult):
             known = [f"{m.kind} {m.layer}" for m in self.maps]
             raise BadSetting(
                 _(
-                    "attention: {kind} {layer} was not kept; {nearest}",
+                    "attention: {kind} {layer} was not stored; {nearest}",
                     kind=kind,
                     layer=layer,
                     nearest=nearest(f"{kind} {layer}", known),
@@ -316,9 +316,9 @@ class _WeightStore:
 
 
 def attention_maps(
-    model: Any,
-    text: Any,
-    target: Any = None,
+    model: ModelLike,
+    text: TextLike,
+    target: str | Iterable[int] | None = None,
     *,
     kinds: Sequence[str] | None = None,
     layers: Sequence[int] | None = None,
@@ -350,14 +350,16 @@ class Alignment(InspectionResult):
     def lines(self) -> list[str]:
         best = self.weights.argmax(1)
         pairs = (f"{token} ← {self.source[position]}" for token, position in zip(self.target, best, strict=True))
-        return [_("written ← looked at most: {pairs}", pairs="   ".join(pairs))]
+        return [_("target ← source with the highest weight: {pairs}", pairs="   ".join(pairs))]
 
 
-def alignment(model: Any, text: Any, target: Any = None, *, layers: Sequence[int] | None = None) -> Alignment:
+def alignment(
+    model: ModelLike, text: TextLike, target: str | Iterable[int] | None = None, *, layers: Sequence[int] | None = None
+) -> Alignment:
     """The mean cross-attention of a translation; row i is that of the query which predicts target token i."""
     inputs = tokenize_input(model, text, target)
     if not inputs.source:
-        raise BadInput(_("alignment: only an encoder-decoder has one, this model has one stack; use attention_maps"))
+        raise BadInput(_("alignment: the model must be an encoder-decoder, this one has one stack; use attention_maps"))
     sites = select_sites(inputs.model, ["decoder.cross_attn"], layers)
     mean = torch.zeros(len(inputs.tokens), len(inputs.source))
 

@@ -1,21 +1,20 @@
 """Attribution of an output's log probability to the input tokens: integrated gradients, input x gradient, occlusion.
 
 integrated_gradients   x · ∫₀¹ ∇f(a x) da: the scores add up to f(x) - f(0) (Sundararajan and others, 2017)
-input_x_gradient       x · ∇f(x): one pass, a first look
-occlusion              f(x) - f(x with one token's embedding zero): a pass a token, without gradients
+input_x_gradient       x · ∇f(x): one backward pass, an approximation
+occlusion              f(x) - f(x with one token's embedding zero): one forward pass per token, no gradients
 
 x are the token embeddings before positions are added. A score measures what the model's output depends on, not whether
-the output is right. Deep models may be so nonlinear between 0 and x that the integral does not converge: then
-completeness_gap is large, and occlusion is the better method. Attention weights are no such explanation.
+the output is correct. Deep models may be so nonlinear between 0 and x that the integral does not converge: then
+completeness_gap is large, and occlusion is the better method. Attention weights are not attributions.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,22 +24,22 @@ from headwater.core.heads import ClassificationHeadLayer
 from headwater.core.modules import eval_mode
 from headwater.errors import BadInput, BadSetting, nearest
 from headwater.i18n import _
-from headwater.inspection.inputs import Token, TokenizedInput, tokenize_input
+from headwater.inspection.inputs import ModelLike, TextLike, Token, TokenizedInput, tokenize_input
 from headwater.inspection.logit_lens import head_vocab_size, lm_head
 from headwater.inspection.predictions import prediction_position
 from headwater.inspection.results import InspectionResult
 
 METHODS = ("integrated_gradients", "input_x_gradient", "occlusion")
 MAX_COMPLETENESS_GAP = 0.05
-MAX_STEPS = 64  # of the integral
+MAX_STEPS = 64  # of the quadrature
 TOKENS_PER_BATCH = 1 << 11
 
 
 @dataclass(frozen=True, eq=False)
 class Attribution(InspectionResult):
-    """What each token adds to log p of an output: attributions of `tokens`, source_attributions of `source`.
+    """The contribution of each token to log p of an output: attributions of `tokens`, source_attributions of `source`.
 
-    logprob, baseline_logprob: log p of the output, and with all embeddings zero. completeness_gap:
+    logprob, baseline_logprob: log p of the output, and log p with all embeddings zero. completeness_gap:
     |Σ attributions - (logprob - baseline_logprob)| over |logprob - baseline_logprob|; NaN for methods without that sum.
     """
 
@@ -65,12 +64,10 @@ class Attribution(InspectionResult):
         tokens = "   ".join(f"{token.text!r} {score:+.2f}" for token, score in largest)
         prob = f"{math.exp(self.logprob):.1%}"
         if math.isnan(self.completeness_gap):
-            return [
-                _("what made it say {output!r} (p = {prob}): {tokens}", output=self.output, prob=prob, tokens=tokens)
-            ]
+            return [_("attribution of {output!r} (p = {prob}): {tokens}", output=self.output, prob=prob, tokens=tokens)]
         return [
             _(
-                "what made it say {output!r} (p = {prob}; adds up to {fraction:.0%}): {tokens}",
+                "attribution of {output!r} (p = {prob}; complete to {fraction:.0%}): {tokens}",
                 output=self.output,
                 prob=prob,
                 fraction=1 - self.completeness_gap,
@@ -80,12 +77,12 @@ class Attribution(InspectionResult):
 
 
 def attribute(
-    model: Any,
-    text: Any,
-    target: Any = None,
+    model: ModelLike,
+    text: TextLike,
+    target: str | Iterable[int] | None = None,
     *,
     position: int | None = None,
-    token_id: Any = None,
+    token_id: int | None = None,
     method: str = "integrated_gradients",
 ) -> Attribution:
     """Attribute log p of an output token at a position to the input tokens.
@@ -131,7 +128,7 @@ def attribute(
 
 
 def _completeness_gap(scores: list[Tensor], difference: float) -> float:
-    """How far the sum of the scores is from f(x) - f(0), relative to it."""
+    """The relative error of completeness: |Σ scores - (f(x) - f(0))| / |f(x) - f(0)|."""
     total = sum(float(side.sum()) for side in scores)
     return abs(total - difference) / max(abs(difference), 1e-6)
 
@@ -152,7 +149,8 @@ def _resolve_position(inputs: TokenizedInput, position: int | None) -> int:
     return position % len(inputs.tokens)
 
 
-def _resolve_output(inputs: TokenizedInput, position: int, token_id: Any) -> int:
+def _resolve_output(inputs: TokenizedInput, position: int, token_id: int | None) -> int:
+    """The id of the output to explain: token_id, or the most probable one."""
     if not isinstance(inputs.model.head, ClassificationHeadLayer):
         size = head_vocab_size(lm_head(inputs.model))
     else:
@@ -195,7 +193,7 @@ class _OutputFunction:
                 continue
             table = getattr(stack.embed, "tokens", None)
             if not isinstance(table, nn.Module):
-                raise BadInput(_("attribution: the model must read tokens, its embedding has no table of them"))
+                raise BadInput(_("attribution: the model must have a token embedding, this one has none"))
             self.embeddings.append(table)
         ids = [*inputs.model_kwargs.values(), inputs.ids]
         with torch.no_grad():
@@ -277,7 +275,7 @@ class _OutputFunction:
 
 @contextlib.contextmanager
 def _embeddings_replaced(embeddings: list[nn.Module], vectors: list[Tensor]) -> Iterator[None]:
-    """Let each embedding table return these vectors."""
+    """Forward hooks that replace the output of each embedding table by these vectors."""
     handles = [
         table.register_forward_hook(lambda module, inputs, output, replacement=replacement: replacement)
         for table, replacement in zip(embeddings, vectors, strict=True)

@@ -2,10 +2,10 @@
 
 weights       parameters · element size                element size: 4 bytes for fp32, 2 for bf16 and fp16
 gradients     parameters · element size
-optimizer     AdamW: two fp32 moments a parameter, and an fp32 copy of weights that are stored in 16 bits
+optimizer     AdamW: two fp32 moments per parameter, and an fp32 copy of weights that are stored in 16 bits
 activations   an estimate of what training saves for the backward pass (see saved_activations)
 KV cache      exact: batch · length · element size · Σ over attention layers of kv_heads · (head_dim + v_head_dim)
-FLOPs         exact for matrix products: 2 a weight; attention 2 · heads · (head_dim + v_head_dim) a query and key
+FLOPs         exact for matrix products: 2 per weight; attention: 2 · heads · (head_dim + v_head_dim) per query and key
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class ModelCosts:
 
 
 def count(model: Model | Transformer, batch: int = 1, length: int | None = None, dtype: str = "fp32") -> ModelCosts:
-    """Parameters, memory and FLOPs of a model, counted from its spec: nothing is allocated.
+    """Count parameters, memory and FLOPs of a model from its spec, without allocating it.
 
     model   a spec or a built model
     batch   sequences in a batch
-    length  tokens of a sequence, of source and target alike; by default the longest that the model takes
+    length  tokens of a sequence, of source and target alike; by default the model's maximum, at most DEFAULT_LENGTH
     dtype   of weights and activations: one of ELEMENT_SIZES
     """
     if dtype not in ELEMENT_SIZES:
@@ -75,11 +75,11 @@ def count(model: Model | Transformer, batch: int = 1, length: int | None = None,
         raise BadSetting(
             _("batch and length must be at least 1, got {batch} and {length}; correct them", batch=batch, length=length)
         )
-    built: Any = meta_model(model) if isinstance(model, Model) else model
+    built = meta_model(model) if isinstance(model, Model) else model
     if not isinstance(built, Transformer):
         raise BadSetting(
             _(
-                "count takes a model or spec of ours, got {name}; module_tree takes any module",
+                "count takes a headwater model or spec, got {name}; module_tree takes any module",
                 name=type(model).__name__,
             )
         )
@@ -116,7 +116,7 @@ def _resolve_length(spec: Model, length: int | None) -> int:
 def memory_bytes(model: Transformer, batch: int, length: int, element_size: int) -> dict[str, int]:
     """Bytes of weights, gradients, optimizer state, activations and KV cache."""
     parameters = num_parameters(model)
-    saved_bytes = element_size * saved_activations(model) + 4 * _saved_logits(model)  # a token
+    saved_bytes = element_size * saved_activations(model) + 4 * _saved_logits(model)  # per token
     return {
         "weights": parameters * element_size,
         "gradients": parameters * element_size,
@@ -132,7 +132,7 @@ def saved_activations(model: Transformer) -> int:
     A linear layer saves its input; q, k and v share one. A norm saves its output, which the layer after it saves anyway
     (without the C kernels its input too). Fused attention saves q, k, v and its output, which is the input of `out`.
     An activation saves its input, a product both factors, dropout its mask (none in the C kernels). Attention that is
-    not fused (some back ends do not fuse dropout) saves heads · length elements a layer more.
+    not fused (some back ends do not fuse dropout) saves heads · length more elements per layer.
     """
     return sum(_saved_by_module(module) for part in _executed_modules(model) for module in part.modules())
 
@@ -168,12 +168,12 @@ def _dropout_mask_size(dropout: nn.Dropout, linear: Any) -> int:
 
 
 def _saved_logits(model: Transformer) -> int:
-    """fp32 elements of the loss a token: the log probabilities, and their gradient beside them."""
+    """fp32 elements of the loss per token: the log-probabilities and their gradient."""
     return 2 * getattr(model.spec.head, "vocab", 0)
 
 
 def kv_cache_elements(model: Transformer, length: int) -> int:
-    """Elements of the KV cache of a row: keys and values of self-attention and of cross-attention."""
+    """Elements of the KV cache of one sequence: keys and values of self-attention and of cross-attention."""
     if model.decoder is None:
         return 0
     self_attention = 0
@@ -194,10 +194,10 @@ def _memory_length(model: Transformer, length: int) -> int:
 
 
 def flops_per_token(model: Transformer, length: int) -> dict[str, int]:
-    """FLOPs of a target token, of an encoder-decoder with a source token. Training costs three forward passes.
+    """FLOPs per target token; for an encoder-decoder with one source token. Training costs three forward passes.
 
-    Attention is counted over all keys in the window of a query at this length, none skipped for causality: a fused
-    kernel may do half of it.
+    Attention is counted over all keys in the window of a query at this length, those above the causal diagonal
+    included: a fused kernel may compute half of them.
     """
     linear = 2 * sum(
         m.in_features * m.out_features for part in _executed_modules(model) for m in part.modules() if _is_linear(m)
@@ -254,9 +254,9 @@ PARAMETER_GROUPS = ("embeddings", "encoder", "decoder", "output", "other")
 
 @dataclass(frozen=True)
 class ModuleNode:
-    """A module with its parameters. Equal layers in a row are one node: `repeats` of them.
+    """A module with its parameters. Consecutive equal layers are one node with `repeats`.
 
-    parameters: of all of them together. formula: of one. tied_to: the path where a shared tensor is counted.
+    parameters: of all repeats together. formula: of one. tied_to: the path where a shared tensor is counted.
     """
 
     name: str
@@ -271,7 +271,7 @@ class ModuleNode:
     terms: Counter[Term] = field(default_factory=Counter, repr=False, compare=False)
 
     def signature(self) -> tuple[Any, ...]:
-        """What two nodes must have in common to become one."""
+        """What two nodes must have in common to be collapsed into one."""
         return self.kind, self.parameters, self.formula, self.shapes, tuple(c.signature() for c in self.children)
 
     def to_dict(self) -> dict[str, Any]:
@@ -286,8 +286,8 @@ class ModuleNode:
         return node | {name: value for name, value in optional.items() if value}
 
 
-def meta_model(spec: Model) -> nn.Module:
-    """The model on the meta device: shapes without memory."""
+def meta_model(spec: Model) -> Transformer:
+    """Build the model on the meta device: shapes without memory."""
     return spec.on_meta()
 
 
@@ -302,7 +302,7 @@ def _build_node(
     module: nn.Module, name: str, path: str, dimensions: Dimensions, tensor_owners: dict[int, str]
 ) -> ModuleNode | None:
     """The node of a module with its children; None for a module without parameters."""
-    # its own tensors; one that another module has already is tied to it
+    # its own tensors; a tensor that an earlier module owns is tied to that module
     dimensions = known_dimensions(module, dimensions)
     terms: Counter[Term] = Counter()
     shapes: list[tuple[int, ...]] = []
@@ -319,7 +319,7 @@ def _build_node(
         terms[factors] += number
         total += tensor.numel()
 
-    # the children, equal layers as one
+    # the children, equal layers collapsed
     nodes = [
         _build_node(child, n, f"{path}.{n}" if path else n, dimensions, tensor_owners)
         for n, child in module.named_children()
@@ -352,14 +352,14 @@ def _build_node(
 
 
 def _formula_name(name: str, path: str) -> str:
-    """The name by which formulas know a module: a head's output has the size of the vocabulary."""
+    """The name under which DIMENSION_NAMES lists a module: the output of a head has the size of the vocabulary."""
     if path == "head.out":
         return "tokens"
     return "buckets" if ".position_encodings." in path else name
 
 
 def _collapse_repeats(nodes: list[ModuleNode]) -> list[ModuleNode]:
-    """Equal neighbours in a list (0, 1, 2 …) become one node."""
+    """Collapse consecutive equal nodes of a list (0, 1, 2 …) into one."""
     collapsed: list[ModuleNode] = []
     for node in nodes:
         last = collapsed[-1] if collapsed else None
@@ -381,7 +381,7 @@ def _single(node: ModuleNode) -> ModuleNode:
 def parameters_by_group(model: nn.Module) -> dict[str, int]:
     """Parameters of the embeddings (with their positions), encoder, decoder and output; "other" for the rest."""
     groups = dict.fromkeys(PARAMETER_GROUPS, 0)
-    for path, tensor in model.named_parameters():  # a shared tensor comes once
+    for path, tensor in model.named_parameters():  # lists a shared tensor once
         first, _, rest = path.partition(".")
         group = first if first in ("encoder", "decoder") else "other"
         if first == "head":

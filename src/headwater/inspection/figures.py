@@ -1,6 +1,6 @@
 """Matplotlib figures of the results: plot(result) returns a figure, save_figure(result, path) writes it.
 
-Of attention, one kind is a grid of layers and heads; plot(result, kind=, layer=, head=) is one large heat map.
+plot(maps, kind=) of attention maps is a grid of all layers and heads, plot(maps, kind=, layer=, head=) one heat map.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _png_cache: weakref.WeakKeyDictionary[Any, dict[Any, bytes]] = weakref.WeakKeyDi
 
 
 def to_png(result: Any, **selection: Any) -> bytes:
-    """The figure of a result as PNG; cached for as long as the result lives."""
+    """The figure of a result as PNG, cached as long as the result exists."""
     cache = _png_cache.setdefault(result, {})
     key = tuple(sorted(selection.items()))
     if key not in cache:
@@ -57,7 +57,7 @@ def save_figure(result: Any, path: str | Path, **selection: Any) -> Path:
 def plot(result: Any, **selection: Any) -> Any:
     """A matplotlib figure of a result."""
     raise BadSetting(
-        _("there is no picture of a {name}; give a result of headwater.inspection", name=type(result).__name__)
+        _("there is no figure of a {name}; give a result of headwater.inspection", name=type(result).__name__)
     )
 
 
@@ -81,7 +81,7 @@ def _draw_attention(
     if not maps:
         raise BadSetting(
             _(
-                "attention: {kind!r} was not kept, {kinds} were; choose one of them",
+                "attention: {kind!r} was not stored, only {kinds}; choose one of them",
                 kind=kind,
                 kinds=", ".join(result.kinds),
             )
@@ -90,12 +90,12 @@ def _draw_attention(
 
 
 def _plot_grid(maps: list[Any], kind: str) -> Any:
-    """Thumbnails: a row for each layer, a column for each head, all of them one image."""
+    """Thumbnails as one image: one row per layer, one column per head."""
     width = max(len(m.heads) for m in maps)
     height = len(maps)
     tiles = [[m.tile(head, size=96) for head in m.heads] for m in maps]
     tile_height, tile_width = tiles[0][0].shape
-    row_step = tile_height + max(1, tile_height // 12)  # a tile and the gap after it
+    row_step = tile_height + max(1, tile_height // 12)  # height of a tile and of the gap below it
     column_step = tile_width + max(1, tile_width // 12)
     figure = plot_style.new_figure(min(14.0, max(3.2, 0.62 * width + 1.2)), min(24.0, max(2.4, 0.62 * height + 1.0)))
     axis = figure.subplots()
@@ -133,7 +133,7 @@ def _plot_head(result: AttentionMaps, kind: str | None, layer: int | None, head:
         column_groups = group_tokens(columns)
         weights = pool_by_group(weights, row_groups, column_groups)
         labels = [[group_label(rows, g) for g in row_groups], [group_label(columns, g) for g in column_groups]]
-    return _plot_heatmap(weights, labels[0], labels[1], title, "weight", "looked at", "looks")
+    return _plot_heatmap(weights, labels[0], labels[1], title, "weight", "key", "query")
 
 
 def _plot_heatmap(
@@ -157,13 +157,13 @@ def _plot_heatmap(
 
 @plot.register
 def _draw_alignment(result: Alignment) -> Any:
-    title = "Where it looked while it wrote" + (" (its own words)" if result.generated else "")
-    return _plot_heatmap(result.weights, result.target, result.source, title, "mean weight", "read", "written")
+    title = "Alignment (mean cross-attention)" + (", generated target" if result.generated else "")
+    return _plot_heatmap(result.weights, result.target, result.source, title, "mean weight", "source", "target")
 
 
 @plot.register
 def _draw_heads(result: HeadPatterns) -> Any:
-    """A panel for each measure, layers down and heads across; a row of panels for each kind. Distance is relative."""
+    """One panel per measure (rows: layers, columns: heads), one row of panels per kind. Distances are relative."""
     kinds = list(dict.fromkeys(head.kind for head in result.heads))
     tables = {kind: [h for h in result.heads if h.kind == kind] for kind in kinds}
     heights = [1 + max(h.layer for h in tables[kind]) for kind in kinds]
@@ -202,7 +202,7 @@ def _measure_table(heads: list[Any], measure: str) -> np.ndarray:
 
 @plot.register
 def _draw_lens(result: LogitLens) -> Any:
-    """Layers upwards, the embedding at the bottom; a cell is the most probable token, its color the probability."""
+    """The embedding at the bottom, the last layer at the top; a cell is the most probable token, its color the prob."""
     first = max(0, len(result.positions) - MAX_LENS_COLUMNS)
     probs = result.top_probs[:, first:, 0]
     names = [row[first:] for row in result.top_tokens]
@@ -217,7 +217,7 @@ def _draw_lens(result: LogitLens) -> Any:
     plot_style.label_ticks(axis, columns, result.layers)
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
-    axis.set(title="Logit lens: what would be said after each layer", xlabel="read")
+    axis.set(title="Logit lens: the most probable token after each layer", xlabel="input token")
     plot_style.add_colorbar(figure, image, axis, "probability")
     return _with_font_notice(figure, [*columns, *(token.label for row in names for token in row)])
 
@@ -253,13 +253,13 @@ def _draw_next_tokens(result: NextTokens) -> Any:
 
 
 def mark_spaces(token: Token) -> str:
-    """The text of a token with visible spaces, which distinguish tokens."""
+    """The text of a token with visible spaces."""
     return token.text.replace(" ", "␣") if token.text.isprintable() else token.label
 
 
 @plot.register
 def _draw_token_losses(result: TokenLosses) -> Any:
-    title = f"Surprise of each token: mean {result.mean:.2f} nats, perplexity {result.perplexity:.1f}"
+    title = f"Loss of each token: mean {result.mean:.2f} nats, perplexity {result.perplexity:.1f}"
     return _plot_bars(result.losses, [t.label for t in result.tokens], title, "-ln p", plot_style.BLUE)
 
 
@@ -268,8 +268,8 @@ def _draw_attribution(result: Attribution) -> Any:
     scores = np.concatenate((result.source_attributions, result.attributions))
     tokens = [*result.source, *result.tokens]
     colors = [plot_style.BLUE if score >= 0 else plot_style.ORANGE for score in scores]
-    title = f"What made it say {result.output!r} (p = {math.exp(result.logprob):.1%}; {result.method})"
-    return _plot_bars(scores, [t.label for t in tokens], title, "adds to ln p", colors)
+    title = f"Attribution of {result.output!r} (p = {math.exp(result.logprob):.1%}; {result.method})"
+    return _plot_bars(scores, [t.label for t in tokens], title, "contribution to ln p", colors)
 
 
 @plot.register
@@ -295,7 +295,7 @@ def _draw_head_importance(result: HeadImportance) -> Any:
     figure = plot_style.new_figure(0.4 * result.loss_change.shape[1] + 2.4, 0.24 * result.loss_change.shape[0] + 1.3)
     axis = figure.subplots()
     image = axis.imshow(result.loss_change, cmap=plot_style.DIVERGING + "_r", vmin=-limit, vmax=limit, aspect="auto")
-    axis.set(title="Loss without each head", xlabel="head", ylabel="layer")
+    axis.set(title="Loss change when each head is ablated", xlabel="head", ylabel="layer")
     axis.tick_params(length=0)
     plot_style.add_colorbar(figure, image, axis, "change of the loss")
     return figure
@@ -313,11 +313,11 @@ def _draw_gradients(result: GradientFlow) -> Any:
     left, right = figure.subplots(1, 2)
     left.barh(range(len(names)), np.maximum(values, 1e-30), color=plot_style.BLUE, height=0.7)
     left.set_yticks(range(len(names)), names, fontsize=7)
-    left.set(title="Through the layers", xlabel="‖∂loss/∂stream‖ a token")
+    left.set(title="By layer", xlabel="‖∂loss/∂x‖ per token")
     if min(values, default=0) > 0:
         ends = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)) + 1e-9)
         left.set_xscale("log")
-        left.set_xlim(10.0 ** ends[0], 10.0 ** ends[1])  # whole decades: labels between them would overlap
+        left.set_xlim(10.0 ** ends[0], 10.0 ** ends[1])  # full decades: labels between them would overlap
         left.set_xticks([], minor=True)
     plot_style.hide_frame(left)
     _plot_parameter_grads(figure, right, result)
@@ -326,7 +326,7 @@ def _draw_gradients(result: GradientFlow) -> Any:
 
 
 def _plot_parameter_grads(figure: Any, axis: Any, result: GradientFlow) -> None:
-    """The parameters of the layers: a row for each kind, a column for each layer."""
+    """Gradient norms of the parameters: one row per parameter of a layer, one column per layer."""
     cells = {}
     for norm in result.norms:
         side, _, rest = norm.path.partition(".layers.")
@@ -350,7 +350,7 @@ def _plot_parameter_grads(figure: Any, axis: Any, result: GradientFlow) -> None:
 def _draw_positions(result: PositionEffects) -> Any:
     effects = result.effects[:8]
     if not effects:
-        raise BadSetting(_("positions: this model has none to draw; it knows no order, or a convolution tells it"))
+        raise BadSetting(_("positions: this model has no position encoding to plot"))
     figure = plot_style.new_figure(9.0, 3.0 * len(effects))
     for axes, effect in zip(figure.subplots(len(effects), 2, squeeze=False), effects, strict=True):
         _plot_effect(figure, axes, effect)

@@ -10,7 +10,7 @@ from torch import nn
 
 from headwater.core.attention import AttentionLayer
 
-Dimensions = Mapping[str, int]  # symbol -> size; a dimension is named by the first symbol of that size
+Dimensions = Mapping[str, int]  # symbol -> size; a dimension gets the first symbol of its size
 Term = tuple[str, ...]  # the factors of a product, in FACTOR_ORDER
 
 # (module name, axis of its weight) -> symbol
@@ -30,7 +30,7 @@ POWERS = {1: "", 2: "²", 3: "³"}
 
 
 def known_dimensions(module: Any, dimensions: Dimensions) -> Dimensions:
-    """The named dimensions inside a module: those of its parents, and its own."""
+    """The symbols of the dimensions inside a module: those of its parents, and its own."""
     sizes: dict[str, int] = {}
     spec: Any = getattr(module, "spec", None)
     output_stack: Any = getattr(module, "output_stack", None)
@@ -54,7 +54,7 @@ def known_dimensions(module: Any, dimensions: Dimensions) -> Dimensions:
 
 
 def tensor_term(name: str, shape: tuple[int, ...], dimensions: Dimensions) -> tuple[int, Term]:
-    """The size of a tensor as number · factors; a dimension without a symbol goes into the number."""
+    """The size of a tensor as number · factors; a dimension without a symbol is multiplied into the number."""
     number = 1
     factors: list[str] = []
     for axis, size in enumerate(shape):

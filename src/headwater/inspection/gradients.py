@@ -1,9 +1,9 @@
-"""Gradient norms by parameter and layer; the first module that produces NaN or infinity, forward or backward."""
+"""Gradient norms by parameter and layer; the first module that outputs NaN or infinity, forward or backward."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from headwater.core.modules import eval_mode
 from headwater.i18n import _
 from headwater.inspection.hooks import extract_logits
-from headwater.inspection.inputs import Token, TokenizedInput, tokenize_input
+from headwater.inspection.inputs import ModelLike, TextLike, Token, TokenizedInput, tokenize_input
 from headwater.inspection.logit_lens import text_loss
 from headwater.inspection.results import InspectionResult
 from headwater.training.nonfinite import NonFinite, first_nonfinite_module, flatten_tensors, forward_hooks, is_nonfinite
@@ -52,12 +52,21 @@ class GradientFlow(InspectionResult):
         """What is unusual about the gradients, as a message; "" if nothing is."""
         nonfinite = [norm.path for norm in self.norms if not math.isfinite(norm.grad_norm)]
         if nonfinite:
-            return _("the gradient of {path} is not finite; first_nonfinite says where that begins", path=nonfinite[0])
+            return _(
+                "the gradient of {path} is not finite; first_nonfinite names the module where it starts",
+                path=nonfinite[0],
+            )
         layers = [value for name, value in self.flow if "embed" not in name]
         if layers and min(layers) > 0 and max(layers) / min(layers) > 1e3:
+            if layers[0] < layers[-1]:
+                return _(
+                    "the gradient vanishes in the backward pass: {last:.1e} at the last layer, {first:.1e} at "
+                    "the first",
+                    last=layers[-1],
+                    first=layers[0],
+                )
             return _(
-                "the gradient {change} on its way down: from {last:.1e} at the top to {first:.1e}",
-                change="vanishes" if layers[0] < layers[-1] else "explodes",
+                "the gradient explodes in the backward pass: {last:.1e} at the last layer, {first:.1e} at the first",
                 last=layers[-1],
                 first=layers[0],
             )
@@ -83,13 +92,16 @@ class GradientFlow(InspectionResult):
         return [summary, self.warning] if self.warning else [summary]
 
 
-def gradient_flow(model: Any, text: Any, target: Any = None) -> GradientFlow:
+def gradient_flow(model: ModelLike, text: TextLike, target: str | Iterable[int] | None = None) -> GradientFlow:
     """The gradient of a text's loss. Quantized weights have no gradient and are not listed."""
+    # forward hooks capture the residual stream after the embedding and each layer
     inputs = tokenize_input(model, text, target)
     parameters = [(path, p) for path, p in inputs.model.named_parameters() if p.is_floating_point()]
     required_grad = [p.requires_grad for _, p in parameters]
     streams: list[tuple[str, Tensor]] = []
     handles = [module.register_forward_hook(_capture_hook(path, streams)) for path, module in _residual_modules(inputs)]
+
+    # frozen parameters are differentiated too, and are frozen again afterwards
     try:
         with eval_mode(inputs.model, enable_grad=True):
             for _, p in parameters:
@@ -113,7 +125,7 @@ def _summarize(
     streams: list[tuple[str, Tensor]],
     grads: list[Tensor | None],
 ) -> GradientFlow:
-    """grads: those of the parameters, then those of the residual streams."""
+    """The norms as a result. grads: those of the parameters, then those of the residual streams."""
     grad_norms = [0.0 if grad is None else float(grad.norm()) for grad in grads[: len(parameters)]]
     norms = tuple(
         ParameterGradient(path, grad_norm, float(p.detach().norm()))
@@ -144,7 +156,7 @@ def _residual_modules(inputs: TokenizedInput) -> list[tuple[str, nn.Module]]:
     return modules
 
 
-def _capture_hook(path: str, captured: list[tuple[str, Tensor]]) -> Any:
+def _capture_hook(path: str, captured: list[tuple[str, Tensor]]) -> Callable[..., Tensor]:
     def hook(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         output = output if output.requires_grad else output.detach().requires_grad_()
         captured.append((path, output))
@@ -156,7 +168,7 @@ def _capture_hook(path: str, captured: list[tuple[str, Tensor]]) -> Any:
 # ---------------------------------------------------------------------------------------------------- NaN and infinity
 
 
-def first_nonfinite(model: Any, text: Any, target: Any = None) -> NonFinite | None:
+def first_nonfinite(model: ModelLike, text: TextLike, target: str | Iterable[int] | None = None) -> NonFinite | None:
     """The innermost module that first outputs NaN or infinity from finite inputs; None if all outputs are finite."""
     inputs = tokenize_input(model, text, target)
     with eval_mode(inputs.model):
@@ -171,13 +183,13 @@ class BackwardTrace:
 
     def __init__(self, rows: int, length: int) -> None:
         self.size = torch.Size((rows, length))
-        self.calls: list[tuple[str, list[int], list[int]]] = []  # path, keys of the inputs, keys of the outputs
+        self.calls: list[tuple[str, list[int], list[int]]] = []  # path, ids of the inputs, ids of the outputs
         self.keep_alive: list[Tensor] = []  # the id of a freed tensor may be reused by another
         self.is_finite: dict[int, bool] = {}
         self.embeddings: Tensor | None = None
 
     def record(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Record the forward pass in a block; the gradients are recorded when backward runs."""
+        """Record the forward pass of a with-block; the gradients are recorded in the backward pass."""
         return forward_hooks(model, self._hook)
 
     def _hook(self, path: str) -> Callable[..., None]:
@@ -203,7 +215,7 @@ class BackwardTrace:
         self.is_finite[key] = not is_nonfinite(grad)
 
     def responsible_module(self) -> str | None:
-        """The innermost module with finite gradients at its outputs and others at its inputs; the last call first."""
+        """The innermost module with finite gradients at its outputs and non-finite ones at its inputs; the last one."""
         paths = [
             path for path, inputs, outputs in self.calls if self._all_finite(outputs) and not self._all_finite(inputs)
         ]
@@ -217,7 +229,7 @@ class BackwardTrace:
 
 
 def random_projection_loss(output: Any, seed: int) -> Tensor:
-    """The dot product of all outputs with fixed random weights; values that are not finite are left out."""
+    """The dot product of all outputs with fixed random weights; non-finite values count as zero."""
     total = torch.zeros((), dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
     for out in flatten_tensors(output) or [extract_logits(output)]:

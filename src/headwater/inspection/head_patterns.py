@@ -1,4 +1,4 @@
-"""Attention head patterns: previous token, induction, duplicate token, attention sink and others, measured.
+"""Attention head patterns: measures of previous-token, induction, duplicate-token and attention-sink heads.
 
 P [Q, S] are the weights of one head: rows are queries, columns are keys. In a causal model row 0 has only one key, so
 means are over the rows from 1 on.
@@ -17,24 +17,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwater.i18n import _
 from headwater.inspection.attention import AttentionSite, capture_weights, query_key_tokens, select_sites
-from headwater.inspection.inputs import TokenizedInput, tokenize_input
+from headwater.inspection.inputs import ModelLike, TextLike, TokenizedInput, tokenize_input
 from headwater.inspection.results import InspectionResult
 
-UNDEFINED = math.nan  # a mean over nothing: a text without repeated tokens, distances in cross-attention
+UNDEFINED = math.nan  # a measure without cells: induction without repeated tokens, distance in cross-attention
 
 
 @dataclass(frozen=True)
 class HeadPattern:
-    """The measures of one head (see the top of the file), and the pattern they show as a message."""
+    """The measures of one head (see the top of the file), and its pattern as a message."""
 
     kind: str
     layer: int
@@ -60,25 +59,22 @@ class HeadPattern:
 
 
 MEASURES = tuple(f.name for f in fields(HeadPattern) if f.type == "float")
-PATTERNS = {  # measure -> its threshold and the pattern; the first one reached decides
-    "previous": (0.4, _("looks at the token before")),
-    "next": (0.4, _("looks at the token after")),
-    "diagonal": (0.5, _("looks at itself")),
-    "induction": (0.3, _("looks at what came after the same token earlier (induction)")),
-    "duplicate": (0.4, _("looks at the same token elsewhere")),
-    "first": (0.5, _("rests on the first token")),
-    "last": (0.5, _("rests on the last token")),
-    "max_column": (0.5, _("rests on one token")),
-    "monotonicity": (0.9, _("walks along the source in order")),
-    "normalized_entropy": (0.9, _("spreads over all it sees")),
-    "max_weight": (0.6, _("picks single tokens")),
+PATTERNS = {  # measure -> its threshold and the pattern; the first threshold that is reached decides
+    "previous": (0.4, _("attends to the previous token")),
+    "next": (0.4, _("attends to the next token")),
+    "diagonal": (0.5, _("attends to itself")),
+    "induction": (0.3, _("attends to the token after an earlier copy of the same token (induction)")),
+    "duplicate": (0.4, _("attends to the same token elsewhere")),
+    "first": (0.5, _("attention sink on the first token")),
+    "last": (0.5, _("attention sink on the last token")),
+    "max_column": (0.5, _("attention sink on one token")),
+    "monotonicity": (0.9, _("monotonic alignment with the source")),
+    "normalized_entropy": (0.9, _("uniform attention")),
+    "max_weight": (0.6, _("peaked on single tokens")),
 }
-SINK_PATTERNS = (
-    "rests on the first token",
-    "rests on the last token",
-    "rests on one token",
-    "spreads over all it sees",
-)
+SINK_MEASURES = ("first", "last", "max_column", "normalized_entropy")  # their patterns are listed last
+LOCAL_PATTERN = _("local attention")
+MIXED_PATTERN = _("mixed attention")
 
 
 def describe_pattern(measures: dict[str, float]) -> str:
@@ -88,13 +84,13 @@ def describe_pattern(measures: dict[str, float]) -> str:
             return pattern
     distance = measures["distance"]
     if distance < 4:
-        return _("looks nearby, {distance:.1f} tokens away", distance=distance)
-    return _("mixes several tokens")
+        return _("local attention, {distance:.1f} tokens away on average", distance=distance)
+    return MIXED_PATTERN
 
 
 def _without_distance(pattern: str) -> str:
     """The pattern without the distance, which differs from head to head."""
-    return _("looks nearby") if "," in pattern else pattern
+    return LOCAL_PATTERN if pattern.startswith(LOCAL_PATTERN) else pattern
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,12 +103,13 @@ class HeadPatterns(InspectionResult):
         return next(h for h in self.heads if (h.kind, h.layer, h.head) == (kind, layer, head))
 
     def notable_heads(self, max_heads: int = 6) -> list[HeadPattern]:
-        """Of each pattern the head that shows it most strongly; attention sinks come last."""
+        """The strongest head of each pattern; attention sinks come last."""
         strongest: dict[str, HeadPattern] = {}
         for head in sorted(self.heads, key=pattern_strength, reverse=True):
             strongest.setdefault(_without_distance(head.pattern), head)
-        patterns = [pattern for _, pattern in PATTERNS.values() if pattern not in SINK_PATTERNS]
-        order = [*patterns, "looks nearby", "mixes several tokens", *SINK_PATTERNS]
+        sinks = [PATTERNS[measure][1] for measure in SINK_MEASURES]
+        others = [pattern for _, pattern in PATTERNS.values() if pattern not in sinks]
+        order: list[str] = [*others, LOCAL_PATTERN, MIXED_PATTERN, *sinks]
         return sorted(strongest.values(), key=lambda head: order.index(_without_distance(head.pattern)))[:max_heads]
 
     def pattern_counts(self) -> dict[str, int]:
@@ -122,7 +119,7 @@ class HeadPatterns(InspectionResult):
 
     def lines(self) -> list[str]:
         heads = [f"  {head.name:<23}  {head.pattern} ({pattern_strength(head):.0%})" for head in self.notable_heads()]
-        return [_("heads worth a look"), *heads]
+        return [_("notable heads"), *heads]
 
 
 def pattern_strength(head: HeadPattern) -> float:
@@ -134,9 +131,9 @@ def pattern_strength(head: HeadPattern) -> float:
 
 
 def classify_heads(
-    model: Any,
-    text: Any,
-    target: Any = None,
+    model: ModelLike,
+    text: TextLike,
+    target: str | Iterable[int] | None = None,
     *,
     kinds: Sequence[str] | None = None,
     layers: Sequence[int] | None = None,

@@ -4,9 +4,9 @@
         model(ids, source=source)
     activations["decoder.layers.0.cross_attn"]    # [B, H, Q, S]: of an attention layer, the weights of its heads
 
-In a pattern * is any one name between dots, ** any number of them. A path may name a tap (…kernel.weights), a block
-(the residual stream after it), a projection, a norm. Of an attention layer the attention weights are captured; its
-output is that of its `out`. A fused kernel computes no weights, so a watched attention layer uses the eager formula.
+In a pattern * matches one name between dots, ** any number of names. A path may name a tap (…kernel.weights), a block
+(the residual stream after it), a projection or a norm. For an attention layer its weights are captured; its output is
+that of its `out`. A fused kernel computes no weights, so a watched attention layer uses the eager formula.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from headwater.core.attention import AttentionLayer
 from headwater.errors import BadInput, BadSetting, nearest
 from headwater.i18n import _
+from headwater.inspection.inputs import ModelWithTokenizer
 from headwater.training.nonfinite import by_position, flatten_tensors, forward_hooks
 
 
@@ -44,7 +45,7 @@ class ActivationCache(Mapping[str, Any]):
     def __getitem__(self, path: str) -> Any:
         if values := self.history(path):
             return values[-1]
-        raise KeyError(f"{path!r} has said nothing yet; run the model inside `with watch(…)`")
+        raise KeyError(f"{path!r} has no output yet; run the model inside `with watch(…)`")
 
     def __iter__(self) -> Iterator[str]:
         return (path for path, values in self._values.items() if values)
@@ -58,7 +59,7 @@ class ActivationCache(Mapping[str, Any]):
 
 
 @contextlib.contextmanager
-def watch(model: Any, *patterns: str) -> Iterator[ActivationCache]:
+def watch(model: nn.Module | ModelWithTokenizer, *patterns: str) -> Iterator[ActivationCache]:
     """Capture the outputs of all modules whose path matches one of the patterns, as detached copies.
 
     model: an nn.Module, or the result of headwater.load.
@@ -66,7 +67,10 @@ def watch(model: Any, *patterns: str) -> Iterator[ActivationCache]:
     model = model if isinstance(model, nn.Module) else getattr(model, "model", model)
     if not isinstance(model, nn.Module):
         raise BadSetting(
-            _("watch: a model must be given, got {name}; use headwater.load or .build()", name=type(model).__name__)
+            _(
+                "watch: the model must be an nn.Module, got {name}; use headwater.load or .build()",
+                name=type(model).__name__,
+            )
         )
     paths = matching_paths(model, *patterns)
     activations = ActivationCache(paths)
@@ -172,7 +176,7 @@ def record_calls(model: nn.Module) -> Iterator[list[RecordedCall]]:
 
 
 def extract_logits(output: Any) -> Tensor:
-    """The logits in whatever a forward pass returns: a tensor, something with .logits, or a tuple of tensors."""
+    """The logits in the output of a forward pass: a tensor, an object with .logits, or a tuple of tensors."""
     if isinstance(output, Tensor):
         return output
     for name in ("logits", "last_hidden_state"):
@@ -184,7 +188,10 @@ def extract_logits(output: Any) -> Tensor:
         if first is not None:
             return first
     raise BadInput(
-        _("the model must give a tensor or something with .logits, got {name}; pass call=", name=type(output).__name__)
+        _(
+            "the model must return a tensor or an object with .logits, got {name}; pass call=",
+            name=type(output).__name__,
+        )
     )
 
 

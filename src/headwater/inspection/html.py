@@ -1,6 +1,6 @@
 """The HTML report: one self-contained file without scripts, and fragments for notebooks.
 
-The markup is in report.html.j2, whose macros escape all text; here are the values it shows.
+The markup is in report.html.j2, whose macros escape all text; this module computes its values.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headwater.inspection.predictions import NextTokens, TokenLosses
 if TYPE_CHECKING:
     from headwater.inspection.api import Inspection
 
-MAX_LENS_COLUMNS = 32  # positions of a logit lens that are shown: the last ones
+MAX_LENS_COLUMNS = 32  # positions of a logit lens in the report: the last ones
 MAX_EXCERPT = 400  # characters
 REPORT_CSP = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
@@ -39,36 +39,33 @@ REPORT_CSP = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 SECTION_TITLES: dict[str, tuple[str, str]] = {
     "next": (
         _("Next token"),
-        _("The most probable tokens after the last one; of a translation, where it was least sure."),
+        _(
+            "The most probable tokens after the last one; for an encoder-decoder, at the target token with "
+            "the highest loss."
+        ),
     ),
-    "losses": (
-        _("Surprise, token by token"),
-        _("The deeper the colour, the less the model expected the token: -ln p."),
-    ),
+    "losses": (_("Loss of each token"), _("The deeper the color, the higher the loss of the token: -ln p.")),
     "alignment": (
         _("Alignment"),
-        _("Where the decoder looked while it wrote each token: cross-attention, mean of layers and heads."),
+        _("Cross-attention while each target token was predicted: the mean over layers and heads."),
     ),
     "heads": (
-        _("What each head does"),
-        _("Where each head looks, as means over the text; the clearest of each kind first."),
+        _("Attention patterns of the heads"),
+        _("Means of the attention weights over the text; the clearest head of each pattern."),
     ),
     "attention": (
         _("Attention"),
-        _("Rows look, columns are looked at. Attention shows where a model reads, not why it answers."),
+        _("Rows are queries, columns are keys. Attention weights are not an explanation of the output."),
     ),
     "lens": (
         _("Logit lens"),
-        _("What the model would say if it stopped after each layer; the embedding is at the bottom."),
+        _("The most probable token decoded from the residual stream after each layer; the embedding is at the bottom."),
     ),
-    "attribution": (_("What made it say that"), _("How much each token that was read adds to ln p of the answer.")),
-    "gradients": (
-        _("Gradients"),
-        _("What this text would teach: the size of the gradient through the layers, and by parameter."),
-    ),
-    "ablation": (_("Without a head"), _("What changes when a head's output is set to zero.")),
-    "positions": (_("Positions"), _("How this model knows where a token stands, drawn from the model itself.")),
-    "costs": (_("Costs"), _("Parameters, memory and operations at this length.")),
+    "attribution": (_("Attribution"), _("The contribution of each input token to ln p of the output.")),
+    "gradients": (_("Gradients"), _("Gradient norms of the text's loss, by layer and by parameter.")),
+    "ablation": (_("Head ablation"), _("What changes when a head's output is set to zero.")),
+    "positions": (_("Positions"), _("What each position encoding computes, measured on the modules of this model.")),
+    "costs": (_("Costs"), _("Parameters, memory and FLOPs at this length.")),
 }
 COST_LABELS = {
     "embeddings": _("embeddings"),
@@ -124,7 +121,7 @@ class Section:
 def report_html(inspection: Inspection, language: str = "en") -> str:
     """The report of an inspection as an HTML page."""
     with use_language(language):
-        title = f"{_('Inside')}: {inspection.name}"
+        title = f"{_('Inspection')}: {inspection.name}"
         return str(_macros().page(title, _facts(inspection), list(_sections(inspection)), REPORT_CSP)).lstrip()
 
 
@@ -142,10 +139,10 @@ def _facts(inspection: Inspection) -> list[tuple[str, str]]:
     """The table at the top of the report: the model, its input and output, what was skipped."""
     inputs = inspection.inputs
     source = inputs.source or inputs.tokens
-    facts = [(str(_("model")), inspection.name), (f"{_('read')} ({len(source)} {_('tokens')})", _excerpt(source))]
+    facts = [(str(_("model")), inspection.name), (f"{_('input')} ({len(source)} {_('tokens')})", _excerpt(source))]
     if inputs.source:
-        facts.append((f"{_('written')} ({len(inputs.next_tokens)} {_('tokens')})", _excerpt(inputs.next_tokens)))
-    facts += [(f"{_('left out')}: {name}", str(reason)) for name, reason in inspection.skipped.items()]
+        facts.append((f"{_('target')} ({len(inputs.next_tokens)} {_('tokens')})", _excerpt(inputs.next_tokens)))
+    facts += [(f"{_('skipped')}: {name}", str(reason)) for name, reason in inspection.skipped.items()]
     if inspection.nonfinite:
         facts.append((str(_("NaN or infinity")), f"{inspection.nonfinite.path}: {inspection.nonfinite.what}"))
     return facts
@@ -168,7 +165,7 @@ def _sections(inspection: Inspection) -> Iterator[Section]:
 
 
 def _notable_head_figures(inspection: Inspection, result: AttentionMaps) -> Markup:
-    """Large maps of the notable heads, before the grids."""
+    """Large maps of the notable heads, above the grids."""
     figures = Markup()
     for head in inspection.notable_heads(result):
         image = img_tag(result, head.name, kind=head.kind, layer=head.layer, head=head.head)
@@ -218,16 +215,16 @@ def _heads_html(result: HeadPatterns) -> Markup:
         "previous": _("previous"),
         "diagonal": _("self"),
         "first": _("first"),
-        "induction": _("repeat"),
-        "normalized_entropy": _("spread"),
+        "induction": _("induction"),
+        "normalized_entropy": _("entropy"),
         "distance": _("distance"),
     }
-    header = [_("head"), _("does"), _("how much"), *measures.values()]
+    header = [_("head"), _("pattern"), _("strength"), *measures.values()]
     rows = [
         [head.name, head.pattern, pattern_strength(head), *(getattr(head, measure) for measure in measures)]
         for head in result.notable_heads(12)
     ]
-    counts = html_table([_("what heads do"), _("how many")], result.pattern_counts().items())
+    counts = html_table([_("pattern of the heads"), _("number of heads")], result.pattern_counts().items())
     return html_table(header, rows) + counts + img_tag(result, str(result))
 
 
@@ -250,7 +247,7 @@ def _next_tokens_html(result: NextTokens) -> Markup:
 
 @render_html.register
 def _token_losses_html(result: TokenLosses) -> Markup:
-    """The text itself, each token colored by its loss; the title has its probability and the most probable token."""
+    """The text with each token colored by its loss; its tooltip has the probability and the most probable token."""
     largest = max(8.0, float(result.losses.max()))
     tokens = []
     for n, token in enumerate(result.tokens):
@@ -258,10 +255,10 @@ def _token_losses_html(result: TokenLosses) -> Markup:
             continue
         loss = float(result.losses[n])
         title = _(
-            "{prob}, {loss:.2f} nats; expected {expected}",
+            "{prob}, {loss:.2f} nats; most probable: {top_token}",
             prob=f"p = {math.exp(-loss):.2%}",
             loss=loss,
-            expected=f"{result.top_tokens[n].text!r} ({result.top_probs[n]:.1%})",
+            top_token=f"{result.top_tokens[n].text!r} ({result.top_probs[n]:.1%})",
         )
         tokens.append({"text": token.text, "title": title, "opacity": f"{min(1.0, loss / largest):.2f}"})
     return _macros().token_losses(tokens) + img_tag(result, str(result)) + _summary(result)
@@ -304,7 +301,7 @@ def costs_html(costs: ModelCosts) -> Markup:
     tables: list[tuple[str, Mapping[str, float]]] = [
         (_("parameters"), costs.groups),
         (_("memory, MB"), megabytes),
-        (_("million operations a token"), millions),
+        (_("million FLOPs per token"), millions),
     ]
     return Markup().join(
         html_table([title, ""], [(COST_LABELS[name], number) for name, number in numbers.items()])

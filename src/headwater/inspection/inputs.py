@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +25,18 @@ from headwater.text.tokenizer import Tokenizer
 
 VISIBLE_CHARACTERS = {"\n": "⏎", "\t": "⇥", "\r": "␍", " ": "␣"}
 SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+class ModelWithTokenizer(Protocol):
+    """A model with its tokenizer: the result of headwater.load, or the Predictor of a training run."""
+
+    @property
+    def model(self) -> Transformer: ...
+    @property
+    def tokenizer(self) -> Any: ...
+
+
+ModelLike = Transformer | ModelWithTokenizer
 
 
 @dataclass(frozen=True)
@@ -91,7 +103,7 @@ class TokenizedInput:
         return self.model.decoder is not None
 
     def forward(self) -> Any:
-        """The output of the model's head."""
+        """The output of the model's head: logits [1, Q, V], or [1, classes]; of a multi-task head a dict of them."""
         return self.model(self.ids, **self.model_kwargs)
 
     def hidden_states(self) -> tuple[Tensor, ModelInputs]:
@@ -103,6 +115,9 @@ class TokenizedInput:
     def decode_token(self, token_id: int) -> Token:
         """A token of the output vocabulary."""
         return label_tokens([token_id], self.tokenizer)[0]
+
+
+TextLike = str | Iterable[int] | TokenizedInput  # a text, its token ids, or a tokenized input
 
 
 def label_tokens(ids: Sequence[int], tokenizer: Any, from_source: bool = False) -> tuple[Token, ...]:
@@ -125,7 +140,7 @@ def label_tokens(ids: Sequence[int], tokenizer: Any, from_source: bool = False) 
 class InspectedModel:
     """A model with its tokenizer and special token ids. metadata: the task and labels of a model trained here."""
 
-    model: Any
+    model: Transformer
     tokenizer: Any = None
     eos_ids: tuple[int, ...] = ()
     decoder_start_id: int | None = None
@@ -133,38 +148,38 @@ class InspectedModel:
     metadata: dict[str, Any] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
     path: Path | None = None
-    text_model: Any = None
+    text_model: Any = None  # the model as headwater.generate takes it
 
     @classmethod
-    def wrap(cls, model_like: Any) -> InspectedModel:
-        """Of a Transformer, of the result of headwater.load, or of a run."""
-        model = getattr(model_like, "model", model_like)
+    def wrap(cls, model_like: ModelLike) -> InspectedModel:
+        """Wrap a Transformer, the result of headwater.load, or a run."""
+        if isinstance(model_like, Transformer):
+            return cls(model_like, text_model=model_like)
+        model = getattr(model_like, "model", None)
         if not isinstance(model, Transformer):
             raise BadInput(
                 _(
-                    "inspection: a model of ours must be given, got {name}; use headwater.load",
+                    "inspection: the model must be a headwater model, got {name}; use headwater.load",
                     name=type(model_like).__name__,
                 )
             )
-        if model is model_like:
-            return cls(model, text_model=model)
-        metadata = getattr(model_like, "metadata", None) or getattr(model_like, "config", {}).get("about") or {}
+        metadata = getattr(model_like, "metadata", None) or getattr(model_like, "config", {}).get("metadata") or {}
         if "task" in metadata:
             return cls._from_run(model_like, metadata)
         return cls(
             model,
             model_like.tokenizer,
-            tuple(model_like.eos_ids),
+            tuple(getattr(model_like, "eos_ids", ())),
             decoder_start_id=getattr(model_like, "decoder_start_id", None),
             max_positions=getattr(model_like, "max_positions", None),
             path=getattr(model_like, "path", None),
-            labels=tuple(model_like.labels),
+            labels=tuple(getattr(model_like, "labels", ())),
             text_model=model_like,
         )
 
     @classmethod
-    def _from_run(cls, run_model: Any, metadata: dict[str, Any]) -> InspectedModel:
-        """The model and tokenizer of a training run; metadata: that of its folder."""
+    def _from_run(cls, run_model: ModelWithTokenizer, metadata: dict[str, Any]) -> InspectedModel:
+        """The model and tokenizer of a training run; metadata: its task and labels."""
         from headwater.data.collate import SpecialTokens
         from headwater.generation.api import TextModel
 
@@ -186,14 +201,15 @@ class InspectedModel:
     def is_encoder_decoder(self) -> bool:
         return self.model.encoder is not None and self.model.decoder is not None
 
-    def encode_prompt(self, text: Any) -> list[int]:
-        """Token ids of the model's input. For a masked language model a mask token in the text is parsed as one."""
+    def encode_prompt(self, text: str | Iterable[int]) -> list[int]:
+        """Token ids of the model's input. A masked language model parses a mask token in the text."""
         if not isinstance(text, str):
             return [int(n) for n in text]
         if self.tokenizer is None:
             raise BadInput(
                 _(
-                    "inspection: a model alone reads token ids, got {text!r}; give ids, or headwater.load",
+                    "inspection: a model without tokenizer takes token ids, got {text!r}; give ids, or use "
+                    "headwater.load",
                     text=text[:40],
                 )
             )
@@ -210,30 +226,35 @@ class InspectedModel:
 
     def _check_length(self, ids: list[int]) -> list[int]:
         if not ids:
-            raise BadInput(_("inspection: a text must have a token, got none; give some words"))
+            raise BadInput(_("inspection: the text must have at least one token, got none; enter some text"))
         if self.max_positions is not None and len(ids) > self.max_positions:
             raise TooLong(
                 _(
-                    "inspection: the model reads {longest} tokens, got {num_ids}; shorten the text",
-                    longest=self.max_positions,
+                    "inspection: the model takes at most {max_positions} tokens, got {num_ids}; shorten the text",
+                    max_positions=self.max_positions,
                     num_ids=len(ids),
                 )
             )
         return ids
 
-    def encode_target(self, text: Any) -> list[int]:
+    def encode_target(self, text: str | Iterable[int]) -> list[int]:
         """Token ids of the decoder's text, with the end-of-sequence token."""
         if not isinstance(text, str):
             return [int(n) for n in text]
         if self.tokenizer is None:
-            raise BadInput(_("inspection: a model alone writes token ids, got a text; give ids, or headwater.load"))
+            raise BadInput(
+                _(
+                    "inspection: a model without tokenizer takes a target of token ids, got a text; "
+                    "give ids, or use headwater.load"
+                )
+            )
         ids = self._target_tokenizer().encode(text, add_special_tokens=not self.metadata)
         if not ids or ids[-1] not in self.eos_ids:
             ids = [*ids, *self.eos_ids[:1]]
         return self._check_length(ids)
 
     def _target_tokenizer(self) -> Any:
-        """The tokenizer of the target: a translation model may have another than for the source."""
+        """The tokenizer of the target, which may differ from that of the source."""
         if self.path is not None and (self.path / "target.spm").exists():
             from headwater.text.load import load_target_tokenizer
 
@@ -241,8 +262,10 @@ class InspectedModel:
         return getattr(self.tokenizer, "target", self.tokenizer)
 
 
-def tokenize_input(model: Any, text: Any, target: Any = None, *, max_new_tokens: int = 128) -> TokenizedInput:
-    """The input tokens of a text. If an encoder-decoder is given no target, it generates up to max_new_tokens."""
+def tokenize_input(
+    model: ModelLike, text: TextLike, target: str | Iterable[int] | None = None, *, max_new_tokens: int = 128
+) -> TokenizedInput:
+    """The input tokens of a text. Without a target, an encoder-decoder generates up to max_new_tokens."""
     if isinstance(text, TokenizedInput):
         return text
     inspected = InspectedModel.wrap(model)
@@ -262,14 +285,12 @@ def tokenize_input(model: Any, text: Any, target: Any = None, *, max_new_tokens:
 
 
 def _tokenize_pair(
-    inspected: InspectedModel, source_ids: list[int], target: Any, max_new_tokens: int
+    inspected: InspectedModel, source_ids: list[int], target: str | Iterable[int] | None, max_new_tokens: int
 ) -> TokenizedInput:
     """Source and target of an encoder-decoder. The decoder's input is the target shifted right by the start token."""
     target_ids = _target_ids(inspected, source_ids, target, max_new_tokens)
     if inspected.decoder_start_id is None:
-        raise BadInput(
-            _("inspection: a decoder needs a token to begin with, this model names none; give headwater.load")
-        )
+        raise BadInput(_("inspection: the decoder needs a start token, this model has none; use headwater.load"))
     return TokenizedInput(
         inspected.model,
         inspected.tokenizer,
@@ -280,13 +301,16 @@ def _tokenize_pair(
     )
 
 
-def _target_ids(inspected: InspectedModel, source: list[int], target: Any, max_new_tokens: int) -> list[int]:
+def _target_ids(
+    inspected: InspectedModel, source: list[int], target: str | Iterable[int] | None, max_new_tokens: int
+) -> list[int]:
+    """Token ids of the target; generated from the source if it is None."""
     if target is not None:
         return inspected.encode_target(target)
     from headwater.generation.api import generate
 
     if inspected.decoder_start_id is None:
-        raise BadInput(_("inspection: this model names no token to begin with, so it cannot write; give a target"))
+        raise BadInput(_("inspection: this model has no decoder start token, so it cannot generate; give a target"))
     return list(generate(inspected.text_model, source, max_tokens=max_new_tokens).ids)
 
 
@@ -294,11 +318,11 @@ def _target_ids(inspected: InspectedModel, source: list[int], target: Any, max_n
 # Resolve a name or path to a model spec: a preset, an installed model, a model folder or file, or a spec file.
 
 
-MAX_SPEC_BYTES = 16 * 2**20  # the spec of the largest known model has a few thousand
+MAX_SPEC_BYTES = 16 * 2**20  # the spec of the largest known model has a few thousand bytes
 
 
 def resolve_spec(name: str, vocab: int | None = None) -> Model:
-    """The model spec of a name or path. The name of a preset means the preset."""
+    """The model spec of a name or path; a preset takes precedence over a file of the same name."""
     if name.lower() in PRESETS or name.lower() in ALIASES:
         return preset(name, vocab)
     path = Path(name)
@@ -312,7 +336,7 @@ def resolve_spec(name: str, vocab: int | None = None) -> Model:
             )
         )
     if vocab is not None:
-        raise BadSetting(_("vocab changes a preset, got it for the file {name}; change it in the file", name=name))
+        raise BadSetting(_("vocab applies to a preset, got it for the file {name}; change it in the file", name=name))
     if name in HUB or path.is_dir() or path.suffix == ".gguf":
         return load_spec(name)
     return load_spec(path.parent) if path.name == "config.json" else read_spec_file(path)

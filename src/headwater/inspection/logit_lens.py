@@ -1,26 +1,27 @@
 """The logit lens (nostalgebraist, 2020): the LM head on the residual stream after each layer; the loss of a text.
 
 The final norm and the head are applied to the residual stream after each layer. A pre-norm stack has a final norm,
-which the stream of every layer needs before the head; in a post-norm stack each layer's stream is normed already, and
-the final norm does nothing. So at the last layer the lens gives the model's own predictions.
+which the stream of every layer needs before the head; in a post-norm stack the stream of each layer is normalized
+already, and the final norm is the identity. At the last layer the lens gives the model's own predictions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headwater.core.embeddings import ModelInputs
 from headwater.core.heads import ClassificationHeadLayer, LMHeadLayer, TokenClassificationHeadLayer
+from headwater.core.model import Transformer
 from headwater.core.modules import eval_mode
 from headwater.errors import BadInput, BadSetting
 from headwater.i18n import _
-from headwater.inspection.inputs import Token, TokenizedInput, tokenize_input
+from headwater.inspection.inputs import ModelLike, TextLike, Token, TokenizedInput, tokenize_input
 from headwater.inspection.results import InspectionResult
 from headwater.tasks.losses import cross_entropy
 from headwater.variants.multi_task_head import MultiTaskHeadLayer
@@ -31,7 +32,7 @@ class LogitLens(InspectionResult):
     """Predictions after each layer. Row 0 is the embedding, row n the stream after layer n - 1. L layers, P positions.
 
     top_ids, top_probs [L + 1, P, K]: the most probable tokens. entropy [L + 1, P] in nats. prediction [P]: the model's
-    own; prediction_probs, prediction_ranks [L + 1, P]: its probability and rank after each layer.
+    final prediction; prediction_probs, prediction_ranks [L + 1, P]: its probability and rank after each layer.
     """
 
     tokens: tuple[Token, ...]
@@ -57,8 +58,15 @@ class LogitLens(InspectionResult):
         return lines
 
 
-def lens(model: Any, text: Any, target: Any = None, *, top_k: int = 5, positions: Any = None) -> LogitLens:
-    """The logit lens: the predictions after each layer, at each position or at the given ones."""
+def lens(
+    model: ModelLike,
+    text: TextLike,
+    target: str | Iterable[int] | None = None,
+    *,
+    top_k: int = 5,
+    positions: Iterable[int] | None = None,
+) -> LogitLens:
+    """The logit lens: the predictions after each layer, at all positions or at the selected ones."""
     inputs = tokenize_input(model, text, target)
     if top_k < 1:
         raise BadSetting(_("lens: top_k must be at least 1, got {top_k}; 5 is usual", top_k=top_k))
@@ -99,13 +107,15 @@ def residual_streams(inputs: TokenizedInput) -> list[Tensor]:
     return captured
 
 
-def _logprobs(inputs: TokenizedInput, head: Any, states: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """log p [positions, V] in chunks, all layers and positions in one row: a quantized head is dequantized seldom."""
+def _logprobs(inputs: TokenizedInput, head: LMHeadLayer, states: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """log p [positions, V] in chunks over all layers and positions: a quantized head is dequantized once per chunk."""
     model_inputs = inputs.model.inputs(inputs.ids, None, None, None, None)
     yield from logprobs_in_chunks(head, states.flatten(0, 1)[None], model_inputs, head_vocab_size(head))
 
 
-def _lens_stats(inputs: TokenizedInput, head: Any, states: Tensor, prediction: Tensor, top_k: int) -> list[Tensor]:
+def _lens_stats(
+    inputs: TokenizedInput, head: LMHeadLayer, states: Tensor, prediction: Tensor, top_k: int
+) -> list[Tensor]:
     """For each of (L + 1) · P states: the top ids and probabilities, the entropy, the prediction's prob and rank."""
     predictions = prediction.repeat(len(states))
     chunks = []
@@ -120,36 +130,36 @@ def _lens_stats(inputs: TokenizedInput, head: Any, states: Tensor, prediction: T
 
 # ------------------------------------------------------------------------------------------------------- the LM head
 
-LOGITS_PER_CHUNK = 1 << 24  # logits that exist at a time: 64 MB
+LOGITS_PER_CHUNK = 1 << 24  # 64 MB
 
 
-def lm_head(model: Any) -> nn.Module:
-    """The LM head of a model; a model without one is refused."""
+def lm_head(model: Transformer) -> LMHeadLayer:
+    """The LM head of a model; raises BadInput if it has none."""
     heads = list(model.head.values()) if isinstance(model.head, MultiTaskHeadLayer) else [model.head]
     head = next((head for head in heads if isinstance(head, LMHeadLayer)), None)
     if head is None:
         kind = type(model.head).__name__
         raise BadInput(
-            _("this needs a head that says tokens, the model has {kind}; load it with head='language'", kind=kind)
+            _("this needs a language-modeling head, the model has {kind}; load it with head='language'", kind=kind)
         )
     return head
 
 
-def has_lm_head(model: Any) -> bool:
+def has_lm_head(model: Transformer) -> bool:
     heads = list(model.head.values()) if isinstance(model.head, MultiTaskHeadLayer) else [model.head]
     return any(isinstance(head, LMHeadLayer) for head in heads)
 
 
 def logprobs_in_chunks(
-    head: nn.Module, states: Tensor, inputs: ModelInputs, vocab: int
+    head: LMHeadLayer, states: Tensor, inputs: ModelInputs, vocab: int
 ) -> Iterator[tuple[int, Tensor]]:
-    """The first position of each chunk, and log p [positions, V] in float32, from states [1, Q, D]."""
+    """(first position, log p [positions, V] in float32) for each chunk of the states [1, Q, D]."""
     size = max(1, LOGITS_PER_CHUNK // vocab)
     for first in range(0, states.shape[1], size):
         yield first, head(states[:, first : first + size], inputs)[0].float().log_softmax(-1)
 
 
-def head_vocab_size(head: Any) -> int:
+def head_vocab_size(head: LMHeadLayer) -> int:
     return int(head.out.out_features)
 
 
@@ -160,25 +170,25 @@ def text_loss(inputs: TokenizedInput) -> tuple[Tensor, str]:
     """The loss of a text, with its gradient, and its name.
 
     Causal language model: the mean cross-entropy of the next tokens. Masked: that of every seventh token, masked.
-    Classifier: the cross-entropy of its own prediction. Without a head: half the mean square of the hidden states.
+    Classifier: the cross-entropy of the predicted label. Without a head: half the mean square of the hidden states.
     """
     if inputs.causal:
-        return _causal_lm_loss(inputs), _("mean surprise of the tokens")
+        return _causal_lm_loss(inputs), _("mean cross-entropy of the tokens")
     mask_id = getattr(inputs.tokenizer, "mask_id", None)
     if has_lm_head(inputs.model) and mask_id is not None:
-        return _masked_lm_loss(inputs, mask_id), _("mean surprise of every seventh token, hidden")
+        return _masked_lm_loss(inputs, mask_id), _("mean cross-entropy of every seventh token, masked")
     output = inputs.forward()
     if isinstance(inputs.model.head, (ClassificationHeadLayer, TokenClassificationHeadLayer)):
-        return _mean_cross_entropy(output, output.argmax(-1)), _("surprise of the label it gives itself")
+        return _mean_cross_entropy(output, output.argmax(-1)), _("cross-entropy of the predicted label")
     states = _token_logits(output)
-    return states.float().square().mean() / 2, _("half the mean square of the states")
+    return states.float().square().mean() / 2, _("half the mean square of the hidden states")
 
 
 def _causal_lm_loss(inputs: TokenizedInput) -> Tensor:
     lm_head(inputs.model)
     ids = torch.tensor([[token.id for token in inputs.next_tokens]])
     if not ids.shape[1]:
-        raise BadInput(_("a loss needs two tokens or more, got one; give a longer text"))
+        raise BadInput(_("a loss needs at least two tokens, got one; give a longer text"))
     return _mean_cross_entropy(_token_logits(inputs.forward())[:, : ids.shape[1]], ids)
 
 

@@ -1,7 +1,7 @@
 """Position encodings measured from their modules: vectors added, rotations, attention biases by distance.
 
-A position encoding may add to the embedding, rotate queries and keys, bias the attention scores, or bias them by the
-query. Each is called in all four ways, and what it computes is the result:
+A position encoding may add to the embedding, rotate queries and keys, bias the attention scores, or bias them depending
+on the query. All four methods of each are called, and their outputs are the result:
 
     add         table [P, D]: the vector added at each position; similarity [P, P]: cosine of the rows
     rotate      table [P, D/2]: cos(position · frequency) of each pair; curves: mean cos(distance · frequency), the
@@ -24,7 +24,7 @@ from headwater.core.positions import PositionEncoding
 from headwater.core.stack import TransformerStack
 from headwater.errors import BadSetting
 from headwater.i18n import _
-from headwater.inspection.inputs import InspectedModel
+from headwater.inspection.inputs import InspectedModel, ModelLike
 from headwater.inspection.results import InspectionResult
 
 KINDS = {"add": _("added"), "rotate": _("rotated"), "bias": _("bias"), "query_bias": _("query bias")}
@@ -64,10 +64,12 @@ class PositionEffects(InspectionResult):
     effects: tuple[PositionEffect, ...]
 
     def lines(self) -> list[str]:
-        return [line for effect in self.effects for line in effect.lines()] or [_("this model has no positions")]
+        return [line for effect in self.effects for line in effect.lines()] or [
+            _("this model has no position encoding")
+        ]
 
 
-def position_effects(model: Any, length: int = 64) -> PositionEffects:
+def position_effects(model: ModelLike, length: int = 64) -> PositionEffects:
     """Every position encoding of a model, over `length` positions (or as many as a learned table has)."""
     if length < 2:
         raise BadSetting(_("positions: length must be at least 2, got {length}; 64 is usual", length=length))
@@ -97,18 +99,20 @@ def _attention_using(stack: TransformerStack, position_index: int) -> AttentionL
     return None
 
 
-def _embedding_effects(path: str, stack: Any, length: int) -> list[PositionEffect]:
+def _embedding_effects(path: str, stack: TransformerStack, length: int) -> list[PositionEffect]:
     """The vectors added to the embedding."""
-    position = stack.embed.position
+    embed: Any = stack.embed
+    spec: Any = stack.spec.embed
+    position = embed.position
     table = getattr(position, "table", None)
     if table is not None:
         length = min(length, table.num_embeddings - position.offset)
-    zeros = torch.zeros(1, length, stack.embed.tokens.embedding_dim)
+    zeros = torch.zeros(1, length, embed.tokens.embedding_dim)
     vectors = position.add(zeros, torch.arange(length)[None])[0]  # [P, D]
     if not vectors.any():
         return []
     unit = vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-9)
-    part = type(stack.spec.embed.position).__name__
+    part = type(spec.position).__name__
     return [PositionEffect(path, part, "add", vectors.numpy(), (unit @ unit.T).numpy())]
 
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from headwater.core.heads import LMHeadLayer
 from headwater.core.modules import eval_mode
 from headwater.errors import BadInput, BadSetting
 from headwater.i18n import _, join
-from headwater.inspection.inputs import InspectedModel, Token, TokenizedInput, tokenize_input
+from headwater.inspection.inputs import InspectedModel, ModelLike, TextLike, Token, TokenizedInput, tokenize_input
 from headwater.inspection.logit_lens import head_vocab_size, lm_head, logprobs_in_chunks
 from headwater.inspection.results import InspectionResult
 
-TOKENS_PER_BATCH = 1 << 12  # of the rows in which one token each is masked
+TOKENS_PER_BATCH = 1 << 12  # of a batch in which each row has one masked token
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,16 @@ class NextTokens(InspectionResult):
 
 
 def next_tokens(
-    model: Any, text: Any, top_k: int = 10, target: Any = None, *, position: int | None = None
+    model: ModelLike,
+    text: TextLike,
+    top_k: int = 10,
+    target: str | Iterable[int] | None = None,
+    *,
+    position: int | None = None,
 ) -> NextTokens:
     """The top_k most probable next tokens after a text, or after another position of it.
 
-    Of an encoder-decoder: after `target`, or at its start. Of a masked language model: at the first mask token.
+    Encoder-decoder: after `target`, or at its start. Masked language model: at the first mask token.
     """
     if top_k < 1:
         raise BadSetting(_("next_tokens: top_k must be at least 1, got {top_k}; 10 is usual", top_k=top_k))
@@ -74,8 +80,10 @@ def next_tokens(
     return NextTokens(position, inputs.tokens[: position + 1], candidates, entropy)
 
 
-def _input_before_prediction(model: Any, text: Any, target: Any) -> TokenizedInput:
-    """The input after which the next token is predicted: with all of a given target, without its end."""
+def _input_before_prediction(
+    model: ModelLike, text: str | Iterable[int], target: str | Iterable[int] | None
+) -> TokenizedInput:
+    """The input after which the next token is predicted: with all tokens of the target but its end."""
     inputs = tokenize_input(model, text, target if target is not None else _empty_target(model))
     if not inputs.source or target is None:
         return inputs
@@ -85,10 +93,9 @@ def _input_before_prediction(model: Any, text: Any, target: Any) -> TokenizedInp
     return replace(inputs, tokens=(*inputs.tokens, last))
 
 
-def _empty_target(model: Any) -> Any:
-    """The target of an encoder-decoder before its first token: its end alone, so that the input is the start token."""
-    inner = getattr(model, "model", model)
-    return [0] if inner.encoder is not None and inner.decoder is not None else None
+def _empty_target(model: ModelLike) -> list[int] | None:
+    """A target of one token for an encoder-decoder, so that the decoder input is the start token alone."""
+    return [0] if InspectedModel.wrap(model).is_encoder_decoder else None
 
 
 def prediction_position(inputs: TokenizedInput) -> int:
@@ -98,11 +105,15 @@ def prediction_position(inputs: TokenizedInput) -> int:
     mask_id = getattr(inputs.tokenizer, "mask_id", None)
     masked = [n for n, token in enumerate(inputs.tokens) if token.id == mask_id]
     if not masked:
-        name = _("a mask")
+        name = _("a mask token")
         if inputs.tokenizer is not None:
             name = inputs.tokenizer.special_tokens_map.get("mask", "[MASK]")
         raise BadInput(
-            _("next_tokens: a model that looks both ways fills gaps, got none; put {name} into the text", name=name)
+            _(
+                "next_tokens: a bidirectional model predicts masked tokens, the text has none; put {name} into "
+                "the text",
+                name=name,
+            )
         )
     return masked[0]
 
@@ -136,56 +147,58 @@ class TokenLosses(InspectionResult):
         worst = sorted(range(len(self.tokens)), key=lambda n: -self.losses[n])[:5]
         tokens = [
             _(
-                "{token!r} {prob:.1%} (expected {expected!r})",
+                "{token!r} {prob:.1%} (most probable: {top_token!r})",
                 token=self.tokens[n].text,
                 prob=math.exp(-self.losses[n]),
-                expected=self.top_tokens[n].text,
+                top_token=self.top_tokens[n].text,
             )
             for n in worst
         ]
         return [
             _(
-                "surprise: {mean:.2f} nats a token, perplexity {perplexity:.1f} ({method})",
+                "loss: {mean:.2f} nats per token, perplexity {perplexity:.1f} ({method})",
                 mean=self.mean,
                 perplexity=self.perplexity,
                 method=self.method,
             ),
-            _("least expected: {tokens}", tokens=join("   ", tokens)),
+            _("highest loss: {tokens}", tokens=join("   ", tokens)),
         ]
 
 
-def token_losses(model: Any, text: Any, target: Any = None) -> TokenLosses:
-    """The loss of every token: given the tokens before it; of a bidirectional model, masked in turn."""
+def token_losses(model: ModelLike, text: TextLike, target: str | Iterable[int] | None = None) -> TokenLosses:
+    """The loss of every token given the tokens before it; for a bidirectional model, of every token masked in turn."""
     inputs = tokenize_input(model, text, target)
     head = lm_head(inputs.model)
     with eval_mode(inputs.model):
         return _causal_losses(inputs, head) if inputs.causal else _masked_losses(inputs, head)
 
 
-def _causal_losses(inputs: TokenizedInput, head: Any) -> TokenLosses:
+def _causal_losses(inputs: TokenizedInput, head: LMHeadLayer) -> TokenLosses:
     if not inputs.next_tokens:
-        raise BadInput(_("token_losses: a text must have two tokens or more, got one; the first has nothing before it"))
+        raise BadInput(
+            _("token_losses: the text must have at least two tokens, got one; the first token has no context")
+        )
     states, model_inputs = inputs.hidden_states()
     ids = torch.tensor([token.id for token in inputs.next_tokens])
     stats = [
         _token_stats(log_p, ids[first : first + len(log_p)])
         for first, log_p in logprobs_in_chunks(head, states[:, : len(ids)], model_inputs, head_vocab_size(head))
     ]
-    return _build_losses(inputs, inputs.next_tokens, stats, _("each given what came before"))
+    return _build_losses(inputs, inputs.next_tokens, stats, _("each token given the tokens before it"))
 
 
-def _masked_losses(inputs: TokenizedInput, head: Any) -> TokenLosses:
+def _masked_losses(inputs: TokenizedInput, head: LMHeadLayer) -> TokenLosses:
     """Pseudo-log-likelihood (Salazar and others, 2020): each token that is not special is masked in its own row."""
     mask_id = getattr(inputs.tokenizer, "mask_id", None)
     if mask_id is None:
-        raise BadInput(_("token_losses: a model that looks both ways needs a mask token, its tokenizer has none"))
+        raise BadInput(_("token_losses: a bidirectional model needs a mask token, its tokenizer has none"))
     ids = inputs.ids[0]
     positions = [n for n, token in enumerate(inputs.tokens) if token.text not in inputs.tokenizer.special_tokens]
     batch_size = max(1, TOKENS_PER_BATCH // len(inputs.tokens))
     stats = []
     for masked in torch.tensor(positions).split(batch_size):
         rows = torch.arange(len(masked))
-        batch = ids.repeat(len(masked), 1)  # [B, L], one mask token a row
+        batch = ids.repeat(len(masked), 1)  # [B, L], one mask token per row
         batch[rows, masked] = mask_id
         model_inputs = inputs.model.inputs(batch, None, None, None, None)
         states = inputs.model.hidden_states(model_inputs)[rows, masked]  # [B, D]
@@ -194,7 +207,7 @@ def _masked_losses(inputs: TokenizedInput, head: Any) -> TokenLosses:
             _token_stats(log_p, targets[first : first + len(log_p)])
             for first, log_p in logprobs_in_chunks(head, states[None], model_inputs, head_vocab_size(head))
         ]
-    return _build_losses(inputs, tuple(inputs.tokens[n] for n in positions), stats, _("each hidden in turn"))
+    return _build_losses(inputs, tuple(inputs.tokens[n] for n in positions), stats, _("each token masked in turn"))
 
 
 def _token_stats(log_p: Tensor, ids: Tensor) -> tuple[Tensor, ...]:

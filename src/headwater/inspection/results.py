@@ -14,7 +14,7 @@ from headwater.errors import BadSetting, nearest
 from headwater.i18n import _
 from headwater.inspection.inputs import Token
 
-MAX_LISTED_ELEMENTS = 1 << 18  # of an array in JSON; of a longer one shape and dtype are given
+MAX_LISTED_ELEMENTS = 1 << 18  # of an array in JSON; a larger one is given by its shape and dtype
 
 
 class InspectionResult:
@@ -50,7 +50,7 @@ def to_jsonable(value: Any) -> Any:
         return {f.name: to_jsonable(getattr(value, f.name)) for f in dataclasses.fields(value) if f.repr}
     if isinstance(value, np.ndarray):
         if value.size > MAX_LISTED_ELEMENTS:
-            return {"shape": list(value.shape), "dtype": str(value.dtype), "left_out": f"{value.size} numbers"}
+            return {"shape": list(value.shape), "dtype": str(value.dtype), "omitted_values": value.size}
         return to_jsonable(value.tolist())
     if isinstance(value, dict):
         return {str(key): to_jsonable(inner) for key, inner in value.items()}
@@ -69,7 +69,7 @@ def group_tokens(tokens: Sequence[Token], by: str = "character") -> list[range]:
     if by not in ("character", "word"):
         raise BadSetting(
             _(
-                "groups: tokens are joined by character or word, got {by!r}; {nearest}",
+                "group_tokens: by must be character or word, got {by!r}; {nearest}",
                 by=by,
                 nearest=nearest(by, ["character", "word"]),
             )

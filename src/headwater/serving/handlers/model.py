@@ -19,6 +19,7 @@ def model_info(open_model: OpenModel) -> dict[str, Any]:
     """Facts about a model: architecture, sizes, tokenizer, and what it can be used for."""
     inspected = open_model.inspected
     model = inspected.model
+    embed: Any = model.output_stack.spec.embed
     tokenizer = inspected.tokenizer
     config = getattr(open_model.loaded, "config", {})
     return {
@@ -29,7 +30,7 @@ def model_info(open_model: OpenModel) -> dict[str, Any]:
         "parameters": num_parameters(meta_model(model.spec)),  # a quantized model stores its weights in another form
         "d_model": model.output_stack.spec.d_model,
         "layers": _num_layers(model),
-        "vocab_size": model.output_stack.spec.embed.vocab,
+        "vocab_size": embed.vocab,
         "heads": _first_branch(model.output_stack).layer.heads,
         "head_type": type(model.spec.head).__name__,
         "has_lm_head": has_lm_head(model),
