@@ -34,7 +34,7 @@ class Clock:
         self.patch.setattr(setup, "benchmark_step", lambda *given: self.benchmarked(step))
         self.slow(
             Evaluator,
-            "__call__",
+            "scores",
             lambda evaluator, model: row * min(evaluator.max_examples, len(evaluator.task_data.valid_examples)),
         )
         self.slow(api, "load_run", closing)

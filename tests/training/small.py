@@ -16,7 +16,8 @@ from headwater.tasks.language_model import lm_loss
 from headwater.training.config import parse_config
 from headwater.training.schedules import CosineSchedule
 from headwater.training.setup import prepare_model
-from headwater.training.trainer import EvalResult, Trainer
+from headwater.training.state import EvalResult
+from headwater.training.trainer import Trainer
 
 VOCAB = 12
 

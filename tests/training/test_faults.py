@@ -21,9 +21,9 @@ from headwater.text.train import train_tokenizer
 from headwater.training import task_data
 from headwater.training.api import resume, train
 from headwater.training.checkpoint import CheckpointWriter, restore_checkpoint
-from headwater.training.state import NoteEvent, StepEvent, StopReason
+from headwater.training.state import EvalResult, NoteEvent, StepEvent, StopReason
 from headwater.training.storage import CheckpointManager
-from headwater.training.trainer import EvalResult, Trainer
+from headwater.training.trainer import Trainer
 
 TINY = {"size": "xs", "max_steps": 4, "batch_tokens": 600, "eval_examples": 10, "eval_every": 2, "log_every": 1}
 ROOT = Path(__file__).resolve().parents[2]

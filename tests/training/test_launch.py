@@ -21,7 +21,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are f
 ROOT = Path(__file__).resolve().parents[2]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
 SMALL = (
-    "--size xs --max-steps 30 --batch-tokens 400 --eval-examples 10 --eval-every 30 --log-every 1 --checkpoint-steps 4"
+    "--size xs --max-steps 30 --batch-tokens 400 --eval-examples 3 --final-eval-examples 6 --eval-every 30 "
+    "--log-every 1 --checkpoint-steps 4"
 )
 SAME = "--dropout 0 --optimizer adamw"  # with --fsdp it would be chosen, without it would not
 WORDS = f"-m headwater train pairs.tsv {SMALL} {SAME} --log-order --quiet --out".split()
@@ -70,7 +71,7 @@ def curve(folder):
 def evaluations(folder):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     metrics = ("step", "loss", "bleu", "chrf", "rougeL", "exact")
-    return [{name: line[name] for name in metrics} for line in lines if line.get("split") == "valid"]
+    return [{name: line[name] for name in metrics} for line in lines if line.get("split") in ("valid", "final")]
 
 
 @pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.slow)])
@@ -113,7 +114,8 @@ def test_two_processes_find_the_losses_and_metrics_of_one(folder):
     (losses, order), (wanted, same) = curve(folder / "pair"), curve(folder / "alone")
     assert order == same
     assert losses == pytest.approx(wanted, abs=1e-6)
-    assert evaluations(folder / "pair") == [pytest.approx(e, abs=1e-5) for e in evaluations(folder / "alone")]
+    evaluation, final = evaluations(folder / "pair")
+    assert [evaluation, final] == [pytest.approx(e, abs=1e-5) for e in evaluations(folder / "alone")]
 
 
 def test_a_killed_process_ends_the_command_with_one_line_that_names_it(folder):
@@ -141,7 +143,7 @@ def test_ctrl_c_ends_all_processes_after_their_step(folder):
     wait_for(folder / "stopped" / "checkpoints" / "step-00000004")
     launched.send_signal(signal.SIGINT)
     said, _ = launched.communicate(timeout=120)
-    assert launched.returncode == 130 and "stopped, nothing is lost" in said.decode()
+    assert launched.returncode == 130 and "interrupted; the run can be resumed" in said.decode()
 
 
 def test_a_command_that_may_be_restarted_must_say_where_its_run_is(monkeypatch, tmp_path):

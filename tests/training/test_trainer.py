@@ -16,9 +16,9 @@ from headwater.errors import BadFile, BadSetting, CheckFailed
 from headwater.tasks.batch import num_targets
 from headwater.tasks.language_model import lm_loss
 from headwater.training.checkpoint import CheckpointWriter, TrainOutput, restore_checkpoint
-from headwater.training.state import CheckpointEvent, EvalEvent, NoteEvent, StepEvent, StopEvent, StopReason
+from headwater.training.state import CheckpointEvent, EvalEvent, EvalResult, NoteEvent, StepEvent, StopEvent, StopReason
 from headwater.training.storage import CheckpointManager
-from headwater.training.trainer import EvalResult, Trainer
+from headwater.training.trainer import Trainer
 
 
 def weights(net):

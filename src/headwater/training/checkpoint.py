@@ -30,7 +30,7 @@ from headwater.parts import from_dict, to_dict
 from headwater.training.config import FIELDS, TrainConfig, parse_config
 from headwater.training.distributed import distribute_like, full_tensor
 from headwater.training.optim import load_optimizer_state, optimizer_state
-from headwater.training.state import CheckpointEvent, EvalResult, Event, NoteEvent
+from headwater.training.state import CheckpointEvent, Event, NoteEvent
 from headwater.training.storage import Checkpoint, CheckpointManager
 from headwater.weights.native import copy_into, named_tensors
 from headwater.weights.safetensors import SafetensorsFile, serialize_safetensors
@@ -122,8 +122,8 @@ class TrainOutput:
     def write_best(self, model: Transformer) -> None:
         """Write the best model so far."""
 
-    def evaluate_best(self) -> EvalResult | None:
-        """Evaluate the best model after the run, on more examples than during it; None: not wanted."""
+    def load_best(self) -> Transformer | None:
+        """The best model, as it was written; None where nothing is written."""
         return None
 
 

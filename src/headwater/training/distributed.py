@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from headwater.core.init import init_buffers
+from headwater.core.model import Model, Transformer
 from headwater.data.collate import IGNORE_INDEX, TARGET_FIELDS
 from headwater.errors import Unavailable
 from headwater.i18n import _
@@ -61,6 +62,9 @@ class SingleProcess:
     def broadcast(self, value: T) -> T:
         """The object of rank 0, on every rank."""
         return value
+
+    def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
+        """Write the values of rank 0 into the tensors of every rank."""
 
     def device_mesh(self) -> Any:
         """All processes as a mesh of one dimension; a single process has none."""
@@ -120,6 +124,10 @@ class ProcessGroup(SingleProcess):
         values = [value]
         dist.broadcast_object_list(values, src=0, device=torch.device(self.device))
         return values[0]
+
+    def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            dist.broadcast(tensor, src=0)
 
     def device_mesh(self) -> Any:
         """All ranks as a mesh of one dimension."""
@@ -184,7 +192,7 @@ def distribute_like(tensor: Tensor, like: Tensor) -> Tensor:
 class LossModule(nn.Module):
     """The summed loss as one forward pass: the module that DDP and FSDP2 wrap."""
 
-    def __init__(self, model: Any, loss_fn: LossFn) -> None:
+    def __init__(self, model: Transformer, loss_fn: LossFn) -> None:
         super().__init__()
         self.model = model
         self.loss_fn = loss_fn
@@ -198,7 +206,7 @@ class SingleDevice:
 
     sharded = False
 
-    def __init__(self, model: Any, loss_fn: LossFn, dist: SingleProcess) -> None:
+    def __init__(self, model: Transformer, loss_fn: LossFn, dist: SingleProcess) -> None:
         self.model = model
         self.dist = dist
         self.module: Any = self.wrap(LossModule(model, loss_fn))
@@ -223,7 +231,7 @@ class SingleDevice:
         return list(squared_norms)
 
     @contextmanager
-    def full_model(self) -> Iterator[Any]:
+    def full_model(self) -> Iterator[Transformer]:
         """The unsharded model, for evaluation and saving."""
         yield self.model
 
@@ -273,13 +281,29 @@ class FullySharded(SingleDevice):
         return self.dist.all_reduce_sum(squared_norms)
 
     @contextmanager
-    def full_model(self) -> Iterator[Any]:
+    def full_model(self) -> Iterator[Transformer]:
         gathered = {path: full_tensor(p) for path, p in self.model.named_parameters()}
-        full = self.model.spec.on_meta()
-        full.to_empty(device=self.dist.device)
+        full = _empty_model(self.model.spec, self.dist.device)
         copy_into(full, gathered, _("the gathered weights"))
-        init_buffers(full)
-        yield full.eval()
+        yield full
+
+
+def broadcast_model(model: Transformer | None, spec: Model, dist: SingleProcess) -> Transformer | None:
+    """The model of rank 0 on every rank, which may not see its files; None where rank 0 has none."""
+    if not dist.broadcast(model is not None):
+        return None
+    if model is None:
+        model = _empty_model(spec, dist.device)
+    dist.broadcast_tensors(parameter.detach() for parameter in model.parameters())
+    return model
+
+
+def _empty_model(spec: Model, device: str) -> Transformer:
+    """A model in eval mode whose weights are to be written."""
+    model = spec.on_meta()
+    model.to_empty(device=device)
+    init_buffers(model)
+    return model.eval()
 
 
 def pad_micro_batches(
@@ -298,7 +322,7 @@ def without_targets(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return batch | {name: torch.full_like(batch[name], IGNORE_INDEX) for name in TARGET_FIELDS if name in batch}
 
 
-def _unique_layers(model: Any) -> list[nn.Module]:
+def _unique_layers(model: Transformer) -> list[nn.Module]:
     """Every layer once, though a stack may share layers."""
     stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
     return list({id(layer): layer for stack in stacks for layer in stack.layers}.values())
@@ -312,7 +336,7 @@ def _fully_shard(module: Any, dist: SingleProcess) -> None:
     module.set_force_sum_reduction_for_comms(True)  # gloo has no average
 
 
-def parallelize(model: Any, loss_fn: LossFn, dist: SingleProcess, fsdp: bool) -> SingleDevice:
+def parallelize(model: Transformer, loss_fn: LossFn, dist: SingleProcess, fsdp: bool) -> SingleDevice:
     """Distribute a model over the ranks: data parallel, or fully sharded."""
     if dist.world_size == 1:
         return SingleDevice(model, loss_fn, dist)

@@ -42,7 +42,9 @@ class Evaluator:
     num_samples: int = 4
     dist: SingleProcess = field(default_factory=SingleProcess)  # the ranks that share the batches
 
-    def __call__(self, model: Transformer) -> EvalResult:
+    def __call__(self, model: Transformer, max_examples: int | None = None) -> EvalResult:
+        if max_examples is not None:
+            return replace(self, max_examples=max_examples)(model)
         scores, predictions = self.scores(model)
         return EvalResult(self._selection_score(scores), scores, tuple(self.samples(predictions)))
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from headwater.core.model import Transformer
 from headwater.tasks import TaskData
@@ -20,7 +17,7 @@ from headwater.training.plots import PlotWriter
 from headwater.training.predict import load_run
 from headwater.training.run_dir import RunDir
 from headwater.training.schedules import MAX_EVAL_EXAMPLES
-from headwater.training.state import Callback, EvalResult
+from headwater.training.state import Callback
 from headwater.training.storage import CheckpointManager
 from headwater.weights.native import save_native
 
@@ -77,14 +74,8 @@ class RunOutput(TrainOutput):
         self.before_write()
         save_native(self.run.model_dir, model, self.task_data.metadata)
 
-    @torch.no_grad()
-    def evaluate_best(self) -> EvalResult | None:
-        """Evaluate the best model, loaded from the run directory, on config.final_eval_examples."""
-        num_examples = self.config.final_eval_examples
-        if num_examples <= self.config.eval_examples:
-            return None
-        evaluator = replace(build_evaluator(self.config, self.task_data), max_examples=num_examples)
-        return evaluator(load_run(self.run.folder).model.to(self.config.device))
+    def load_best(self) -> Transformer:
+        return load_run(self.run.folder).model.to(self.config.device)
 
 
 def build_evaluator(config: TrainConfig, task_data: TaskData, dist: SingleProcess | None = None) -> Evaluator:

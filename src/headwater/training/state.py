@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
+from headwater.core.model import Transformer
 from headwater.data.batching import IndexBatch
 from headwater.data.collate import TrainBatch
 
@@ -35,6 +36,12 @@ class EvalResult(NamedTuple):
     selection_score: tuple[float, ...]
     metrics: Mapping[str, float]
     samples: tuple[Mapping[str, Any], ...] = ()
+
+
+class EvaluateFn(Protocol):
+    """Evaluates a model in eval mode. max_examples: another number of examples than the usual one."""
+
+    def __call__(self, model: Transformer, max_examples: int | None = None) -> EvalResult: ...
 
 
 @dataclass

@@ -29,7 +29,7 @@ from headwater.tasks.batch import LossFn, TensorBatch, num_targets, num_tokens, 
 from headwater.training import diagnostics, schedules
 from headwater.training.checkpoint import AsyncCheckpointer, TrainOutput, or_warn, take_snapshot
 from headwater.training.config import TrainConfig
-from headwater.training.distributed import SingleProcess, pad_micro_batches, parallelize
+from headwater.training.distributed import SingleProcess, broadcast_model, pad_micro_batches, parallelize
 from headwater.training.gradients import GradScaler, ModelGradients
 from headwater.training.launch import SignalHandler
 from headwater.training.optim import EMA, build_optimizer, set_lr
@@ -38,7 +38,7 @@ from headwater.training.state import (
     NOTHING_RESERVED,
     Callback,
     EvalEvent,
-    EvalResult,
+    EvaluateFn,
     Event,
     FinalEvalEvent,
     NoteEvent,
@@ -82,7 +82,7 @@ class Trainer:
         config: TrainConfig,
         *,
         count_targets: Callable[[TensorBatch], int] = num_targets,
-        evaluate_fn: Callable[[Transformer], EvalResult] | None = None,
+        evaluate_fn: EvaluateFn | None = None,
         output: TrainOutput | None = None,
         callbacks: Iterable[Callback] = (),
         state: TrainState | None = None,
@@ -327,10 +327,16 @@ class Trainer:
         state = self.state
         start = time.monotonic()
         complete = reason not in (StopReason.INTERRUPTED, StopReason.DIVERGED)
-        if not complete or not self.step_seconds.count or state.best_score is None:
+        num_examples = self.config.final_eval_examples
+        if not complete or not self.step_seconds.count or state.best_score is None or self.evaluate_fn is None:
             return
-        if result := or_warn(self.output.evaluate_best, self.emit, state.step):
-            num_examples = self.config.final_eval_examples
+        if num_examples <= self.config.eval_examples:
+            return
+        best = or_warn(self.output.load_best, self.emit, state.step)
+        best = broadcast_model(best, self.model.spec, self.dist)
+        if best is not None:
+            with eval_mode(best):
+                result = self.evaluate_fn(best, num_examples)
             self.emit(FinalEvalEvent(state.best_step, num_examples, result.metrics, time.monotonic() - start))
 
     @contextmanager
