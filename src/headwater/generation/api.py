@@ -24,7 +24,7 @@ from headwater.generation.prefix_cache import Prefix
 from headwater.generation.request import TokenEvent, ValidRequest
 from headwater.generation.sampling_params import SamplingParams
 from headwater.generation.speculative import Draft, Drafter
-from headwater.generation.text_model import TextModel, build_requests
+from headwater.generation.text_model import AnyModel, TextModel, build_requests
 from headwater.i18n import _
 from headwater.parts import must
 from headwater.rng import fork_seed
@@ -55,7 +55,7 @@ def _suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
 
 @_suggest_keywords
 def generate(
-    model: Any,
+    model: AnyModel,
     prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]] | Tensor,
     *,
     n: int = 1,
@@ -113,7 +113,7 @@ def generate(
 
 @_suggest_keywords
 def stream(
-    model: Any,
+    model: AnyModel,
     prompt: str | Sequence[int],
     *,
     strategy: Drafter | None = None,
@@ -186,7 +186,7 @@ def _choose_params(params: SamplingParams | None, arguments: Mapping[str, Any]) 
 
 
 def _generate(
-    model: Any, prompt: Any, n: int, strategy: Beam | Drafter | None, params: SamplingParams, prefix: Prefix | None
+    model: AnyModel, prompt: Any, n: int, strategy: Beam | Drafter | None, params: SamplingParams, prefix: Prefix | None
 ) -> Any:
     """One completion, a list of them (several prompts, or several completions of one), or a list of lists."""
     must(
@@ -218,7 +218,7 @@ def _generate(
 
 
 def _stream(
-    model: Any, prompt: str | Sequence[int], drafter: Drafter | None, params: SamplingParams, prefix: Prefix | None
+    model: AnyModel, prompt: str | Sequence[int], drafter: Drafter | None, params: SamplingParams, prefix: Prefix | None
 ) -> Iterator[TokenEvent]:
     (request,) = build_requests(model, [prompt], params, prefix)
     engine = _build_engine(TextModel.wrap(model), [request], drafter)

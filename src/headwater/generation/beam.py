@@ -13,11 +13,12 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from headwater.core.model import Transformer
 from headwater.cpu.loss import TopKLogprobs, topk_logprobs
 from headwater.errors import BadSetting, CheckFailed
 from headwater.generation.forward import encode_sources, forward_last
@@ -208,7 +209,7 @@ class BeamSearch:
 
 
 def beam_search(
-    model: Any, requests: Sequence[Request], beam: Beam, context_length: int | None = None
+    model: Transformer, requests: Sequence[Request], beam: Beam, context_length: int | None = None
 ) -> list[list[tuple[SequenceState, float]]]:
     """Beam search; for each request its best sequences with their scores, best first."""
     valid_requests = [validate_request(request, model, context_length) for request in requests]
@@ -219,7 +220,9 @@ def beam_search(
     return results
 
 
-def _search_batch(model: Any, requests: Sequence[ValidRequest], beam: Beam) -> list[list[tuple[SequenceState, float]]]:
+def _search_batch(
+    model: Transformer, requests: Sequence[ValidRequest], beam: Beam
+) -> list[list[tuple[SequenceState, float]]]:
     """Beam search of a batch of requests over one KV cache."""
     # Prefill of the sources and the prompts.
     cache = BatchKVCache(model, range(len(requests)), max(request.max_length for request in requests))
@@ -245,7 +248,7 @@ def _search_batch(model: Any, requests: Sequence[ValidRequest], beam: Beam) -> l
     return [_best_sequences(groups) for groups in searches]
 
 
-def _forward_beams(model: Any, cache: BatchKVCache, searches: Sequence[BeamSearch]) -> Tensor:
+def _forward_beams(model: Transformer, cache: BatchKVCache, searches: Sequence[BeamSearch]) -> Tensor:
     """Give each running hypothesis a cache row of its own, and forward its last token."""
     rows = [hypothesis.row for search in searches for hypothesis in search.running]
     if not rows:

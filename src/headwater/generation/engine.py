@@ -21,11 +21,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from headwater.core.model import Transformer
 from headwater.errors import Fault, TooLong, Unavailable
 from headwater.generation.forward import encode_sources, forward_each, forward_last
 from headwater.generation.kv_cache import BatchKVCache
@@ -41,7 +41,7 @@ MAX_SPECULATED = 8  # tokens of a step at most, where some of them are drafted
 class Prefill:
     """The prefill of new sequences in a KV cache of its own: several short prompts at once, or a long one in chunks."""
 
-    def __init__(self, model: Any, sequences: Sequence[SequenceState]) -> None:
+    def __init__(self, model: Transformer, sequences: Sequence[SequenceState]) -> None:
         self.model = model
         self.sequences = sequences
         prefix = sequences[0].request.prefix
@@ -73,7 +73,7 @@ class Engine:
 
     def __init__(
         self,
-        model: Any,
+        model: Transformer,
         *,
         max_num_seqs: int = 8,
         max_seq_len: int = 4096,

@@ -10,8 +10,8 @@ needed). A prefix is invalid once the weights change.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from headwater.core.model import Transformer
 from headwater.errors import BadInput
 from headwater.generation.forward import forward_last
 from headwater.generation.kv_cache import BatchKVCache
@@ -22,7 +22,7 @@ from headwater.i18n import _
 class Prefix:
     """A shared prefix of prompts with its KV cache."""
 
-    def __init__(self, model: Any, ids: Sequence[int]) -> None:
+    def __init__(self, model: Transformer, ids: Sequence[int]) -> None:
         if model.encoder is not None and model.decoder is not None:
             raise BadInput(
                 _("prefix: what a decoder keeps depends on its source, so it cannot be shared; give whole prompts")
@@ -44,7 +44,7 @@ class Prefix:
         limit = min(len(self.ids), len(prompt) - 1)
         return next((i for i in range(limit) if self.ids[i] != prompt[i]), limit)
 
-    def copy_cache(self, owner: Any, prompt: Sequence[int]) -> BatchKVCache:
+    def copy_cache(self, owner: object, prompt: Sequence[int]) -> BatchKVCache:
         """A KV cache of one row, for owner, with what prompt and prefix have in common."""
         cache = BatchKVCache(self.model, [])
         cache.append_rows(self.cache)

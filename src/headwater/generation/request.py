@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from headwater.core.model import Transformer
+from headwater.core.stack import TransformerStack
 from headwater.errors import BadInput, BadSetting, Fault, TooLong
 from headwater.generation.sampling import Greedy, LogitsProcessor, TokenHistory
 from headwater.generation.streaming import NoTextStream, TextStream
@@ -88,7 +90,7 @@ class TokenEvent:
     top_logprobs: tuple[tuple[int, float], ...]
     finish_reason: FinishReason | None
     trace: tuple[ProcessorTrace, ...] = ()
-    text_stream: Any = None
+    text_stream: TextStream | NoTextStream = field(default_factory=NoTextStream)
 
 
 class SequenceState:
@@ -170,7 +172,7 @@ class SequenceState:
 # ------------------------------------------------------------------------------------------- validation of requests
 
 
-def vocab_size(model: Any) -> int:
+def vocab_size(model: Transformer) -> int:
     """The number of tokens that the language-model head predicts."""
     size = getattr(model.spec.head, "vocab", None)
     if size is None:
@@ -183,7 +185,7 @@ def vocab_size(model: Any) -> int:
     return int(size)
 
 
-def validate_request(request: Request, model: Any, context_length: int | None = None) -> ValidRequest:
+def validate_request(request: Request, model: Transformer, context_length: int | None = None) -> ValidRequest:
     """Validate a request before anything is computed. One that has been validated is returned as it is.
 
     Prompt and output together must fit the positions. Where max_tokens is not given, the output gets what is left, at
@@ -212,7 +214,7 @@ def validate_request(request: Request, model: Any, context_length: int | None = 
         )
 
     # token ids
-    _check_ids("prompt", request.prompt_ids, model.output_stack.embed.tokens.num_embeddings)
+    _check_ids("prompt", request.prompt_ids, _num_embeddings(model.output_stack))
     _check_source(request, model)
 
     if max_tokens is None:
@@ -289,16 +291,22 @@ def _check_settings(request: Request, vocab_size: int) -> None:
     )
 
 
-def _check_source(request: Request, model: Any) -> None:
+def _num_embeddings(stack: TransformerStack) -> int:
+    """The number of tokens in the embedding table of a stack, plain or quantized."""
+    table: Any = stack.embed.tokens
+    return int(table.num_embeddings)
+
+
+def _check_source(request: Request, model: Transformer) -> None:
     """Check that there is a source exactly where the model has an encoder and a decoder, and its ids."""
     needs_source = model.encoder is not None and model.decoder is not None
     if needs_source and request.source_ids is None:
         raise BadInput(_("generate: the model reads a source and needs one, got none; give source_ids=..."))
     if not needs_source and request.source_ids is not None:
         raise BadInput(_("generate: the model has one stack and takes no source, got one; leave out source_ids=..."))
-    if request.source_ids is None:
+    if request.source_ids is None or model.encoder is None:
         return
-    _check_ids("source", request.source_ids, model.encoder.embed.tokens.num_embeddings)
+    _check_ids("source", request.source_ids, _num_embeddings(model.encoder))
     max_positions = model.encoder.spec.max_positions
     if max_positions is not None and len(request.source_ids) > max_positions:
         raise TooLong(

@@ -13,8 +13,9 @@ The engine calls the drafter before each step (engine.py); rejected tokens are c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
+from headwater.core.model import Transformer
 from headwater.errors import BadSetting, Fault
 from headwater.generation.forward import forward_last
 from headwater.generation.kv_cache import BatchKVCache
@@ -63,7 +64,7 @@ class PromptLookup:
 class Draft:
     """A smaller draft model with a KV cache of its own, for one sequence at a time."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Transformer) -> None:
         self.model = model
         self.cache = BatchKVCache(model, [None])
         self.cached_ids: list[int] = []
@@ -105,7 +106,7 @@ def _trial_copy(sequence: SequenceState) -> SequenceState:
     return copy
 
 
-def check_same_vocab(drafter: Drafter, model: Any) -> None:
+def check_same_vocab(drafter: Drafter, model: Transformer) -> None:
     """Raise BadSetting for a draft model with another vocabulary."""
     if not isinstance(drafter, Draft):
         return

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from torch import nn
 
+from headwater.core.model import Transformer
 from headwater.errors import BadInput, TooLong
+from headwater.families.load import LoadedModel
 from headwater.generation.penalties import ForcedPrefix, SuppressTokens
 from headwater.generation.prefix_cache import Prefix
 from headwater.generation.request import Request, ValidRequest, validate_request, vocab_size
@@ -33,9 +35,9 @@ class TokenizerLike(Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
-def check_not_meta(model: Any) -> None:
+def check_not_meta(model: nn.Module) -> None:
     """Raise BadInput for a model on the meta device, which has shapes and no weights."""
-    if isinstance(model, nn.Module) and any(parameter.is_meta for parameter in model.parameters()):
+    if any(parameter.is_meta for parameter in model.parameters()):
         raise BadInput(
             _(
                 "generate: the model must have weights, this one is on the meta device and has only "
@@ -48,7 +50,7 @@ def check_not_meta(model: Any) -> None:
 class TextModel:
     """A model with its tokenizer, its special tokens and the logits processors of its generation config."""
 
-    model: Any
+    model: Transformer
     tokenizer: TokenizerLike | None = None
     eos_ids: tuple[int, ...] = ()
     decoder_start_id: int | None = None
@@ -56,13 +58,14 @@ class TextModel:
     processors: tuple[LogitsProcessor, ...] = ()
 
     @classmethod
-    def wrap(cls, model: Any) -> TextModel:
+    def wrap(cls, model: AnyModel) -> TextModel:
         """A TextModel of what headwater.load gives, or of a model alone."""
         if isinstance(model, TextModel):
             return model
-        check_not_meta(getattr(model, "model", model))
-        if not hasattr(model, "tokenizer"):
+        if isinstance(model, nn.Module):
+            check_not_meta(model)
             return cls(model)
+        check_not_meta(model.model)
         return cls(
             model.model,
             model.tokenizer,
@@ -111,6 +114,9 @@ class TextModel:
         return self.model.encoder is not None and self.model.decoder is not None
 
 
+AnyModel: TypeAlias = Transformer | LoadedModel | TextModel
+
+
 def _generation_config_processors(setting: Callable[[str], Any]) -> tuple[LogitsProcessor, ...]:
     """Logits processors of a model's own files: suppressed and forced tokens. Temperature etc. are left to the user."""
     processors: tuple[LogitsProcessor, ...] = ()
@@ -128,7 +134,7 @@ def _generation_config_processors(setting: Callable[[str], Any]) -> tuple[Logits
 
 
 def build_requests(
-    model: Any, prompts: Sequence[Any], params: SamplingParams, prefix: Prefix | None = None
+    model: AnyModel, prompts: Sequence[Any], params: SamplingParams, prefix: Prefix | None = None
 ) -> list[ValidRequest]:
     """A validated request for each prompt."""
     text_model = TextModel.wrap(model)
