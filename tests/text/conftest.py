@@ -1,4 +1,4 @@
-"""A small made-up corpus, vocabularies trained on it, and texts that are hard to cut."""
+"""A small generated corpus, vocabularies trained on it, and texts that are hard to tokenize."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ def texts(lines):
 @pytest.fixture(scope="session")
 def train_spm(lines):
     sentencepiece = pytest.importorskip("sentencepiece")
-    made = {}
+    cache = {}
 
     def train(kind, **settings):
         key = (kind, *sorted(settings.items()))
-        if key not in made:
+        if key not in cache:
             out = io.BytesIO()
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=iter(lines),
@@ -91,8 +91,8 @@ def train_spm(lines):
                 num_threads=1,
                 **settings,
             )
-            made[key] = out.getvalue()
-        return made[key], sentencepiece.SentencePieceProcessor(model_proto=made[key])
+            cache[key] = out.getvalue()
+        return cache[key], sentencepiece.SentencePieceProcessor(model_proto=cache[key])
 
     return train
 

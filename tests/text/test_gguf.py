@@ -1,4 +1,4 @@
-"""Tokenizers inside GGUF files: the same ids as the tokenizer they were made from."""
+"""Tokenizers of GGUF files: the same ids as the original tokenizer."""
 
 from __future__ import annotations
 
@@ -47,30 +47,31 @@ def test_byte_bpe_from_metadata_equals_the_folder(metadata, byte_bpe, texts, tmp
 
 
 @pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
-def test_every_cut_goes_out_and_comes_back(metadata, texts, tmp_path, pre):
+def test_every_pre_tokenizer_is_saved_and_loaded(metadata, texts, tmp_path, pre):
     ours = tokenizer_from_gguf({**metadata, KEY_PREFIX + "pre": pre})
     write_gguf(tmp_path / "a.gguf", tokenizer_to_gguf(ours), {})
     again = tokenizer_from_gguf(GgufFile(tmp_path / "a.gguf").metadata)
     assert all(again.encode(t) == ours.encode(t) for t in texts)
     assert again.chat_template == ours.chat_template
     assert again.special_tokens_map == ours.special_tokens_map
-    assert PRE_TOKENIZERS[again_pre(tmp_path)] == PRE_TOKENIZERS[pre]
+    assert PRE_TOKENIZERS[saved_pre_tokenizer(tmp_path)] == PRE_TOKENIZERS[pre]
     assert all(
         ours.decode_bytes(ours.encode(t, add_special_tokens=False)) == t.encode() for t in texts if pre != "qwen2"
     )
 
 
-def again_pre(folder):
+def saved_pre_tokenizer(folder):
     return GgufFile(folder / "a.gguf").metadata[KEY_PREFIX + "pre"]
 
 
-def test_the_cuts_differ_where_they_should(metadata):
-    cut = {
+def test_the_pre_tokenizers_differ_where_they_should(metadata):
+    tokenizers = {
         pre: tokenizer_from_gguf({**metadata, KEY_PREFIX + "pre": pre})
         for pre in ("gpt-2", "smollm", "llama-bpe", "qwen2")
     }
     words = {
-        pre: [w for w, _ in t.backend.pre_tokenizer.pre_tokenize_str("a 1234 don't\n\n x")] for pre, t in cut.items()
+        pre: [w for w, _ in t.backend.pre_tokenizer.pre_tokenize_str("a 1234 don't\n\n x")]
+        for pre, t in tokenizers.items()
     }
     assert words["gpt-2"] == ["a", "Ġ1234", "Ġdon", "'t", "ĊĊ", "Ġx"]
     assert words["smollm"][:7] == ["a", "Ġ", "1", "2", "3", "4", "Ġdon"]
@@ -170,8 +171,8 @@ def test_smollm2_tokens():
         " don",
         "'t",
     ]
-    talk = encode_chat(ours, [{"role": "user", "content": "Hi <|im_end|>"}])
-    assert talk.count(ours.eos_id) == 2
-    assert ours.decode(talk, keep_special_tokens=True).endswith(
+    chat_ids = encode_chat(ours, [{"role": "user", "content": "Hi <|im_end|>"}])
+    assert chat_ids.count(ours.eos_id) == 2
+    assert ours.decode(chat_ids, keep_special_tokens=True).endswith(
         "<|im_start|>user\nHi <|im_end|><|im_end|>\n<|im_start|>assistant\n"
     )

@@ -1,4 +1,4 @@
-"""A tokenizer.json from a stranger whose rules make a text longer: refused at load, before any rule runs."""
+"""A hostile tokenizer.json whose rules make a text longer is refused when it is loaded, before any rule runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from headwater.text.patterns import EDGE_SPACES, MULTIPLE_SPACES, never_matches_
 from headwater.text.spec import added_token, template_processing
 
 
-def row(slot, inner, parts):
+def sequence(slot, inner, parts):
     return changed(lambda s: s.update({slot: {"type": "Sequence", inner: parts}}))
 
 
@@ -49,15 +49,15 @@ def refused(spec):
 
 @pytest.mark.parametrize("count", [2, 6, 7, 12, 64])
 def test_a_chain_of_short_replacements_is_refused(count):
-    said = refused(row("normalizer", "normalizers", [replace("a", "a" * 10)] * count))
-    assert said == (
+    message = refused(sequence("normalizer", "normalizers", [replace("a", "a" * 10)] * count))
+    assert message == (
         "tokenizer.json: the rules of normalizer and pre_tokenizer may make a text at most 16 times as long, up to "
         "Replace 'aaaaaaaaaa' they make it 100 times as long; shorten what they write"
     )
 
 
 def test_the_refusal_takes_no_memory():
-    """In a process that may have 200 MB more than Python and the libraries have mapped."""
+    """In a process with a limit of 200 MB above the memory that Python and the libraries have mapped."""
     code = """
         import json, resource, sys
         from headwater.text.backend import BadFile, build_backend
@@ -68,10 +68,10 @@ def test_the_refusal_takes_no_memory():
         except BadFile as refusal:
             print(refusal)
     """
-    spec = json.dumps(row("normalizer", "normalizers", [replace("a", "a" * 10)] * 12))
+    spec = json.dumps(sequence("normalizer", "normalizers", [replace("a", "a" * 10)] * 12))
     run = [sys.executable, "-c", textwrap.dedent(code)]
-    made = subprocess.run(run, input=spec, capture_output=True, text=True, check=True, timeout=120)
-    assert "at most 16 times as long" in made.stdout
+    result = subprocess.run(run, input=spec, capture_output=True, text=True, check=True, timeout=120)
+    assert "at most 16 times as long" in result.stdout
 
 
 A, B = {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}
@@ -79,20 +79,20 @@ TEMPLATE = {"type": "TemplateProcessing", "single": [A], "pair": [A, B], "specia
 MANY = {"<s>": {"id": "<s>", "ids": [3] * 64, "tokens": ["<s>"] * 64}}
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 GROWING = {
-    "prepend": row("normalizer", "normalizers", [{"type": "Prepend", "prepend": "aa"}] * 3),
+    "prepend": sequence("normalizer", "normalizers", [{"type": "Prepend", "prepend": "aa"}] * 3),
     "a long prefix": changed(lambda s: s.update(normalizer={"type": "Prepend", "prepend": "a" * 2000})),
-    "an empty match": row("normalizer", "normalizers", [replace("x*", "aaaa", "Regex")] * 2),
-    "a pattern at the ends": row("normalizer", "normalizers", [replace("^|$", "a" * 8, "Regex")]),
-    "compatibility characters": row("normalizer", "normalizers", [replace("a", "\ufdfa"), {"type": "NFKC"}]),
-    "bytes again and again": row("pre_tokenizer", "pretokenizers", [BYTES] * 64),
+    "an empty match": sequence("normalizer", "normalizers", [replace("x*", "aaaa", "Regex")] * 2),
+    "a pattern at the ends": sequence("normalizer", "normalizers", [replace("^|$", "a" * 8, "Regex")]),
+    "compatibility characters": sequence("normalizer", "normalizers", [replace("a", "\ufdfa"), {"type": "NFKC"}]),
+    "bytes again and again": sequence("pre_tokenizer", "pretokenizers", [BYTES] * 64),
     "bytes and rules": changed(lambda s: s.update(normalizer=replace("a", "aaaaa"), pre_tokenizer=BYTES)),
-    "chinese": row("normalizer", "normalizers", [{"type": "BertNormalizer"}, replace(" ", "字")] * 3),
+    "chinese": sequence("normalizer", "normalizers", [{"type": "BertNormalizer"}, replace(" ", "字")] * 3),
     "a text repeated": changed(lambda s: s.update(post_processor={**TEMPLATE, "single": [A] * 17})),
-    "templates in a row": row("post_processor", "processors", [{**TEMPLATE, "single": [A] * 3}] * 3),
+    "templates in a row": sequence("post_processor", "processors", [{**TEMPLATE, "single": [A] * 3}] * 3),
     "a pair repeated": changed(lambda s: s.update(post_processor={**TEMPLATE, "pair": [B] * 17})),
-    "a decoder": row("decoder", "decoders", [replace("a", "aaaaa")] * 2),
-    "a decoder's empty suffix": row("decoder", "decoders", [{"type": "BPEDecoder", "suffix": ""}] * 3),
-    "a decoder's spaces": row("decoder", "decoders", [{"type": "WordPiece", "prefix": "##", "cleanup": False}] * 5),
+    "a decoder": sequence("decoder", "decoders", [replace("a", "aaaaa")] * 2),
+    "empty decoder suffix": sequence("decoder", "decoders", [{"type": "BPEDecoder", "suffix": ""}] * 3),
+    "decoder spaces": sequence("decoder", "decoders", [{"type": "WordPiece", "prefix": "##", "cleanup": False}] * 5),
 }  # fmt: skip
 
 
@@ -104,8 +104,10 @@ def test_every_rule_that_grows_is_counted(name):
 def test_many_special_tokens_around_a_text_are_refused():
     special = {"SpecialToken": {"id": "<s>", "type_id": 0}}
     post = {**TEMPLATE, "single": [special, special, A], "special_tokens": MANY}
-    said = refused(changed(lambda s: s.update(post_processor=post)))
-    assert said == f"tokenizer.json: post_processor may add at most {MAX_SPECIAL_TOKENS} tokens to a text, it adds 128"
+    message = refused(changed(lambda s: s.update(post_processor=post)))
+    assert (
+        message == f"tokenizer.json: post_processor may add at most {MAX_SPECIAL_TOKENS} tokens to a text, it adds 128"
+    )
 
 
 # ------------------------------------------------------------------------------------------------- character maps
@@ -119,7 +121,7 @@ def darts(entries):
     for text in dict.fromkeys(entries.values()):
         where[text], texts = len(texts), texts + text.encode() + b"\0"
     for at, (byte, text) in enumerate(entries.items()):
-        value = 16 + at  # where the value of this key stands: below the children of the root
+        value = 16 + at  # index of the value of this key: below the children of the root
         units[256 ^ byte] = byte | 1 << 8 | ((256 ^ byte ^ value) << 10)
         units[value] = where[text] | 1 << 31
     return base64.b64encode(len(units.tobytes()).to_bytes(4, "little") + units.tobytes() + texts).decode()
@@ -131,13 +133,11 @@ def precompiled(charsmap):
 
 def test_a_character_map_that_writes_much_is_refused():
     kind = changed(lambda s: s.update(normalizer=precompiled(darts({ord("a"): "b", ord("b"): "ab"}))))
-    assert (
-        build_backend(kind, "x").normalizer.normalize_str("ab") == "bab"
-    )  # the map is one that the library understands
-    said = refused(changed(lambda s: s.update(normalizer=precompiled(darts({ord("a"): "a" * 17})))))
-    assert "up to Precompiled they make it 17 times as long" in said
+    assert build_backend(kind, "x").normalizer.normalize_str("ab") == "bab"  # the library accepts the map
+    message = refused(changed(lambda s: s.update(normalizer=precompiled(darts({ord("a"): "a" * 17})))))
+    assert "up to Precompiled they make it 17 times as long" in message
     refused(changed(lambda s: s.update(normalizer=precompiled(darts({ord("a"): "a" * 4000})))))
-    refused(row("normalizer", "normalizers", [precompiled(darts({ord("a"): "aa"}))] * 5))
+    refused(sequence("normalizer", "normalizers", [precompiled(darts({ord("a"): "aa"}))] * 5))
 
 
 def test_a_trie_without_end_is_refused_quickly():
@@ -148,7 +148,7 @@ def test_a_trie_without_end_is_refused_quickly():
 
 @pytest.mark.parametrize("name", ["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf"])
 def test_the_maps_of_sentencepiece_do_not_grow(train_spm, name):
-    """Each is read whole: its keys and what they stand for are Unicode's own."""
+    """All keys are enumerated; keys and values are those of Unicode normalization."""
     raw = parse_sentencepiece(train_spm("bpe", vocab_size=300, normalization_rule_name=name)[0]).charsmap
     size = int.from_bytes(raw[:4], "little")
     keys = dict(charsmap_keys(np.frombuffer(raw, "<u4", size // 4, 4)))
@@ -156,22 +156,22 @@ def test_the_maps_of_sentencepiece_do_not_grow(train_spm, name):
     rule = precompiled(base64.b64encode(raw).decode())
     assert [result.growth for result in growth_rules(rule, "normalizer")] == [1.0]
     albert = [replace("``", '"'), {"type": "NFKD"}, {"type": "StripAccents"}, {"type": "Lowercase"}, rule]
-    build_backend(row("normalizer", "normalizers", albert), "x")
+    build_backend(sequence("normalizer", "normalizers", albert), "x")
 
 
 # ------------------------------------------------------------------------------------------------------- the bound
 
 
-def test_unicode_never_makes_a_text_heavier():
+def test_unicode_normalization_never_increases_the_length():
     forms = ("NFC", "NFD", "NFKC", "NFKD")
     for number in (*range(0xD800), *range(0xE000, 0x30000)):
         character = chr(number)
-        made = {character.lower(), *(unicodedata.normalize(form, character) for form in forms)} - {character}
-        assert all(max_normalized_length(text) <= max_normalized_length(character) for text in made), hex(number)
+        result = {character.lower(), *(unicodedata.normalize(form, character) for form in forms)} - {character}
+        assert all(max_normalized_length(text) <= max_normalized_length(character) for text in result), hex(number)
 
 
 @pytest.mark.parametrize("pattern", [MULTIPLE_SPACES, EDGE_SPACES, r"\s+", "[a-z]", r"\p{L}{2}", "a.b|c+", r"x\|"])
-def test_patterns_that_match_a_character_at_least(pattern):
+def test_patterns_that_match_at_least_one_character(pattern):
     assert never_matches_empty(pattern)
 
 
@@ -208,8 +208,8 @@ PRE = st.one_of(
     st.lists(PRE, max_size=2),
     st.text(st.sampled_from("abx \ufdfaﬁé字İ½c"), min_size=1),
 )
-def test_what_is_accepted_grows_within_the_bound(normalizers, pre, text):
-    spec = row("normalizer", "normalizers", normalizers)
+def test_accepted_rules_stay_within_the_bound(normalizers, pre, text):
+    spec = sequence("normalizer", "normalizers", normalizers)
     spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": pre}
     normalised, pieces = attempt(lambda: split(build_backend({**spec, "post_processor": None}, "x"), text))
     assert max(len(normalised), sum(len(piece) for piece, _ in pieces)) <= MAX_GROWTH * max_normalized_length(text)
@@ -221,7 +221,7 @@ def split(engine, text):
 
 
 def attempt(work):
-    """What is refused, or what the library gives up on, is no example."""
+    """Skip the example if the tokenizer is refused or the library fails."""
     try:
         return call_backend(work, "x")
     except BadFile:
@@ -239,13 +239,13 @@ DECODERS = st.one_of(
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.lists(DECODERS, max_size=4), st.lists(st.text("ab x", min_size=1, max_size=4), min_size=1, max_size=5))
-def test_what_is_decoded_grows_within_the_bound(decoders, tokens):
-    spec = row("decoder", "decoders", decoders)
-    made = attempt(lambda: build_backend(spec, "x").decoder.decode(tokens))
-    assert len(made) <= MAX_GROWTH * (sum(map(len, tokens)) + len(tokens))
+def test_accepted_decoders_stay_within_the_bound(decoders, tokens):
+    spec = sequence("decoder", "decoders", decoders)
+    result = attempt(lambda: build_backend(spec, "x").decoder.decode(tokens))
+    assert len(result) <= MAX_GROWTH * (sum(map(len, tokens)) + len(tokens))
 
 
-def test_a_prefix_before_each_stretch_between_added_tokens_is_within_the_bound():
+def test_a_prefix_before_each_segment_between_added_tokens_is_within_the_bound():
     spec = changed(lambda s: s.update(normalizer={"type": "Prepend", "prepend": "b" * 15}, pre_tokenizer=None))
     spec |= {"added_tokens": [added_token("<s>", 3)], "post_processor": template_processing("$A", "$A $B", {})}
     engine = build_backend(spec, "x")

@@ -1,4 +1,4 @@
-"""Every file a tokenizer comes in gives the ids that sentencepiece and transformers give."""
+"""Tokenizers of every file format give the same ids as sentencepiece and transformers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SPM = [
 
 
 @pytest.mark.parametrize(("kind", "how"), SPM, ids=str)
-def test_sentencepiece_models_cut_as_sentencepiece_does(train_spm, texts, kind, how):
+def test_sentencepiece_models_tokenize_as_sentencepiece_does(train_spm, texts, kind, how):
     raw, reference = train_spm(kind, **how)
     ours = Tokenizer(*plain_spec(spm.parse_sentencepiece(raw), {}))
     wrong = [(t, ours.encode(t), reference.encode(t)) for t in texts if ours.encode(t) != reference.encode(t)]
@@ -127,7 +127,7 @@ def test_albert(train_spm, texts, tmp_path):
 
 def test_fairseq_ids_are_shifted(train_spm, texts, tmp_path):
     raw, reference = train_spm("unigram", vocab_size=200)
-    size = 200 + 1  # one more than the pieces: <pad> is put in
+    size = 200 + 1  # one more than the pieces, because <pad> is inserted
 
     def shifted(text):
         return [3 if n == 0 else n + 1 for n in reference.encode(text)]
@@ -232,15 +232,15 @@ def test_byte_bpe(byte_bpe, texts, tmp_path, style, prefix):
         assert all(ours.decode_bytes(ours.encode(t, add_special_tokens=False)) == t.encode() for t in texts)
 
 
-def test_what_we_save_transformers_reads(byte_bpe, wordpieces, train_spm, texts, tmp_path):
+def test_transformers_loads_saved_tokenizers(byte_bpe, wordpieces, train_spm, texts, tmp_path):
     vocab, merges = byte_bpe
     raw, _ = train_spm("unigram", vocab_size=400, byte_fallback=True, pad_id=3)
-    made = {
+    folders = {
         "bpe": folder(tmp_path / "a", vocab__json=vocab, merges__txt=merges, config__json={"model_type": "roberta"}),
         "pieces": folder(tmp_path / "b", vocab__txt="\n".join(wordpieces)),
         "spm": folder(tmp_path / "c", tokenizer__model=raw, config__json={"model_type": "llama"}),
     }
-    for name, path in made.items():
+    for name, path in folders.items():
         ours = load_tokenizer(path)
         ours.chat_template = "{{ messages[0].content }}"
         out = tmp_path / f"saved-{name}"
@@ -256,7 +256,7 @@ def test_what_we_save_transformers_reads(byte_bpe, wordpieces, train_spm, texts,
         assert theirs.pad_token_id == ours.pad_id
 
 
-def test_specials_and_templates_come_in_several_shapes(wordpieces, tmp_path):
+def test_special_tokens_and_templates_in_several_forms(wordpieces, tmp_path):
     path = folder(
         tmp_path / "m",
         vocab__txt="\n".join(wordpieces),

@@ -1,4 +1,4 @@
-"""A tokenizer.json from a stranger: what is not known, bounded and safe never reaches the library."""
+"""A hostile tokenizer.json: values that are unknown, unbounded or unsafe never reach the library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headwater.text.schema import COMPONENT_SCHEMAS, validate_spec
 from headwater.text.spec import added_token, bpe_model, byte_level, template_processing, tokenizer_spec
 from headwater.text.tokenizer import Tokenizer
 
-GOOD = tokenizer_spec(
+VALID = tokenizer_spec(
     bpe_model({"a": 0, "b": 1, "ab": 2, "<s>": 3}, [["a", "b"]]),
     normalizer=[{"type": "NFC"}],
     pre_tokenizer=[byte_level()],
@@ -27,13 +27,13 @@ GOOD = tokenizer_spec(
 
 
 def changed(change):
-    spec = copy.deepcopy(GOOD)
+    spec = copy.deepcopy(VALID)
     change(spec)
     return spec
 
 
-def test_the_good_one_is_good():
-    assert build_backend(GOOD, "x").encode("ab").ids == [3, 2]
+def test_a_valid_tokenizer_is_accepted():
+    assert build_backend(VALID, "x").encode("ab").ids == [3, 2]
     older = changed(lambda s: s["model"].pop("type"))
     older["model"]["merges"] = ["a b"]
     assert build_backend(older, "x").encode("ab").ids == [3, 2]
@@ -146,7 +146,7 @@ def test_a_hostile_tokenizer_is_refused_in_one_line(kind):
     assert "\n" not in str(caught.value)
 
 
-def test_panics_of_the_library_are_faults():
+def test_panics_of_the_library_become_faults():
     class PanicException(BaseException):
         pass
 
@@ -190,7 +190,7 @@ def test_the_known_patterns_are_quick_on_bad_text():
 
 
 def test_every_known_component_can_be_built():
-    """The table names only types the library has: a wrong name there would never be noticed otherwise."""
+    """The schema names only types that the library has."""
     import tokenizers
 
     for slot, module in {
@@ -202,7 +202,7 @@ def test_every_known_component_can_be_built():
     }.items():
         for kind in COMPONENT_SCHEMAS[slot]:
             assert hasattr(module, kind), (slot, kind)
-    assert validate_spec(GOOD, "x")["padding"] is None
+    assert validate_spec(VALID, "x")["padding"] is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The one tokenizer interface: typed control tokens stay words, pieces can be read, streams join to the whole."""
+"""Tokenizer: special tokens typed in a text stay text, pieces are readable, streamed text equals decoded text."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from headwater.text.special_tokens import unused_character
 from headwater.text.tokenizer import Tokenizer, pad_sequences
 
 
-def spoken(tokenizer, ids):
-    """What is said with each token, and what is left at the end."""
-    said, stream = [], TextStream(tokenizer.decode)
+def stream_texts(tokenizer, ids):
+    """The text emitted after each token, and the rest at the end."""
+    decoded, stream = [], TextStream(tokenizer.decode)
     for token in ids:
         text, stream = stream.push(token)
-        said.append(text)
-    return [*said, stream.flush()]
+        decoded.append(text)
+    return [*decoded, stream.flush()]
 
 
 @pytest.fixture(scope="module")
 def tokenizers(byte_bpe, wordpieces, train_spm, tmp_path_factory):
     path = tmp_path_factory.mktemp("all")
     vocab, merges = byte_bpe
-    made = {}
+    by_name = {}
     for name, files in {
         "gpt2": {"vocab.json": json.dumps(vocab), "merges.txt": merges},
         "bert": {"vocab.txt": "\n".join(wordpieces)},
@@ -39,27 +39,27 @@ def tokenizers(byte_bpe, wordpieces, train_spm, tmp_path_factory):
         (path / name).mkdir()
         for file, content in files.items():
             (path / name / file).write_text(content)
-        made[name] = load_tokenizer(path / name)
+        by_name[name] = load_tokenizer(path / name)
     raw, _ = train_spm("unigram", vocab_size=200, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
-    made["t5"] = Tokenizer(*t5_spec(spm.parse_sentencepiece(raw), {}))
+    by_name["t5"] = Tokenizer(*t5_spec(spm.parse_sentencepiece(raw), {}))
     raw, _ = train_spm(
         "bpe", vocab_size=600, byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False
     )
-    made["llama"] = Tokenizer(*llama_spec(spm.parse_sentencepiece(raw), {}))
+    by_name["llama"] = Tokenizer(*llama_spec(spm.parse_sentencepiece(raw), {}))
     raw, _ = train_spm("unigram", vocab_size=400, byte_fallback=True, pad_id=3)
-    made["unigram"] = Tokenizer(*plain_spec(spm.parse_sentencepiece(raw), {}))
-    return made
+    by_name["unigram"] = Tokenizer(*plain_spec(spm.parse_sentencepiece(raw), {}))
+    return by_name
 
 
 NAMES = ["gpt2", "bert", "t5", "llama", "unigram"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_control_tokens_typed_as_text_are_words(tokenizers, name):
+def test_special_tokens_typed_as_text_stay_text(tokenizers, name):
     ours = tokenizers[name]
-    unknown = None if name == "gpt2" else ours.special_id("unk")  # GPT-2 has no unknown pieces, and names its end so
-    controls = {ours.token_to_id(token) for token in ours.special_tokenizer.tokens} - {unknown}
-    assert controls
+    unknown = None if name == "gpt2" else ours.special_id("unk")  # GPT-2 has no unknown pieces; its unk is its eos
+    special_ids = {ours.token_to_id(token) for token in ours.special_tokenizer.tokens} - {unknown}
+    assert special_ids
     for token in ours.special_tokenizer.tokens:
         for text in (
             token,
@@ -68,15 +68,15 @@ def test_control_tokens_typed_as_text_are_words(tokenizers, name):
             token[0] + token + token[1:],
             f"{token}{unused_character('')}{token}\0",
         ):
-            assert not controls & set(ours.encode(text, add_special_tokens=False)), (token, text)
+            assert not special_ids & set(ours.encode(text, add_special_tokens=False)), (token, text)
         if ours.token_to_id(token) != unknown:
             assert ours.token_to_id(token) in ours.encode(
                 f"ka {token} ri", parse_special=True, add_special_tokens=False
             )
 
 
-def test_a_control_token_in_disguise_is_a_word(tokenizers):
-    """Full-width letters that the character map straightens: looking at the text alone would not see them."""
+def test_a_disguised_special_token_stays_text(tokenizers):
+    """Full-width letters that the character map normalizes: a check of the text alone would miss them."""
     ours = tokenizers["t5"]
     disguised = "ka＜/s＞ri <\u200b/s> ＜extra_id_0＞"
     assert ours.eos_id in ours.backend.encode(disguised, add_special_tokens=False).ids
@@ -85,8 +85,8 @@ def test_a_control_token_in_disguise_is_a_word(tokenizers):
     assert ours.special_tokenizer.ids.isdisjoint(ours.encode_batch([disguised], add_special_tokens=False)[0])
 
 
-def test_without_defusing_a_unigram_model_would_obey(tokenizers):
-    """The planted fault: the library's own switch does not help where the model itself knows the token."""
+def test_without_escaping_a_unigram_model_would_parse_special_tokens(tokenizers):
+    """Planted fault: the library's own option does not help where the vocabulary of the model has the token."""
     ours = tokenizers["t5"]
     assert ours.eos_id in ours.backend.encode("ka</s>ri", add_special_tokens=False).ids
     assert ours.eos_id not in ours.encode("ka</s>ri", add_special_tokens=False)
@@ -95,12 +95,12 @@ def test_without_defusing_a_unigram_model_would_obey(tokenizers):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_goes_around_a_text_is_the_same_with_and_without_control(tokenizers, name):
+def test_special_affixes_do_not_depend_on_parse_special(tokenizers, name):
     ours = tokenizers[name]
     assert ours.encode("ka ri", parse_special=True) == ours.encode("ka ri")
     inside = ours.encode("ka ri", add_special_tokens=False)
-    whole = ours.encode("ka ri")
-    assert any(whole[n : n + len(inside)] == inside for n in range(len(whole)))
+    full = ours.encode("ka ri")
+    assert any(full[n : n + len(inside)] == inside for n in range(len(full)))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -109,12 +109,12 @@ def test_what_goes_around_a_text_is_the_same_with_and_without_control(tokenizers
 def test_bytes_survive(tokenizers, name, text):
     ours = tokenizers[name]
     ids = ours.encode(text, add_special_tokens=False)
-    said = ours.decode_bytes(ids)
+    decoded = ours.decode_bytes(ids)
     if name == "llama":  # a space is put in front, and ▁ is a space
-        said, text = said.removeprefix(b" "), text.replace("▁", " ")
-    assert said == text.encode()
-    shown = "".join(piece for piece, _ in ours.display_pieces(ids))
-    assert shown.encode()[-len(text.encode()) :] == text.encode() or not text
+        decoded, text = decoded.removeprefix(b" "), text.replace("▁", " ")
+    assert decoded == text.encode()
+    displayed = "".join(piece for piece, _ in ours.display_pieces(ids))
+    assert displayed.encode()[-len(text.encode()) :] == text.encode() or not text
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -122,24 +122,24 @@ def test_bytes_survive(tokenizers, name, text):
 @given(text=st.text(max_size=30), more=st.lists(st.integers(0, 150), max_size=8))
 def test_streamed_text_equals_the_decoded_text(tokenizers, name, text, more):
     ours = tokenizers[name]
-    ids = ours.encode(text) + (more if name in ("gpt2", "t5") else [])  # bytes that are no text are repaired afterwards
-    said = spoken(ours, ids)
-    if name == "bert":  # its decoder tidies spaces before punctuation after the fact
-        assert "".join(said).replace(" ", "") == ours.decode(ids).replace(" ", "")
+    ids = ours.encode(text) + (more if name in ("gpt2", "t5") else [])  # the others repair invalid bytes afterwards
+    decoded = stream_texts(ours, ids)
+    if name == "bert":  # its decoder removes spaces before punctuation
+        assert "".join(decoded).replace(" ", "") == ours.decode(ids).replace(" ", "")
     else:
-        assert "".join(said) == ours.decode(ids)
+        assert "".join(decoded) == ours.decode(ids)
 
 
 def test_a_stream_never_splits_a_character(tokenizers):
     ours = tokenizers["llama"]
-    said = spoken(ours, ours.encode("😀 ok", add_special_tokens=False))
-    assert all("�" not in part for part in said)
-    assert "".join(said) == "😀 ok"
-    assert said[1] == ""
+    decoded = stream_texts(ours, ours.encode("😀 ok", add_special_tokens=False))
+    assert all("�" not in part for part in decoded)
+    assert "".join(decoded) == "😀 ok"
+    assert decoded[1] == ""
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_many_at_once_are_as_one_by_one(tokenizers, texts, name):
+def test_a_batch_equals_single_texts(tokenizers, texts, name):
     ours = tokenizers[name]
     hard = [*texts, *ours.special_tokenizer.tokens, *(f"ka{token}ri" for token in ours.special_tokenizer.tokens)]
     for special in (True, False):
@@ -175,7 +175,7 @@ def test_batches_are_padded_on_either_side(tokenizers):
         pad_sequences([[1]], 0, "middle")
 
 
-def test_alignment_points_back_at_the_text(tokenizers):
+def test_offsets_point_into_the_text(tokenizers):
     ours = tokenizers["bert"]
     text = "The river ka"
     aligned = ours.encode_with_offsets(text)
@@ -200,7 +200,7 @@ def test_lone_surrogates_in_a_text_are_reported(tokenizers):
             tokenizers[name].encode("\ud800")
 
 
-def test_hash_knows_what_matters(tokenizers):
+def test_the_hash_covers_everything_that_matters(tokenizers):
     ours = tokenizers["bert"]
     spec = ours.spec
     same = Tokenizer(spec, ours.special_tokens_map)

@@ -1,4 +1,4 @@
-"""Tokenizers learned from text: exact, deterministic, tags whole; ids kept between runs or made again."""
+"""Tokenizer training: exact round trips, deterministic, one token per language tag."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def bpe():
 
 
 @given(st.text(st.characters(exclude_categories=("Cs",))))
-def test_byte_level_pieces_give_every_text_back(bpe, text: str) -> None:
+def test_byte_level_bpe_decodes_every_text_exactly(bpe, text: str) -> None:
     assert bpe.decode(bpe.encode(text)) == text
     assert all(n < len(bpe) for n in bpe.encode(text))
 
 
 @given(st.text(st.sampled_from(sorted(set("".join(TEXTS))))))
-def test_characters_give_back_what_they_have_seen(text: str) -> None:
+def test_char_decodes_known_characters_exactly(text: str) -> None:
     tokenizer = train_tokenizer([*TEXTS, "\n"], "char")
     assert tokenizer.decode(tokenizer.encode(text)) == text
     if ">>" not in text:
@@ -61,15 +61,15 @@ print([train_tokenizer(texts, kind, 400).hash for kind in ("bpe", "unigram", "ch
 """
 
 
-def test_learning_twice_is_learning_once() -> None:
+def test_training_is_deterministic() -> None:
     """In fresh processes, whose hash seeds differ."""
-    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     command = [sys.executable, "-c", SCRIPT]
-    runs = [subprocess.run(command, env=here, capture_output=True, text=True, check=True) for _ in range(3)]
+    runs = [subprocess.run(command, env=env, capture_output=True, text=True, check=True) for _ in range(3)]
     assert len({run.stdout for run in runs}) == 1
 
 
-def test_the_size_suits_the_data() -> None:
+def test_the_suggested_vocabulary_size_grows_with_the_data() -> None:
     assert suggest_vocab_size(["short"]) == 320
     assert suggest_vocab_size(["x" * 4_000_000]) == 8000
     assert suggest_vocab_size(["x" * 65_000_000]) == 32_000
@@ -83,7 +83,7 @@ def test_the_size_suits_the_data() -> None:
         train_tokenizer(["", " "])
 
 
-def test_a_repeated_character_takes_no_time(bpe) -> None:
+def test_a_repeated_character_is_fast(bpe) -> None:
     start = time.perf_counter()
     for character in "a^ 天":
         assert bpe.decode(bpe.encode(character * 200_000)) == character * 200_000

@@ -1,6 +1,6 @@
 """Backend of the tokenizer: wraps the `tokenizers` library; specs are validated first, Rust panics become BadFile.
 
-A Rust panic arrives as PanicException, which is not an Exception and would pass every handler; here it is caught.
+A Rust panic is raised as PanicException, which is not an Exception: usual handlers miss it, so it is caught here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Subprocess that renders chat templates (Jinja sandbox) under memory and file limits.
 
 Run as a script by chat.py. Each line in is {"template": ..., "values": {...}}; each line out is {"text": ...},
-{"refused": ...} when the template itself objects to the messages, or {"failed": ...}. A template that takes too long
+{"refused": ...} when the template itself rejects the messages, or {"failed": ...}. A template that takes too long
 is killed from outside; memory is limited here.
 """
 
@@ -71,8 +71,8 @@ def handle_request(line: str) -> dict[str, str]:
     try:
         request = json.loads(line)
         return {"text": render_template(request["template"], request["values"])}
-    except TemplateRefusal as objection:
-        return {"refused": str(objection)}
+    except TemplateRefusal as refusal:
+        return {"refused": str(refusal)}
     except Exception as error:
         return {"failed": f"{type(error).__name__}: {error}"[:300]}
 
@@ -97,7 +97,7 @@ def set_resource_limits() -> None:
 
 
 def main() -> None:
-    """Answer lines until the input ends."""
+    """Reply to each line until the input ends."""
     set_resource_limits()
     for line in sys.stdin:
         sys.stdout.write(json.dumps(handle_request(line)) + "\n")

@@ -1,6 +1,6 @@
 """Upper bounds on how much longer the rules of a tokenizer.json can make a text, against expansion attacks.
 
-Rules run one after another, so ten short ones that each write ten characters for one make ten billion of one.
+Rules run one after another: ten short rules that each replace one character by ten turn one into ten billion.
 Lengths are those of max_normalized_length(), so that Unicode normalization and lower case never count as growth; only
 the rules of a file do.
 """
@@ -19,11 +19,11 @@ from headwater.i18n import _
 from headwater.io.files import quote
 from headwater.text.patterns import never_matches_empty
 
-MAX_GROWTH = 16  # times a text may become longer
+MAX_GROWTH = 16  # maximum factor by which a text may become longer
 MAX_SPECIAL_TOKENS = 64  # tokens that a post_processor may put around a text
 MAX_TRIE_KEYS = 1 << 15  # prefixes of a character map that are followed
 MAX_KEY_BYTES = 5  # bytes: the library looks up single characters, and clusters of up to this size
-BYTE_LEVEL_WEIGHT = 4 * 3  # four bytes a character, each shown as a character of weight up to 3
+BYTE_LEVEL_WEIGHT = 4 * 3  # four bytes per character, each written as a character of length up to 3
 
 Component = Mapping[str, Any]
 SEQUENCE_KEYS = {
@@ -35,6 +35,8 @@ SEQUENCE_KEYS = {
 
 
 class GrowthRule(NamedTuple):
+    """A rule of a tokenizer.json and the factor by which it can make a text longer."""
+
     name: str
     growth: float
 
@@ -92,7 +94,7 @@ def iter_components(component: Component | None, stage: str) -> Iterator[Compone
 
 
 def max_normalized_length(text: str) -> int:
-    """The longest that Unicode's normal forms and case mappings can make a text: 18 for U+FDFA, 1 for most characters.
+    """The maximum length of a text under Unicode normalization and case mapping: 18 for U+FDFA, 1 for most characters.
 
     >>> [max_normalized_length(text) for text in ("abc", "é", "ﬁ", "ß", "\ufdfa")]
     [3, 2, 2, 2, 18]

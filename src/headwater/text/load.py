@@ -1,6 +1,6 @@
 """Load the tokenizer of a model folder, from whichever files it has.
 
-tokenizer.json                          read as it is; with tokenizer_target.json beside it, what a translator writes
+tokenizer.json                          used directly; with tokenizer_target.json: a translation model's two tokenizers
 vocab.txt                               WordPiece
 vocab.json + merges.txt                 byte-level BPE
 source.spm (target.spm) + vocab.json    Marian

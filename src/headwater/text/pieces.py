@@ -1,6 +1,6 @@
 """Token pieces as bytes, and as readable text for display.
 
-Four spellings are in use: byte-level BPE writes every byte as a printable character (a space is Ġ), sentencepiece
+There are four notations: byte-level BPE writes every byte as a printable character (a space is Ġ), sentencepiece
 writes a space as ▁ and a lone byte as <0xE4>, WordPiece marks a piece that continues a word with ##,
 subword-nmt one that ends a word with </w>.
 """
@@ -48,7 +48,7 @@ def _from_byte_level(piece: str) -> bytes:
     alphabet = byte_alphabet()
     if all(character in alphabet for character in piece):
         return bytes(alphabet[character] for character in piece)
-    return piece.encode()  # an added token, written as it is
+    return piece.encode()  # an added token, stored as plain text
 
 
 def _from_sentencepiece(piece: str) -> bytes:

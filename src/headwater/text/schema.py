@@ -61,7 +61,7 @@ def is_charsmap(value: Any, where: object) -> bool:
 
 
 def anything(value: Any, where: object) -> bool:
-    return True  # checked as a whole in _check_model
+    return True  # checked in _check_model
 
 
 def is_pattern(value: Any, where: object) -> bool:

@@ -1,8 +1,9 @@
-"""Encode text with special tokens parsed, or with special tokens in user text escaped so that they never act.
+"""Encode text with special tokens parsed, or with special tokens in user text escaped so that they stay text.
 
-`</s>` ends a text. In a chat template it must act; typed by a user it must not, however it is typed: as it is, in
-full-width letters that a normalizer maps to it, or overlapping another one. So the ids are checked: where a special
-token was encoded from plain text, the text is split within it and encoded again, until there is none.
+A special token such as `</s>` in a chat template must be parsed; the same characters typed by a user must stay text,
+in every form: typed literally, in full-width letters that a normalizer maps to it, or overlapping another one. So the
+ids are checked: where a special token was encoded from plain text, the text is split within it and encoded again,
+until there is none.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
+import tokenizers
+
 from headwater.errors import BadInput
 from headwater.text.backend import build_backend, call_backend
 
@@ -20,12 +23,14 @@ from headwater.text.backend import build_backend, call_backend
 class SpecialTokenizer:
     """The special tokens of a tokenizer; encodes text with special tokens parsed or escaped."""
 
-    def __init__(self, backend: Any, spec: dict[str, Any], where: object):
+    def __init__(self, backend: tokenizers.Tokenizer, spec: dict[str, Any], where: object):
         self.backend = backend
         self.where = where
         self._pre_model_components = {slot: spec.get(slot) for slot in ("normalizer", "pre_tokenizer")}
         tokens = {t.content: t for t in backend.get_added_tokens_decoder().values() if t.special}
-        self.tokens: dict[str, Any] = dict(sorted(tokens.items(), key=lambda item: -len(item[0])))  # longest first
+        self.tokens: dict[str, tokenizers.AddedToken] = dict(
+            sorted(tokens.items(), key=lambda item: -len(item[0]))
+        )  # longest first
         self.ids = {backend.token_to_id(token) for token in self.tokens} - {_unknown_id(spec["model"], backend)}
         self._pattern = re.compile("(" + "|".join(map(re.escape, self.tokens)) + ")") if self.tokens else None
 
@@ -66,7 +71,9 @@ class SpecialTokenizer:
         segments = self._pattern.split(text) if self._pattern else [text]  # text, special token, text, …
         for n, segment in enumerate(segments):
             if n % 2:
-                ids.append(self.backend.token_to_id(segment))
+                token_id = self.backend.token_to_id(segment)
+                assert token_id is not None, "special tokens are in the vocabulary"
+                ids.append(token_id)
                 continue
             if n > 0 and self.tokens[segments[n - 1]].rstrip:
                 segment = segment.lstrip()
@@ -104,11 +111,11 @@ class SpecialTokenizer:
         return SpecialTokenizer(backend, json.loads(backend.to_str()), self.where)
 
     @cached_property
-    def _mid_word_backend(self) -> Any:
+    def _mid_word_backend(self) -> tokenizers.Tokenizer:
         """For text in the middle of a word: no leading space of any kind."""
         return self._variant_backend({"first": "never", "always": "never"}, drop=("Prepend",))
 
-    def _variant_backend(self, prepend_schemes: Mapping[str, str], drop: tuple[str, ...] = ()) -> Any:
+    def _variant_backend(self, prepend_schemes: Mapping[str, str], drop: tuple[str, ...] = ()) -> tokenizers.Tokenizer:
         components = {
             slot: _without_prefix_space(part, prepend_schemes, drop)
             for slot, part in self._pre_model_components.items()
@@ -124,7 +131,7 @@ def unused_character(text: str) -> str:
     return next(chr(code) for code in range(0x100000, 0x10FFFE) if chr(code) not in used)
 
 
-def _unknown_id(model: dict[str, Any], backend: Any) -> int | None:
+def _unknown_id(model: dict[str, Any], backend: tokenizers.Tokenizer) -> int | None:
     """The id of the unknown token, which plain text may contain."""
     unk_id: int | None = model["unk_id"] if "unk_id" in model else backend.token_to_id(model.get("unk_token") or "")
     return unk_id

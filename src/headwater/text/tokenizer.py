@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import tokenizers
 import torch
 from torch import Tensor
 
@@ -92,7 +93,7 @@ class Tokenizer:
         return self.special_id("mask")
 
     @property
-    def special_tokens(self) -> dict[str, Any]:
+    def special_tokens(self) -> dict[str, tokenizers.AddedToken]:
         """Special tokens by their text, longest first."""
         return self.special_tokenizer.tokens
 
@@ -104,7 +105,7 @@ class Tokenizer:
         """Token ids of a text.
 
         add_special_tokens: add the tokens the model expects around a text, such as <bos> and <eos>.
-        parse_special: special tokens in the text act; escape_char, inside those that must not, is removed.
+        parse_special: parse special tokens in the text; those escaped with escape_char stay text, without it.
         """
         if parse_special:
             ids = self.special_tokenizer.encode_with_specials(text, escape_char)
@@ -134,11 +135,11 @@ class Tokenizer:
         text_ids = [
             n for n, is_special in zip(encoding.ids, encoding.special_tokens_mask, strict=True) if not is_special
         ]
-        if acting := [n for n in text_ids if n in self.special_tokenizer.ids]:
+        if special_ids := [n for n in text_ids if n in self.special_tokenizer.ids]:
             raise BadInput(
                 _(
                     "the text contains the special token {token!r}; remove it, or use encode",
-                    token=self.backend.id_to_token(acting[0]),
+                    token=self.backend.id_to_token(special_ids[0]),
                 )
             )
         return Encoding(list(encoding.ids), list(encoding.type_ids), list(encoding.offsets), list(encoding.word_ids))
@@ -147,7 +148,6 @@ class Tokenizer:
         self, texts: Sequence[str], *, padding_side: str = "right", add_special_tokens: bool = True
     ) -> BatchEncoding:
         """Token ids of several texts, padded to a batch, with the attention mask."""
-
         pad_id = self.pad_id if self.pad_id is not None else self.eos_id
         rows = self.encode_batch(texts, add_special_tokens=add_special_tokens)
         return pad_sequences(rows, pad_id or 0, padding_side)
@@ -195,7 +195,7 @@ class Tokenizer:
     def save(self, folder: str | Path, *, token_types: bool = False) -> None:
         """Write tokenizer.json and tokenizer_config.json, the public layout.
 
-        token_types: the tokenizer of transformers shall return token_type_ids, for a model that takes them.
+        token_types: make the tokenizer of transformers return token_type_ids, for a model that takes them.
         """
         config: dict[str, Any] = {f"{role}_token": token for role, token in self.special_tokens_map.items()}
         config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
@@ -209,7 +209,7 @@ class Tokenizer:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of all that determines the ids of a text."""
+        """SHA-256 of everything that determines the ids of a text."""
         content = json.dumps([self.spec, self.special_tokens_map, self.chat_template], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
@@ -217,13 +217,15 @@ class Tokenizer:
 
     def _encode_with_backend(
         self, text: str | Sequence[str], add_special_tokens: bool, text_pair: str | None = None
-    ) -> Any:
-        def call() -> Any:
-            is_words = not isinstance(text, str)
+    ) -> tokenizers.Encoding:
+        """The encoding of a text or a list of words, as the library returns it."""
+
+        def call() -> tokenizers.Encoding:
+            is_pretokenized = not isinstance(text, str)
             return self.backend.encode(
-                list(text) if is_words else text,
+                list(text) if is_pretokenized else text,
                 text_pair,
-                is_pretokenized=not isinstance(text, str),
+                is_pretokenized=is_pretokenized,
                 add_special_tokens=add_special_tokens,
             )
 

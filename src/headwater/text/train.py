@@ -1,7 +1,7 @@
 """Train a tokenizer on the user's text: byte-level BPE, unigram or character level. Deterministic.
 
 The first ids are always <pad> <bos> <eos> <unk> <mask>, then the sentinels for span corruption. Language tags such as
-`>>zh` at the start of a source are one token. Byte-level BPE decodes every text exactly; char does for characters of
+`>>zh` at the start of a source are one token each. Byte-level BPE decodes every text exactly; char only characters of
 its vocabulary; unigram keeps spaces and encodes unknown characters as <unk>.
 """
 
@@ -37,7 +37,7 @@ LANGUAGE_TAG = re.compile(r"^>>[\w-]{1,20}(?= )")
 MAX_LANGUAGE_TAGS = 200
 MAX_VOCAB_SIZE = 32_000
 MIN_VOCAB_SIZE = 320
-MAX_TRAINING_CHARACTERS = 200_000_000  # characters; more text does not change the pieces of a small vocabulary
+MAX_TRAINING_CHARACTERS = 200_000_000  # more text does not change the pieces of a small vocabulary
 MAX_WORD_CHARACTERS = 1000  # longer words are split, which keeps training linear
 
 
@@ -81,7 +81,7 @@ def train_tokenizer(
 def suggest_vocab_size(texts: Iterable[str]) -> int:
     """Vocabulary size: 4 √bytes, and one for each character beyond ASCII; a multiple of 64.
 
-    With this rule a token occurs some hundred times, enough to be learned (29,000 sentence pairs: about 8,000).
+    A token then occurs some hundred times, often enough to be learned (29,000 sentence pairs: about 8,000 tokens).
     """
     size = 0
     characters: set[str] = set()
@@ -190,7 +190,7 @@ def _score_pieces(
 
 @contextmanager
 def _single_threaded() -> Iterator[None]:
-    """Disable the threads of the library, which sum in any order and are slower here."""
+    """Disable the threads of the library: they sum in varying order, and are slower here."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ[name] = "false"

@@ -18,6 +18,7 @@ from headwater.text.loaders.sentencepiece_model import (
     NORMAL,
     UNIGRAM,
     UNKNOWN,
+    UNUSED,
     USER_DEFINED,
     Piece,
     SentencePieceModel,
@@ -51,7 +52,7 @@ _GPT2_SPLIT = [byte_level(use_regex=True)]
 _DEFAULT_SPLIT = [split_regex(p) for p in (r"[\p{P}\$\+<=>\^~\|]+", GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]")] + [
     byte_level()
 ]
-# pre-tokenizers by name. Several names mean the same; the first of each is written
+# pre-tokenizers by name; of several names for one, the first is written
 _PRE_TOKENIZER_GROUPS: dict[str, list[TokenizerSpec]] = {
     "gpt-2 mpt olmo phi-2 jais roberta-bpe": _GPT2_SPLIT,
     "smollm starcoder refact command-r": [_DIGITS, *_GPT2_SPLIT],
@@ -123,14 +124,14 @@ def _from_gpt2(
         )
     vocab = {token: n for n, token in enumerate(tokens)}
     merges = _metadata_list(metadata, "merges", str, where)  # "a b" each; as lists they would take twice the time
-    starts = pre in ("llama-bpe", "llama3", "llama-v3")
-    before = f"{roles['bos']} " if _metadata_bool(metadata, "add_bos_token", starts) and "bos" in roles else ""
-    after = f" {roles['eos']}" if _metadata_bool(metadata, "add_eos_token", False) and "eos" in roles else ""
+    is_llama3 = pre in ("llama-bpe", "llama3", "llama-v3")
+    prefix = f"{roles['bos']} " if _metadata_bool(metadata, "add_bos_token", is_llama3) and "bos" in roles else ""
+    suffix = f" {roles['eos']}" if _metadata_bool(metadata, "add_eos_token", False) and "eos" in roles else ""
     post_processor = (
-        template_processing(f"{before}$A{after}", f"{before}$A $B{after}", vocab) if before or after else None
+        template_processing(f"{prefix}$A{suffix}", f"{prefix}$A $B{suffix}", vocab) if prefix or suffix else None
     )
     return tokenizer_spec(
-        bpe_model(vocab, merges, ignore_merges=starts),
+        bpe_model(vocab, merges, ignore_merges=is_llama3),
         normalizer=[{"type": "NFC"}] if pre == "qwen2" else [],
         pre_tokenizer=PRE_TOKENIZERS[pre],
         decoder=[byte_level(use_regex=True)],
@@ -252,7 +253,7 @@ def tokenizer_to_gguf(tokenizer: Tokenizer) -> dict[str, Any]:
 
     # tokens with their types
     tokens = [f"[unused{n}]" for n in range(len(tokenizer))]
-    type_codes = [5] * len(tokens)  # ids no token has
+    type_codes = [UNUSED] * len(tokens)  # ids without a token
     for token, token_id in tokenizer.backend.get_vocab(with_added_tokens=True).items():
         tokens[token_id] = token
         type_codes[token_id] = NORMAL

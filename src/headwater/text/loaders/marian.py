@@ -2,8 +2,8 @@
 
 Marian has a sentencepiece model for each language, and one vocab.json with the ids of both. fairseq has
 
-    dict.xx.txt     a piece and its count a line; pieces that continue end in @@; ids follow <s> <pad> </s> <unk>
-    bpe codes       two pieces a line, best first; the last piece of a word ends in </w>
+    dict.xx.txt     a piece and its count per line; pieces that continue end in @@; ids follow <s> <pad> </s> <unk>
+    bpe codes       two pieces per line, best first; the last piece of a word ends in </w>
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def parse_bpe_codes(text: str, where: object) -> list[list[str]]:
 
 
 def missing_pieces(vocab: dict[str, int], merges: list[list[str]]) -> list[str]:
-    """Intermediate pieces of the merges that the dictionary lacks; in the spec they mean <unk>."""
+    """Intermediate pieces of the merges that the dictionary lacks; fairseq encodes them as <unk>."""
     missing: dict[str, None] = {}
     needed = set(vocab)
     for first, second in reversed(merges):  # a product comes after its parts

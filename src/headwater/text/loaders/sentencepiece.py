@@ -25,7 +25,7 @@ from headwater.text.spec import (
     tokenizer_spec,
 )
 
-SpecWithSpecialTokens = tuple[TokenizerSpec, dict[str, str]]  # a tokenizer.json, and which token plays which part
+SpecWithSpecialTokens = tuple[TokenizerSpec, dict[str, str]]  # a tokenizer.json, and its special tokens by role
 _CC25 = """
     ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT lv_LV my_MM ne_NP nl_XX
     ro_RO ru_RU si_LK tr_TR vi_VN zh_CN"""
@@ -45,11 +45,11 @@ def plain_spec(sp: SentencePieceModel, config: Mapping[str, Any]) -> SpecWithSpe
 def llama_spec(sp: SentencePieceModel, config: Mapping[str, Any]) -> SpecWithSpecialTokens:
     """<s> text (and </s>, if add_eos_token)."""
     roles = _special_tokens_map(sp)
-    before = f"{roles['bos']} " if config.get("add_bos_token", True) is not False and "bos" in roles else ""
-    after = f" {roles['eos']}" if config.get("add_eos_token") is True and "eos" in roles else ""
+    prefix = f"{roles['bos']} " if config.get("add_bos_token", True) is not False and "bos" in roles else ""
+    suffix = f" {roles['eos']}" if config.get("add_eos_token") is True and "eos" in roles else ""
     ids = {piece.text: n for n, piece in enumerate(sp.pieces)}
     post_processor = template_processing(
-        f"{before}$A{after}", f"{before}$A{after} {before.replace(' ', ':1 ')}$B:1{after and after + ':1'}", ids
+        f"{prefix}$A{suffix}", f"{prefix}$A{suffix} {prefix.replace(' ', ':1 ')}$B:1{suffix and suffix + ':1'}", ids
     )
     return build_spec(sp, _scored_pieces(sp), post_processor=post_processor), roles
 
@@ -69,11 +69,11 @@ def t5_spec(sp: SentencePieceModel, config: Mapping[str, Any]) -> SpecWithSpecia
 
 def albert_spec(sp: SentencePieceModel, config: Mapping[str, Any]) -> SpecWithSpecialTokens:
     """[CLS] A [SEP] B [SEP]; quotes unified, accents stripped, lower case."""
-    before = [replace_string("``", '"'), replace_string("''", '"')]
+    normalizers = [replace_string("``", '"'), replace_string("''", '"')]
     if config.get("keep_accents") is not True:
-        before += [{"type": "NFKD"}, {"type": "StripAccents"}]
+        normalizers += [{"type": "NFKD"}, {"type": "StripAccents"}]
     if config.get("do_lower_case", True) is not False:
-        before += [{"type": "Lowercase"}]
+        normalizers += [{"type": "Lowercase"}]
     ids = {piece.text: n for n, piece in enumerate(sp.pieces)}
     post_processor = template_processing("[CLS]:0 $A:0 [SEP]:0", "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", ids)
     roles = {
@@ -89,7 +89,7 @@ def albert_spec(sp: SentencePieceModel, config: Mapping[str, Any]) -> SpecWithSp
         sp,
         _scored_pieces(sp),
         post_processor=post_processor,
-        normalizers=before,
+        normalizers=normalizers,
         added_special_tokens=["[MASK]"],
         lstrip_tokens=("[MASK]",),
     ), roles

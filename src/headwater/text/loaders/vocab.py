@@ -70,7 +70,7 @@ def wordpiece_spec(
 
 
 def parse_merges(lines: str) -> list[list[str]]:
-    """merges.txt: two pieces a line, best first, after an optional #version line."""
+    """Parse merges.txt: two pieces per line, best first, after an optional #version line."""
     rows = lines.split("\n")
     rows = rows[1:] if rows[0].startswith("#version") else rows
     return [row.rstrip("\r").split(" ") for row in rows if row.strip("\r ")]
