@@ -1,7 +1,7 @@
-"""NumPy = core: the same weights give the same outputs, and every gradient is the same, to 1e-5.
+"""NumPy edition = core: with the same weights, outputs and every gradient are equal within 1e-5.
 
-Both run in float64, so that what differs is the formula and not the rounding; float32 and files have their own tests.
-Gradients are compared to the largest entry of their tensor: where all are small, a large error can not hide.
+Both run in float64, so that a difference is in the formula and not rounding; float32 and files have their own tests.
+The tolerance of a gradient is relative to the largest entry of its tensor, so that small gradients are checked too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SMALL = {"d_model": 16, "heads": 4, "layers": 2, "d_ff": 10, "max_positions": 16
 
 
 def torch_model(c: Config):
-    """The core's model of the same sizes, with weights far from their first values."""
+    """The core's model of the same sizes, with weights far from their initial values."""
     names = (
         "d_model",
         "heads",
@@ -63,8 +63,8 @@ def torch_model(c: Config):
     else:
         spec = (encoder if c.shape == "encoder" else decoder)(c.vocab, **sizes)
     if c.window:
-        sees = {Causal(): SlidingWindow(c.window), Bidirectional(): LocalWindow(c.window - 1)}
-        spec = swap(spec, Attention, lambda part: dataclasses.replace(part, mask=sees[part.mask]))
+        masks = {Causal(): SlidingWindow(c.window), Bidirectional(): LocalWindow(c.window - 1)}
+        spec = swap(spec, Attention, lambda part: dataclasses.replace(part, mask=masks[part.mask]))
     if c.v_head_dim != c.head_dim:
         for kind in (Attention, CrossAttention):
             spec = swap(spec, kind, lambda part: dataclasses.replace(part, v_head_dim=c.v_head_dim))
@@ -79,13 +79,13 @@ def torch_model(c: Config):
 
 
 def arrays(built) -> dict[str, np.ndarray]:
-    """named_parameters gives a tied tensor once, under the path it is met first; the reference keeps it at its home."""
+    """Parameters by path; a tied tensor is listed under the path of its owner, as in the reference edition."""
     tied = dict(built.spec.tied)
-    home = {
+    owner = {
         path: tied.get(path.removesuffix(".weight"), path.removesuffix(".weight"))
         for path, _ in built.named_parameters()
     }
-    return {(home[path] + ".weight" if path.endswith(".weight") else path): p for path, p in built.named_parameters()}
+    return {(owner[path] + ".weight" if path.endswith(".weight") else path): p for path, p in built.named_parameters()}
 
 
 def both(c: Config, dtype: torch.dtype = torch.float64):
@@ -104,18 +104,18 @@ def batch(c: Config, length: int = 7, source_length: int = 5, seed: int = 0) -> 
 def assert_equal(c: Config, tolerance: float = 1e-5, dtype: torch.dtype = torch.float64, **masks: np.ndarray) -> None:
     """Logits of real tokens, the smoothed loss over them, and the gradient of every weight."""
     built, ours = both(c, dtype)
-    given = batch(c)
+    inputs = batch(c)
     real = masks.get("attention_mask", masks.get("document_ids", np.ones((3, 7)))) != 0
-    goal = np.where(real, np.random.default_rng(1).integers(1, c.vocab, (3, 7)), PADDING)
+    targets = np.where(real, np.random.default_rng(1).integers(1, c.vocab, (3, 7)), PADDING)
 
-    theirs = built(torch.tensor(given.pop("ids")), **{k: torch.tensor(v) for k, v in (given | masks).items()})
+    theirs = built(torch.tensor(inputs.pop("ids")), **{k: torch.tensor(v) for k, v in (inputs | masks).items()})
     their_loss = torch.nn.functional.cross_entropy(
-        theirs.flatten(0, 1), torch.tensor(goal).flatten(), ignore_index=PADDING, label_smoothing=0.1
+        theirs.flatten(0, 1), torch.tensor(targets).flatten(), ignore_index=PADDING, label_smoothing=0.1
     )
     their_loss.backward()
 
     logits, backward = ours(**batch(c), **masks)
-    our_loss, loss_backward = loss.cross_entropy(logits, goal, PADDING, smoothing=0.1)
+    our_loss, loss_backward = loss.cross_entropy(logits, targets, PADDING, smoothing=0.1)
     gradients = backward(loss_backward())
 
     np.testing.assert_allclose(logits[real], theirs.detach().numpy()[real], rtol=tolerance, atol=tolerance)
@@ -124,8 +124,8 @@ def assert_equal(c: Config, tolerance: float = 1e-5, dtype: torch.dtype = torch.
     assert gradients.keys() == parameters.keys()
     for path, p in parameters.items():
         expected = p.grad.numpy()
-        room = tolerance * max(np.abs(expected).max(), 1e-3)
-        np.testing.assert_allclose(gradients[path], expected, rtol=0, atol=room, err_msg=path)
+        atol = tolerance * max(np.abs(expected).max(), 1e-3)
+        np.testing.assert_allclose(gradients[path], expected, rtol=0, atol=atol, err_msg=path)
 
 
 def config(shape: str, **changes) -> Config:
@@ -168,7 +168,7 @@ def test_every_norm_position(shape: str, norm: str, norm_position: str, gated: b
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("norm", "norm_position"), [*itertools.product(("layer", "rms"), NORM_POSITIONS)])
-def test_all_together(shape: str, norm: str, norm_position: str, mask: str) -> None:
+def test_all_combinations(shape: str, norm: str, norm_position: str, mask: str) -> None:
     for position, window in itertools.product(POSITIONS, (0, 3)):
         c = config(shape, norm=norm, norm_position=norm_position, position=position, window=window)
         assert_equal(c, **masks_of(mask, shape))
@@ -189,13 +189,13 @@ def test_windows(shape: str, window: int, mask: str) -> None:
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_grouped_heads_of_a_width_of_their_own(kv_heads: int) -> None:
+def test_grouped_query_attention_with_its_own_head_dim(kv_heads: int) -> None:
     for position in ("rotary", "xl", "alibi", "relative"):
         assert_equal(config("decoder", kv_heads=kv_heads, head_dim=6, position=position), **masks_of("left", "decoder"))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_values_of_a_width_of_their_own(shape: str) -> None:
+def test_values_with_their_own_head_dim(shape: str) -> None:
     assert_equal(config(shape, kv_heads=2, v_head_dim=7), **masks_of("right", shape))
 
 
@@ -227,8 +227,8 @@ def test_attention_weights_have_the_same_paths_as_taps(shape: str) -> None:
             module.register_forward_hook(
                 lambda m, args, out, path=path: captured.__setitem__(path, out.detach().numpy())
             )
-    given, seen = batch(ours.config), {}
-    built(torch.tensor(given.pop("ids")), **{k: torch.tensor(v) for k, v in given.items()})
+    inputs, seen = batch(ours.config), {}
+    built(torch.tensor(inputs.pop("ids")), **{k: torch.tensor(v) for k, v in inputs.items()})
     ours(**batch(ours.config), attention_weights=seen)
     assert seen.keys() == captured.keys()
     for path in seen:
@@ -237,7 +237,7 @@ def test_attention_weights_have_the_same_paths_as_taps(shape: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_weights_saved_by_the_core_are_read_and_decoded(tmp_path: Path, dtype: torch.dtype) -> None:
-    """The file holds the core's rounded weights; both sides decode from those."""
+    """The file has the core's rounded weights; both sides decode with those."""
     c = config("decoder", position="rotary", norm_position="pre", norm="rms", tied=False)
     built = torch_model(c)
     safetensors.write_safetensors(
@@ -248,15 +248,15 @@ def test_weights_saved_by_the_core_are_read_and_decoded(tmp_path: Path, dtype: t
     assert {v.dtype.type for v in values.values()} == {wide}
     ours, built = Transformer(c, {path: v.astype(np.float64) for path, v in values.items()}), built.to(dtype).double()
     prompts = [[1, 2, 3], [4]]
-    said = greedy(ours, prompts, stop=-1, max_new_tokens=8)
-    for prompt, row in zip(prompts, said, strict=True):
+    generated = greedy(ours, prompts, stop=-1, max_new_tokens=8)
+    for prompt, row in zip(prompts, generated, strict=True):
         ids = torch.tensor([prompt])
         for _ in range(8):
             ids = torch.cat((ids, built(ids)[:, -1:].argmax(-1)), 1)
         assert row == ids[0, len(prompt) :].tolist()
 
 
-# ----------------------------------------------------------------------------------------- the comparison sees mistakes
+# ---------------------------------------------------------------------------------------------------- planted faults
 
 
 def scaled_by_the_wrong_width(q, k, v, allowed, bias, drop):
@@ -266,7 +266,7 @@ def scaled_by_the_wrong_width(q, k, v, allowed, bias, drop):
 attention_attend = attention.attend
 FAULTS = {
     "scale": (attention, "attend", scaled_by_the_wrong_width),
-    "places under left padding": (model, "prepare_tokens", lambda *args: shifted(*args)),
+    "positions under left padding": (model, "prepare_tokens", lambda *args: without_padding_positions(*args)),
     "smoothing over all but the right id": (
         loss,
         "cross_entropy",
@@ -275,7 +275,7 @@ FAULTS = {
 }
 
 
-def shifted(ids, attention_mask, document_ids):
+def without_padding_positions(ids, attention_mask, document_ids):
     tokens = prepare_tokens(ids, attention_mask, document_ids)
     return dataclasses.replace(tokens, positions=np.broadcast_to(np.arange(ids.shape[1]), ids.shape))
 
@@ -284,7 +284,7 @@ prepare_tokens = model.prepare_tokens
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_comparison_sees(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_detects(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*FAULTS[fault])
     with pytest.raises(AssertionError):
         assert_equal(config("decoder"), **masks_of("left", "decoder"))

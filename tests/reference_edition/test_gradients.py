@@ -1,4 +1,4 @@
-"""Every way back against central differences in float64: L = Σ y·dy, dL/dx ≈ (L(x + h) − L(x − h)) / 2h."""
+"""Every backward function against central differences in float64: L = Σ y·dy, dL/dx ≈ (L(x + h) − L(x − h)) / 2h."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def draw(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def slope(f, array: np.ndarray) -> np.ndarray:
+def numeric_gradient(f, array: np.ndarray) -> np.ndarray:
     """dL/d(array), entry by entry."""
     result = np.zeros_like(array)
     for at in np.ndindex(array.shape):
@@ -41,7 +41,7 @@ def assert_same(result: np.ndarray, numeric: np.ndarray, what: str) -> None:
 
 
 def assert_backward(part, x: np.ndarray, values: dict[str, np.ndarray]) -> None:
-    """part(x, w) -> y, back: both the gradient of x and of every parameter."""
+    """part(x, w) -> y, backward: check the gradient of x and of every parameter."""
     w = Parameters(values)
     y, backward = part(x, w)
     dy = draw(9).normal(size=y.shape)
@@ -51,10 +51,10 @@ def assert_backward(part, x: np.ndarray, values: dict[str, np.ndarray]) -> None:
 
     dx = backward(dy)
     if np.issubdtype(x.dtype, np.floating):
-        assert_same(dx, slope(loss, x), "x")
+        assert_same(dx, numeric_gradient(loss, x), "x")
     assert w.gradients.keys() == values.keys()
     for path, value in values.items():
-        assert_same(w.gradients[path], slope(loss, value), path)
+        assert_same(w.gradients[path], numeric_gradient(loss, value), path)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -63,7 +63,7 @@ def test_linear(bias: bool) -> None:
     assert_backward(linear, draw(2).normal(size=(2, 5, 3)), values)
 
 
-def test_lookup_serves_a_repeated_id_twice() -> None:
+def test_lookup_adds_the_gradients_of_a_repeated_id() -> None:
     assert_backward(lookup, np.array([[1, 1, 3], [0, 1, 3]]), {"weight": draw().normal(size=(4, 3))})
 
 
@@ -91,7 +91,7 @@ def test_softmax_with_a_mask() -> None:
     assert_backward(lambda x, w: softmax(x, allowed), draw().normal(size=(2, 3, 4)), {})
 
 
-def test_dropout_comes_back_through_the_same_mask() -> None:
+def test_dropout_backward_uses_the_same_mask() -> None:
     assert_backward(lambda x, w: Dropout(0.4, draw(3))(x), draw().normal(size=(3, 7)), {})
 
 
@@ -99,12 +99,12 @@ def test_dropout_comes_back_through_the_same_mask() -> None:
 def test_cross_entropy(smoothing: float) -> None:
     logits, targets = draw().normal(size=(2, 4, 5)), np.array([[1, 2, 0, 0], [4, 3, 1, 0]])
     _, backward = cross_entropy(logits, targets, padding=0, smoothing=smoothing)
-    assert_same(backward(), slope(lambda: cross_entropy(logits, targets, 0, smoothing)[0], logits), "logits")
+    assert_same(backward(), numeric_gradient(lambda: cross_entropy(logits, targets, 0, smoothing)[0], logits), "logits")
 
 
 def attend_all(q, k, v, bias):
     allowed = np.tri(q.shape[2], k.shape[2], dtype=bool)
-    allowed[0] = False  # a row that sees nothing
+    allowed[0] = False  # a query that attends to nothing
     return attention.attend(q, k, v, allowed, bias, lambda p: Dropout(0.2, draw(4))(p))
 
 
@@ -115,18 +115,18 @@ def test_scaled_dot_product_attention_with_other_lengths_and_widths() -> None:
     y, _, backward = attend_all(*inputs)
     dy = draw(8).normal(size=y.shape)
     for name, array, result in zip(("q", "k", "v", "bias"), inputs, backward(dy), strict=True):
-        assert_same(result, slope(lambda: float((attend_all(*inputs)[0] * dy).sum()), array), name)
+        assert_same(result, numeric_gradient(lambda: float((attend_all(*inputs)[0] * dy).sum()), array), name)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("position", POSITIONS)
 def test_multi_head_attention_over_a_memory(position: str, kv_heads: int) -> None:
-    """Grouped heads, a head_dim of its own, and a memory longer than the queries: dx and dmemory."""
+    """Grouped heads, another head_dim, and a memory longer than the queries: dx and dmemory."""
     c = Config(
         5, "decoder", d_model=6, heads=4, kv_heads=kv_heads, head_dim=2, v_head_dim=3, layers=1, position=position
     )
-    values = wide(init_weights(c, dtype=np.float64))
-    mine = {p: v for p, v in values.items() if "self_attn." in p or ".position_encodings." in p}
+    values = perturbed(init_weights(c, dtype=np.float64))
+    attn_values = {p: v for p, v in values.items() if "self_attn." in p or ".position_encodings." in p}
     x, memory = draw(1).normal(size=(2, 3, 6)), draw(2).normal(size=(2, 5, 6))
     allowed, q_positions, k_positions = (
         np.ones((2, 3, 5), bool),
@@ -139,33 +139,33 @@ def test_multi_head_attention_over_a_memory(position: str, kv_heads: int) -> Non
         view = attention.AttentionContext(allowed, q_positions, k_positions, at, no_dropout, {})
         return attention.multi_head(x, memory, w / "decoder.layers.0.self_attn", c.heads, view)
 
-    w = Parameters(mine)
+    w = Parameters(attn_values)
     y, backward = run(w)
     dy = draw(3).normal(size=y.shape)
     dx, dmemory = backward(dy)
     for name, array, result in [
         ("x", x, dx),
         ("memory", memory, dmemory),
-        *((p, mine[p], w.gradients[p]) for p in mine),
+        *((p, attn_values[p], w.gradients[p]) for p in attn_values),
     ]:
-        assert_same(result, slope(lambda: float((run(Parameters(mine))[0] * dy).sum()), array), name)
+        assert_same(result, numeric_gradient(lambda: float((run(Parameters(attn_values))[0] * dy).sum()), array), name)
 
 
-# ------------------------------------------------------------------------------------------------------ whole models
+# ------------------------------------------------------------------------------------------------- complete models
 
 
-def wide(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Away from the first weights, where biases are 0 and norms 1 and a mistake may hide."""
+def perturbed(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Add noise to initial weights, whose biases are 0 and norms 1, so that no error is hidden."""
     rng = draw(7)
     return {path: value + 0.3 * rng.normal(size=value.shape) for path, value in values.items()}
 
 
 def assert_model(c: Config, **call) -> None:
-    """Along one random v for each weight, which asks every entry: (L(w + h v) − L(w − h v)) / 2h = ⟨dw, v⟩."""
-    values, rng = wide(init_weights(c, dtype=np.float64)), draw(1)
+    """Directional derivative along a random v for each weight: (L(w + h v) − L(w − h v)) / 2h = ⟨dw, v⟩."""
+    values, rng = perturbed(init_weights(c, dtype=np.float64)), draw(1)
     model = Transformer(c, values)
-    ids, goal = rng.integers(0, c.vocab, (2, 6)), rng.integers(1, c.vocab, (2, 6))
-    goal[0, 4:] = 0
+    ids, targets = rng.integers(0, c.vocab, (2, 6)), rng.integers(1, c.vocab, (2, 6))
+    targets[0, 4:] = 0
     if c.shape == "encoder_decoder":
         call |= {
             "source": rng.integers(0, c.source_vocab, (2, 4)),
@@ -174,20 +174,20 @@ def assert_model(c: Config, **call) -> None:
 
     def forward():
         logits, backward = model(ids, drop=Dropout(0.1, draw(2)), **call)
-        loss, loss_backward = cross_entropy(logits, goal, padding=0, smoothing=0.1)
+        loss, loss_backward = cross_entropy(logits, targets, padding=0, smoothing=0.1)
         return loss, backward, loss_backward
 
     _, backward, loss_backward = forward()
     gradients = backward(loss_backward())
     assert gradients.keys() == values.keys()
     for path, value in values.items():
-        way, kept = rng.normal(size=value.shape), value.copy()
-        value += STEP * way
+        direction, kept = rng.normal(size=value.shape), value.copy()
+        value += STEP * direction
         above = forward()[0]
-        value -= 2 * STEP * way
+        value -= 2 * STEP * direction
         numeric = (above - forward()[0]) / (2 * STEP)
         value[...] = kept
-        assert abs(numeric - (gradients[path] * way).sum()) < 1e-7 + 1e-5 * abs(numeric), path
+        assert abs(numeric - (gradients[path] * direction).sum()) < 1e-7 + 1e-5 * abs(numeric), path
 
 
 SMALL = {"d_model": 6, "heads": 2, "head_dim": 4, "layers": 2, "d_ff": 7, "max_positions": 8}
@@ -221,7 +221,7 @@ def test_models_with_documents() -> None:
     assert_model(Config(9, "decoder", position="xl", **SMALL), document_ids=document_ids)
 
 
-# --------------------------------------------------------------------------------------------- the check sees mistakes
+# ---------------------------------------------------------------------------------------------------- planted faults
 
 
 def softmax_without_its_second_term(scores, allowed):
@@ -242,21 +242,21 @@ def norm_with_a_constant_sigma(x, w, eps):
     return y, wrong
 
 
-def heads_that_forget_their_copies(x, groups):
+def heads_without_their_copies(x, groups):
     batch, heads, length, width = x.shape
     return x.reshape(batch, heads // groups, groups, length, width)[:, :, 0]
 
 
 FAULTS = {
     "softmax": (attention, "softmax", softmax_without_its_second_term),
-    "grouped heads": (attention, "sum_groups", heads_that_forget_their_copies),
+    "grouped heads": (attention, "sum_groups", heads_without_their_copies),
     "relu": (None, "relu", lambda x: (np.maximum(x, 0), lambda dy: dy)),
     "norm": (None, "layer", norm_with_a_constant_sigma),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_check_sees(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_detects(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, name, wrong = FAULTS[fault]
     if module is not None:
         monkeypatch.setattr(module, name, wrong)

@@ -1,4 +1,4 @@
-"""Laws of masks, positions and decoding: what must not change an answer, and that a broken rule would show."""
+"""Laws of masks, positions and decoding: changes that must not affect the outputs; a broken mask would show."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def test_nothing_here_imports_torch() -> None:
 # ------------------------------------------------------------------------------------------------------------- masks
 
 
-def test_a_row_that_sees_nothing_gives_zeros_and_zero_gradients() -> None:
+def test_a_query_that_attends_to_nothing_gives_zeros_and_zero_gradients() -> None:
     q, k, v = (np.random.default_rng(i).normal(size=(1, 1, 3, 4)) for i in range(3))
     allowed = np.array([[True, True, False], [False] * 3, [True, True, False]])
     y, weights, backward = attend(q, k, v, allowed, np.zeros(()), no_dropout)
     assert not y[0, 0, 1].any() and not weights[0, 0, 1].any()
     dq, dk, dv, _ = backward(np.ones_like(y))
-    assert not dq[0, 0, 1].any(), "the query that saw nothing"
-    assert not dk[0, 0, 2].any() and not dv[0, 0, 2].any(), "the key that nobody saw"
+    assert not dq[0, 0, 1].any(), "the query that attends to nothing"
+    assert not dk[0, 0, 2].any() and not dv[0, 0, 2].any(), "the key that no query attends to"
     assert all(np.isfinite(d).all() for d in (dq, dk, dv))
 
 
 @pytest.mark.parametrize("shape", ["decoder", "encoder", "encoder_decoder"])
-def test_a_row_of_nothing_but_padding_is_finite_forwards_and_backwards(shape: str) -> None:
+def test_a_row_of_padding_only_is_finite_forward_and_backward(shape: str) -> None:
     m, attention_mask = build(shape), np.array([[False] * 6, [True] * 6])
     extra = {"source": IDS, "source_attention_mask": attention_mask} if shape == "encoder_decoder" else {}
     logits, backward = m(IDS, attention_mask=attention_mask, **extra)
@@ -59,17 +59,17 @@ def test_a_row_of_nothing_but_padding_is_finite_forwards_and_backwards(shape: st
     assert np.isfinite(logits).all() and all(np.isfinite(g).all() for g in gradients.values())
 
 
-def future_changes(m: Transformer) -> bool:
-    """Whether the first four answers notice that the tokens after them have changed."""
+def depends_on_the_future(m: Transformer) -> bool:
+    """Whether the first four outputs depend on the tokens after them."""
     other = IDS.copy()
     other[:, 4:] = (other[:, 4:] + 1) % 11
     return not np.array_equal(m(IDS)[0][:, :4], m(other)[0][:, :4])
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_a_decoder_does_not_see_the_future(position: str) -> None:
-    assert not future_changes(build(position=position))
-    assert future_changes(build("encoder", position=position))  # the question can be answered with yes
+def test_a_decoder_does_not_depend_on_the_future(position: str) -> None:
+    assert not depends_on_the_future(build(position=position))
+    assert depends_on_the_future(build("encoder", position=position))  # an encoder does
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,13 @@ def test_a_decoder_does_not_see_the_future(position: str) -> None:
 )
 def test_the_leak_shows_when_the_mask_is_inverted_or_off_by_one(fault, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masks, "causal_mask", fault)
-    assert future_changes(build())
+    assert depends_on_the_future(build())
 
 
 def pad(ids: np.ndarray, side: str, count: int = 3) -> tuple[np.ndarray, np.ndarray, slice]:
-    room = (count, 0) if side == "left" else (0, count)
-    padded = np.pad(ids, ((0, 0), room), constant_values=7)
-    attention_mask = np.pad(np.ones(ids.shape, bool), ((0, 0), room))
+    widths = (count, 0) if side == "left" else (0, count)
+    padded = np.pad(ids, ((0, 0), widths), constant_values=7)
+    attention_mask = np.pad(np.ones(ids.shape, bool), ((0, 0), widths))
     return padded, attention_mask, slice(count, None) if side == "left" else slice(None, -count)
 
 
@@ -112,7 +112,7 @@ def test_padding_of_the_source_changes_nothing(side: str) -> None:
 
 @pytest.mark.parametrize("shape", ["decoder", "encoder"])
 @pytest.mark.parametrize("position", POSITIONS)
-def test_packed_documents_are_read_as_if_alone(position: str, shape: str) -> None:
+def test_packed_documents_equal_separate_ones(position: str, shape: str) -> None:
     m, packed = build(shape, position=position), np.concatenate([IDS[:1], IDS[1:, :4]], axis=1)
     document_ids = np.array([[1] * 6 + [2] * 4])
     logits = m(packed, document_ids=document_ids)[0]
@@ -120,7 +120,7 @@ def test_packed_documents_are_read_as_if_alone(position: str, shape: str) -> Non
     assert not close(m(packed)[0][:, 6:], m(IDS[1:, :4])[0])
 
 
-def test_packed_pairs_are_translated_as_if_alone() -> None:
+def test_packed_pairs_equal_separate_ones() -> None:
     m, document_ids = build("encoder_decoder"), np.array([[1, 1, 1, 2, 2, 2]])
     packed = m(IDS[:1], source=IDS[1:], document_ids=document_ids, source_document_ids=document_ids)[0]
     for half in (slice(0, 3), slice(3, 6)):
@@ -129,7 +129,7 @@ def test_packed_pairs_are_translated_as_if_alone() -> None:
         m(IDS[:1], source=IDS[1:], document_ids=document_ids)
 
 
-def test_a_window_sees_the_last_tokens_only() -> None:
+def test_a_window_attends_to_the_last_tokens_only() -> None:
     m = build(window=2, layers=1)
     seen: dict[str, np.ndarray] = {}
     m(IDS, attention_weights=seen)
@@ -167,12 +167,12 @@ def test_a_model_computes_in_the_dtype_it_is_given(dtype: type, position: str) -
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_only_absolute_positions_mind_where_the_text_begins(position: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_absolute_positions_depend_on_the_offset(position: str, monkeypatch: pytest.MonkeyPatch) -> None:
     m = build(position=position)
     before = m(IDS)[0]
 
-    def later(*given):
-        tokens = masks.prepare_tokens(*given)
+    def later(*args):
+        tokens = masks.prepare_tokens(*args)
         return dataclasses.replace(tokens, positions=tokens.positions + 5)
 
     monkeypatch.setattr(model, "prepare_tokens", later)
@@ -203,7 +203,7 @@ def test_alibi_slopes_and_t5_buckets_are_the_published_ones() -> None:
     ]
 
 
-def test_dropout_keeps_the_mean_and_the_given_share() -> None:
+def test_dropout_keeps_the_mean_and_drops_at_its_rate() -> None:
     y, _ = Dropout(0.25, np.random.default_rng(0))(np.ones((400, 400)))
     assert abs(y.mean() - 1) < 0.01 and abs((y == 0).mean() - 0.25) < 0.01
 
@@ -211,26 +211,26 @@ def test_dropout_keeps_the_mean_and_the_given_share() -> None:
 # ------------------------------------------------------------------------------------------------- decoding and faults
 
 
-def test_greedy_rows_stop_by_themselves_and_equal_those_decoded_alone() -> None:
+def test_greedy_decoding_of_a_batch_equals_single_rows() -> None:
     m = build("decoder", tied=False)
     prompts = [[3], [4, 5, 6], [7, 8], [9], [1, 2, 3, 4]]
-    whole = greedy(m, prompts, stop=-1, max_new_tokens=6)
-    stop = next(t for row in whole for t in row[1:5])
-    together = greedy(m, prompts, stop, max_new_tokens=6)
-    assert together == [greedy(m, [p], stop, max_new_tokens=6)[0] for p in prompts]
-    assert together == [row[: row.index(stop)] if stop in row else row for row in whole]
-    assert len({len(row) for row in together}) > 1, "some row must have stopped early for this to say anything"
+    unstopped = greedy(m, prompts, stop=-1, max_new_tokens=6)
+    stop = next(t for row in unstopped for t in row[1:5])
+    batched = greedy(m, prompts, stop, max_new_tokens=6)
+    assert batched == [greedy(m, [p], stop, max_new_tokens=6)[0] for p in prompts]
+    assert batched == [row[: row.index(stop)] if stop in row else row for row in unstopped]
+    assert len({len(row) for row in batched}) > 1, "some row must have stopped early for this to be a test"
 
 
 def test_greedy_reads_its_own_source() -> None:
     m = build("encoder_decoder", tied=False)
     source, attention_mask = np.array([[3, 4, 5], [6, 7, 0]]), np.array([[True] * 3, [True, True, False]])
-    together = greedy(m, [[1], [1]], -1, 4, source, attention_mask)
-    assert together == [greedy(m, [[1]], -1, 4, s)[0] for s in (source[:1], source[1:, :2])]
+    batched = greedy(m, [[1], [1]], -1, 4, source, attention_mask)
+    assert batched == [greedy(m, [[1]], -1, 4, s)[0] for s in (source[:1], source[1:, :2])]
 
 
 @pytest.mark.parametrize("shape", ["decoder", "encoder_decoder"])
-def test_the_way_back_may_be_gone_twice(shape: str) -> None:
+def test_backward_can_be_called_twice(shape: str) -> None:
     logits, backward = build(shape)(IDS, **({"source": IDS} if shape == "encoder_decoder" else {}))
     first, second = backward(np.ones_like(logits)), backward(np.ones_like(logits))
     assert first.keys() == second.keys() and all(np.array_equal(first[path], second[path]) for path in first)
@@ -265,13 +265,13 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("call", "fault", "words"), FAULTS)
-def test_mistakes_are_named_with_what_came(call, fault, words: str) -> None:
+def test_errors_name_the_value(call, fault, words: str) -> None:
     with pytest.raises(fault, match=words) as caught:
         call()
     assert "\n" not in str(caught.value) and ";" in str(caught.value)
 
 
-def test_the_first_weights_are_xavier() -> None:
+def test_the_initial_weights_are_xavier() -> None:
     c = Config(50, d_model=64, heads=4, layers=1)
     values = init_weights(c)
     assert values.keys() == shapes(c).keys() and all(v.shape == shapes(c)[p] for p, v in values.items())

@@ -1,4 +1,4 @@
-"""python -m headwater.reference: learn to copy, compare three sizes, draw what attention looks at. No torch needed."""
+"""python -m headwater.reference: train three sizes on the copy task, draw the attention weights. No torch needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headwater.i18n import _
 
-# Matrices this small are quickest on one thread. NumPy asks once, when it is first imported.
+# Matrices this small are fastest on one thread. NumPy reads the variable once, when it is first imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line."""
     args = _parser().parse_args(arguments)
     try:
-        _make_output_folder(args.out)  # before a minute of work, not after it
+        _make_output_folder(args.out)  # fail before a minute of training, not after it
         reports = compare(args.seed, args.quick)
         draw(reports, args.out, args.seed)
     except Fault as fault:
@@ -48,8 +48,8 @@ def compare(seed: int, quick: bool) -> dict[str, task.Report]:
         report = task.train(config, steps, seed)
         print(f"{report.parameters:12,}{report.seconds:9.1f}{report.losses[-1]:8.3f}{report.exact:8.1%}", flush=True)
         reports[size] = report
-    print(f"\nloss: {min_loss():.3f} is the least that smoothed labels allow.")
-    print("exact: rows of 500 new ones that greedy decoding copies without a mistake.")
+    print(f"\nloss: {min_loss():.3f} is the minimum with smoothed labels.")
+    print("exact: exact match of greedy decoding on 500 new rows.")
     return reports
 
 
@@ -61,7 +61,7 @@ def min_loss(smoothing: float = 0.1, vocab: int = task.VOCAB) -> float:
 
 
 def draw(reports: dict[str, task.Report], out: Path, seed: int) -> None:
-    """Draw the attention of the small model and the learning curves, and save the model."""
+    """Draw the attention weights of the small model and the learning curves, and save the model."""
     model = reports["Small"].model
     rng = np.random.default_rng(seed + 2)
     source = rng.integers(task.STOP + 1, task.VOCAB, (64, task.LONGEST))
@@ -102,8 +102,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m headwater.reference", description=(__doc__ or "").split(": ", 1)[1]
     )
     parser.add_argument("--out", type=Path, default=Path("reference-figures"), help="folder of the figures and weights")
-    parser.add_argument("--seed", type=int, default=0, help="another seed, other weights and other sentences")
-    parser.add_argument("--quick", action="store_true", help="a few seconds: two sizes, too few steps to learn it well")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights and the sentences")
+    parser.add_argument("--quick", action="store_true", help="a few seconds: two sizes, fewer steps")
     return parser
 
 

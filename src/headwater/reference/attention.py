@@ -21,7 +21,7 @@ def attend(
 ) -> tuple[Array, Array, Callable[[Array], tuple[Array, Array, Array, Array]]]:
     """Attention(q, k, v) = P v with P = softmax(q kᵀ / √K + bias); also returns P, and the backward function.
 
-    Without 1/√K the scores of wide heads grow, and the softmax hardens until no gradient passes.
+    Without 1/√K the scores grow with the head width, and the softmax saturates: its gradients vanish.
     """
     scale = 1 / math.sqrt(q.shape[-1])
     scores = q @ k.swapaxes(-1, -2) * scale + bias
@@ -39,7 +39,7 @@ def attend(
 
 @dataclass(frozen=True)
 class AttentionContext:
-    """What attention needs beside its input: mask, positions, dropout, and where to store the attention weights."""
+    """The arguments of attention besides its input: mask, positions, dropout, and a dict for the attention weights."""
 
     allowed: Array  # [B, Q, S]
     q_positions: Array  # [B, Q]
@@ -55,14 +55,14 @@ def multi_head(
     """Multi-head attention: H heads in parallel and an output projection, y = W_out [head_1 … head_H].
 
     Queries come from x [B, Q, D], keys and values from memory [B, S, D]: x itself, or an encoder's output.
-    With fewer key/value heads, each serves the H / G query heads next to one another.
+    Grouped-query attention: each key/value head is shared by H / G consecutive query heads.
     """
     q, q_backward = linear(x, w / "q")
     k, k_backward = linear(memory, w / "k")
     v, v_backward = linear(memory, w / "v")
-    q = split_heads(q, heads)
-    k = split_heads(k, k.shape[-1] // q.shape[-1])  # as wide as those of q, perhaps fewer
-    v = split_heads(v, k.shape[1])  # as many as those of k, perhaps of another width
+    q = split_heads(q, heads)  # [B, H, Q, K]
+    k = split_heads(k, k.shape[-1] // q.shape[-1])  # [B, G, S, K]
+    v = split_heads(v, k.shape[1])  # [B, G, S, width of a value head]
     q, rotate_q_backward = context.position.rotate(q, context.q_positions)
     k, rotate_k_backward = context.position.rotate(k, context.k_positions)
     groups = q.shape[1] // k.shape[1]

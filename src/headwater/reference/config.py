@@ -22,9 +22,9 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class Config:
-    """The defaults are the base model of the 2017 paper. A size of 0 stands for the usual one, written beside it.
+    """The config of a model. The defaults are the base model of the 2017 paper; 0 stands for the default beside it.
 
-    dropout acts on the embeddings, on attention weights, inside the feed-forward layer and on what each layer adds.
+    dropout is applied to the embeddings, the attention weights, inside the feed-forward layer and to each branch.
     """
 
     vocab: int
@@ -46,8 +46,8 @@ class Config:
     position: str = "sinusoidal"
     max_positions: int = 512  # of learned position embeddings
     window: int = 0  # no window
-    tied: bool = True  # the output projection is the embedding
-    shared: bool = False  # source and target have one embedding
+    tied: bool = True  # the output projection is the token embedding
+    shared: bool = False  # source and target share one token embedding
     dropout: float = 0.1
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class Config:
             _("change one of them, or give head_dim"),
         )
 
-        # a size of 0 stands for the usual one
+        # 0 stands for the default
         defaults = {
             "source_vocab": self.vocab,
             "kv_heads": self.heads,
@@ -91,7 +91,7 @@ class Config:
         self._check_together()
 
     def _check_together(self) -> None:
-        """Settings that must agree with one another."""
+        """Check settings against one another."""
         for name in ("source_vocab", "kv_heads", "head_dim", "v_head_dim", "d_ff", "eps", "window"):
             _must(
                 getattr(self, name) >= 0,
@@ -117,6 +117,7 @@ class Config:
 
     @property
     def stacks(self) -> tuple[str, ...]:
+        """The stacks of the shape: encoder, decoder, or both."""
         return tuple(self.shape.split("_"))
 
     def table(self, stack: str) -> str:
@@ -139,7 +140,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def shapes(c: Config) -> Shapes:
-    """The path and shape of every weight: what a file must contain, and an exact parameter count.
+    """The path and shape of every weight.
 
     >>> sum(math.prod(shape) for shape in shapes(Config(vocab=37000, shared=True)).values())
     63082496
@@ -208,12 +209,12 @@ def _norm(path: str, c: Config) -> Shapes:
 def init_weights(c: Config, seed: int = 0, dtype: type = np.float32) -> dict[str, Array]:
     """Xavier initialization: matrices are uniform within ±√(6 / (in + out)), which keeps the variance both ways.
 
-    The token table is normal with variance 1/d_model, so that an embedding times √d_model has variance 1; the tables of
-    positions start near nothing, norms as 1, biases as 0.
+    Token embeddings are normal with variance 1/d_model, so that an embedding times √d_model has variance 1; position
+    tables are normal with standard deviation 0.02, norm weights are 1, biases 0.
     """
     rng = np.random.default_rng(seed)
 
-    def start(path: str, shape: tuple[int, ...]) -> Array:
+    def initial_value(path: str, shape: tuple[int, ...]) -> Array:
         if len(shape) == 1:
             return np.full(shape, 0 if path.endswith("bias") else 1)
         if path.endswith(("tokens.weight", "table.weight")):
@@ -221,7 +222,7 @@ def init_weights(c: Config, seed: int = 0, dtype: type = np.float32) -> dict[str
         limit = math.sqrt(6 / (shape[0] + shape[-1]))
         return rng.uniform(-limit, limit, shape)
 
-    return {path: start(path, shape).astype(dtype) for path, shape in shapes(c).items()}
+    return {path: initial_value(path, shape).astype(dtype) for path, shape in shapes(c).items()}
 
 
 def check_weights(c: Config, values: dict[str, Array]) -> dict[str, Array]:

@@ -32,7 +32,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Batch:
-    """source: w₁ … w_n; decoder_input: START w₁ … w_n; targets: w₁ … w_n STOP; shorter rows are padded on the right."""
+    """A batch: source w₁ … w_n; decoder_input START w₁ … w_n; targets w₁ … w_n STOP; padded on the right."""
 
     source: Array
     decoder_input: Array
@@ -52,7 +52,7 @@ def batch(rng: np.random.Generator, rows: int) -> Batch:
 
 @dataclass(frozen=True)
 class Report:
-    """What training gave: the model, its losses, the time, and the exact match on new sentences."""
+    """The result of training: the model, its losses, the time, and the exact match on new sentences."""
 
     model: Transformer
     losses: list[float]
@@ -67,7 +67,7 @@ class Report:
 def train(config: Config, steps: int, seed: int = 0, rows: int = 32) -> Report:
     """Training with teacher forcing: the decoder reads the correct previous tokens and predicts the next."""
     rng = np.random.default_rng(seed)
-    lr = 0.04 * config.d_model**-0.5  # wider models take smaller steps
+    lr = 0.04 * config.d_model**-0.5  # a smaller learning rate for wider models
     model = Transformer(config, seed=seed)
     adam = Adam()
     losses = []

@@ -29,7 +29,7 @@ def greedy(
     """Greedy decoding: up to max_new_tokens for each prompt, without the prompt and the stop token.
 
     Prompts of unequal length are padded on the left, so that every row grows at its right end. A row that
-    reached the stop token leaves the batch; the others go on.
+    reached the stop token leaves the batch; the others continue.
     """
     if "decoder" not in model.config.stacks:
         raise BadSetting(_("greedy decoding needs a decoder, got a model of shape 'encoder'; give another model"))
@@ -61,7 +61,7 @@ def greedy(
 
 
 def pad_left(prompts: Sequence[Sequence[int]]) -> tuple[Array, Array]:
-    """Rows of one length, and which of their tokens are real.
+    """Pad prompts on the left to one length: ids and attention mask.
 
     >>> pad_left([[5], [6, 7]])[0].tolist()
     [[0, 5], [6, 7]]

@@ -19,12 +19,12 @@ COLOURS = ("#2563eb", "#f59e0b", "#10b981")
 
 
 def token_label(token: int) -> str:
-    """The symbols of the copy task as letters, the rest as signs."""
+    """A token of the copy task for display: symbols as letters, special tokens as signs."""
     return {PADDING: "·", START: "▷", STOP: "□"}.get(token) or chr(ord("a") + token - STOP - 1)
 
 
 def patterns(weights: Array) -> tuple[Array, Array]:
-    """For each head, over [B, H, N, N]: how much token i attends to position i, and to its neighbours i − 1 and i + 1.
+    """Mean attention of each head, over [B, H, N, N], from token i to itself, and to its neighbours i − 1 and i + 1.
 
     self = (1/N) Σ_i P_ii          neighbour = (1/(2(N − 1))) Σ_i (P_{i,i+1} + P_{i+1,i})
     """
@@ -55,7 +55,7 @@ def heat_maps(
     axes[0][0].set_xticks(range(len(columns)), columns)
     axes[0][0].set_yticks(range(len(rows)), rows)
     figure.colorbar(image, ax=axes, shrink=0.7, pad=0.02).outline.set_edgecolor(PALE)
-    figure.suptitle(f"{stack} {kind}: a row is a token that looks, a column one that is seen", fontsize=11, color=INK)
+    figure.suptitle(f"{stack} {kind}: queries in rows, keys in columns", fontsize=11, color=INK)
     _save(figure, path)
 
 
@@ -89,7 +89,7 @@ def _order(path: list[str]) -> tuple[bool, bool]:
 
 
 def learning_curves(path: Path, reports: Mapping[str, Report], min_loss: float) -> None:
-    """The loss of each size over steps and over seconds. min_loss: the smallest possible one, as a dotted line."""
+    """The loss of each size over steps and over seconds. min_loss: the minimum loss, as a dotted line."""
     figure, axes = _plot().subplots(1, 2, figsize=(10, 3.8), sharey=True)
     for colour, (size, report) in zip(COLOURS, reports.items(), strict=False):
         steps = np.arange(1, len(report.losses) + 1)
@@ -102,9 +102,7 @@ def learning_curves(path: Path, reports: Mapping[str, Report], min_loss: float) 
         axis.set_ylim(0)
         _hide_frame(axis)
     axes[0].set_ylabel("smoothed cross-entropy", color=INK)
-    axes[0].annotate(
-        "the least that smoothed labels allow", (0, min_loss), (6, -11), textcoords="offset points", fontsize=8
-    )
+    axes[0].annotate("minimum with smoothed labels", (0, min_loss), (6, -11), textcoords="offset points", fontsize=8)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=1, frameon=False, fontsize=9)
     _save(figure, path)
 

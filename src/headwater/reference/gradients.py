@@ -1,8 +1,8 @@
 """1. Backpropagation by hand: every operation returns its value and its backward function.
 
     y, backward = op(x, w)      y = f(x; w)
-    dx = backward(dy)           dy = ∂L/∂y comes in, dx = ∂L/∂x = (∂y/∂x)ᵀ dy goes out,
-                                and ∂L/∂w = (∂y/∂w)ᵀ dy is added to w's gradients
+    dx = backward(dy)           takes dy = ∂L/∂y, returns dx = ∂L/∂x = (∂y/∂x)ᵀ dy,
+                                and adds ∂L/∂w = (∂y/∂w)ᵀ dy to w's gradients
 
 The chain rule is then composition: the gradient passes the operations in reverse order.
 Throughout, `dx` is short for ∂L/∂x, the gradient of the loss with respect to x; it has the shape of x.
@@ -26,15 +26,15 @@ def identity(dy: Array) -> Array:
 
 
 def chain(backwards: list[Backward]) -> Backward:
-    """The backward function of operations applied in this order: the last one first.
+    """The backward function of operations applied in this order: their backward functions, the last one first.
 
     >>> chain([lambda dy: dy + 1, lambda dy: dy * 10])(2)
     21
     """
 
     def backward(dy: Array) -> Any:
-        for part in reversed(backwards):
-            dy = part(dy)
+        for step in reversed(backwards):
+            dy = step(dy)
         return dy
 
     return backward

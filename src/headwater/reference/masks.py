@@ -1,7 +1,7 @@
 """3. Attention masks: causal, window, padding and packed documents. True = may attend; masks are combined with `&`.
 
-A position is the number of earlier tokens of the same document in the row, so it is the same with padding on the left,
-on the right or without. Padding is document 0, to which nothing attends.
+A position is the number of earlier tokens of the same document in the row, so padding on either side does not change
+it. Padding is document 0, to which nothing attends.
 """
 
 from __future__ import annotations
@@ -40,15 +40,17 @@ def prepare_tokens(ids: Array, attention_mask: Array | None = None, document_ids
                     shape2=mask.shape,
                 )
             )
-    owner = np.ones(ids.shape, dtype=np.int64) if document_ids is None else document_ids
-    owner = owner if attention_mask is None else owner * attention_mask
+    if document_ids is None:
+        document_ids = np.ones(ids.shape, dtype=np.int64)
+    if attention_mask is not None:
+        document_ids = document_ids * attention_mask
     earlier = np.tri(ids.shape[1], k=-1, dtype=bool)
-    positions = (document_mask(owner, owner) & earlier).sum(axis=-1)
-    return Tokens(ids, owner, positions)
+    positions = (document_mask(document_ids, document_ids) & earlier).sum(axis=-1)
+    return Tokens(ids, document_ids, positions)
 
 
 def document_mask(q_document_ids: Array, k_document_ids: Array) -> Array:
-    """Tokens attend within their document."""
+    """The document mask: tokens attend within their document."""
     return q_document_ids[:, :, None] == k_document_ids[:, None, :]
 
 
@@ -63,7 +65,7 @@ def causal_mask(q_positions: Array, k_positions: Array) -> Array:
 
 
 def window_mask(q_positions: Array, k_positions: Array, window: int) -> Array:
-    """Fewer than `window` positions away: with causal_mask, the last `window` tokens including itself."""
+    """The window mask: fewer than `window` positions away; with causal_mask, the last `window` tokens with itself."""
     return np.abs(k_positions[:, None, :] - q_positions[:, :, None]) < window
 
 

@@ -25,7 +25,7 @@ from headwater.reference.positions import POSITIONS, NoPosition
 
 @dataclass
 class Memory:
-    """An encoder's output, read by every layer of the decoder, whose gradients are summed here."""
+    """The encoder's output, read by every layer of the decoder; their gradients are summed in `gradient`."""
 
     value: Array  # [B, S, D]
     tokens: Tokens
@@ -34,7 +34,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class ForwardContext:
-    """What one forward pass carries: config, parameters, dropout, attention weights."""
+    """The arguments of a forward pass that every layer needs: config, parameters, dropout, attention weights."""
 
     config: Config
     w: Parameters
@@ -43,7 +43,7 @@ class ForwardContext:
 
 
 def norm(x: Array, w: Parameters, config: Config) -> tuple[Array, Backward]:
-    """A norm; without weights it is the identity."""
+    """LayerNorm or RMSNorm; the identity where there is no weight."""
     return NORMS[config.norm](x, w, config.eps) if "weight" in w else (x, identity)
 
 
@@ -56,7 +56,7 @@ def branch(x: Array, role: str, layer: Layer, w: Parameters, context: ForwardCon
     y, post_norm_backward = norm(x + y, w / f"{role}_post_norm", context.config)
 
     def backward(dy: Array) -> Array:
-        # the gradient reaches x twice: straight along the residual stream, and through the layer
+        # the gradient reaches x on two paths: along the residual stream, and through the layer
         dsum = post_norm_backward(dy)
         return dsum + norm_backward(layer_backward(out_norm_backward(drop_backward(dsum))))
 
@@ -188,7 +188,7 @@ class Transformer:
         logits, decoder_backward = self._decode(ids, attention_mask, document_ids, memory, context)
 
         def backward(dlogits: Array) -> dict[str, Array]:
-            context.w.gradients.clear()  # called a second time, it starts anew
+            context.w.gradients.clear()  # a second call starts again from zero
             if memory is not None:
                 memory.gradient = np.zeros_like(memory.value)
             decoder_backward(dlogits)
@@ -205,7 +205,7 @@ class Transformer:
         )[0]
 
     def decode(self, ids: Array, attention_mask: Array | None = None, memory: Memory | None = None) -> Array:
-        """The logits alone."""
+        """The logits, without a backward function: for decoding."""
         self._check_source(memory is not None)
         return self._decode(
             ids, attention_mask, None, memory, ForwardContext(self.config, Parameters(self.values), no_dropout, {})

@@ -1,4 +1,4 @@
-"""2. Operations: linear layer, embedding lookup, softmax, norms, activations, dropout. Each formula beside its lines.
+"""2. Operations: linear layer, embedding lookup, softmax, norms, activations, dropout, each with its formula.
 
 B batch, Q tokens, D width; `...` is any number of leading axes. Weights of a linear map are [out, in].
 """
@@ -15,7 +15,7 @@ from headwater.reference.gradients import Array, Backward, Layer, Parameters, id
 def linear(x: Array, w: Parameters) -> tuple[Array, Backward]:
     """Linear layer: y = x Wᵀ + b, without b if there is no bias among the parameters."""
     weight = w["weight"]
-    rows = x.reshape(-1, x.shape[-1])  # all tokens as one matrix: one large product is quicker than many small ones
+    rows = x.reshape(-1, x.shape[-1])  # all tokens as one matrix: one large product is faster than many small ones
     y = rows @ weight.T
     if "bias" in w:
         y += w["bias"]
@@ -37,7 +37,7 @@ def lookup(ids: Array, w: Parameters) -> tuple[Array, Backward]:
 
     def backward(dy: Array) -> None:
         gradient = np.zeros_like(table)
-        np.add.at(gradient, ids, dy)  # an id that occurs twice is served twice; gradient[ids] += dy would do it once
+        np.add.at(gradient, ids, dy)  # adds for every occurrence of an id; gradient[ids] += dy would add once
         w.add("weight", gradient)
 
     return table[ids], backward
@@ -46,7 +46,7 @@ def lookup(ids: Array, w: Parameters) -> tuple[Array, Backward]:
 def softmax(scores: Array, allowed: Array) -> tuple[Array, Backward]:
     """Softmax: p_j = exp(s_j − m) / Σ_k exp(s_k − m) over the allowed j, with m = max s; p_j = 0 elsewhere.
 
-    Subtracting m changes nothing, for exp(−m) is in every term, and keeps exp from overflowing.
+    Subtracting m does not change p, because exp(−m) is in every term, and it keeps exp from overflowing.
     Where nothing is allowed, p is all zeros and so is its gradient.
     """
     s = np.where(allowed, scores, -np.inf)
@@ -72,8 +72,8 @@ def layer_norm(x: Array, w: Parameters, eps: float) -> tuple[Array, Backward]:
         y = y + w["bias"]
 
     def backward(dy: Array) -> Array:
-        # μ and σ depend on every x: they take away the part of dx̂ along 1 and the part along x̂
-        _learn_scale(dy, hat, w)
+        # μ and σ depend on every x: they remove the component of dx̂ along 1 and the component along x̂
+        _add_scale_gradients(dy, hat, w)
         dhat = dy * w["weight"]
         along_one = _mean(dhat)
         along_hat = _mean(dhat * hat)
@@ -88,7 +88,7 @@ def rms_norm(x: Array, w: Parameters, eps: float) -> tuple[Array, Backward]:
     hat = x / r
 
     def backward(dy: Array) -> Array:
-        _learn_scale(dy, hat, w)
+        _add_scale_gradients(dy, hat, w)
         dhat = dy * w["weight"]
         return (dhat - hat * _mean(dhat * hat)) / r
 
@@ -102,8 +102,8 @@ def _mean(x: Array) -> Array:
     return x.mean(axis=-1, keepdims=True)
 
 
-def _learn_scale(dy: Array, hat: Array, w: Parameters) -> None:
-    """dγ = Σ dy x̂ and dβ = Σ dy, over all tokens."""
+def _add_scale_gradients(dy: Array, hat: Array, w: Parameters) -> None:
+    """Gradients of a norm's weight and bias: dγ = Σ dy x̂ and dβ = Σ dy, over all tokens."""
     tokens = tuple(range(dy.ndim - 1))
     w.add("weight", (dy * hat).sum(tokens))
     if "bias" in w:
@@ -129,8 +129,8 @@ def gelu_tanh(x: Array) -> tuple[Array, Backward]:
     """GELU by tanh: ½ x (1 + t), t = tanh(u), u = √(2/π) (x + 0.044715 x³); f′ = ½ (1 + t) + ½ x (1 − t²) u′."""
     c = math.sqrt(2 / math.pi)
     t = np.tanh(c * (x + 0.044715 * x**3))
-    slope = c * (1 + 3 * 0.044715 * x**2)
-    return 0.5 * x * (1 + t), lambda dy: dy * (0.5 * (1 + t) + 0.5 * x * (1 - t**2) * slope)
+    du = c * (1 + 3 * 0.044715 * x**2)  # u′
+    return 0.5 * x * (1 + t), lambda dy: dy * (0.5 * (1 + t) + 0.5 * x * (1 - t**2) * du)
 
 
 def silu(x: Array) -> tuple[Array, Backward]:
@@ -165,7 +165,7 @@ ACTIVATIONS: dict[str, Layer] = {
 def feed_forward(x: Array, w: Parameters, activation: str, drop: Layer) -> tuple[Array, Backward]:
     """Feed-forward layer: y = W_down φ(W_up x + b) + b, or gated (SwiGLU, GEGLU): y = W_down (φ(W_gate x) ⊙ W_up x).
 
-    The gate is there when its weights are. Every token goes through alone.
+    It is gated where the parameters have a gate. Tokens are processed independently.
     """
     up, up_backward = linear(x, w / "up")
     gated = "gate.weight" in w
@@ -196,4 +196,5 @@ class Dropout:
 
 
 def no_dropout(x: Array) -> tuple[Array, Backward]:
+    """Dropout at evaluation: y = x."""
     return x, identity

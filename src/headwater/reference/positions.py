@@ -1,7 +1,7 @@
 """5. Position encodings: sinusoidal, learned, rotary, ALiBi, T5's relative bias, Transformer-XL.
 
-Attention alone has no order: it would read a bag of words. A position encoding may add to the embedding, rotate queries
-and keys, or add a bias to the scores. Each class implements all three, so that no caller asks which one it is.
+Attention by itself ignores the order of tokens (a bag of words). A position encoding may add to the embedding, rotate
+queries and keys, or add a bias to the scores. Each class implements all three, so that callers need no branches.
 B batch, H heads, Q queries, S keys, K head width, D model width. Positions are integers, [B, Q] and [B, S].
 """
 
@@ -22,7 +22,7 @@ BiasBackward = Callable[[Array], tuple[Array, Array]]
 
 
 class NoPosition:
-    """No position encoding; the order shows only through the causal mask."""
+    """No position encoding (NoPE): only the causal mask depends on the order."""
 
     def __init__(self, config: Config, w: Parameters, layer: int = 0) -> None:
         self.config = config
@@ -36,7 +36,7 @@ class NoPosition:
         return x, identity
 
     def bias(self, q: Array, k: Array, q_positions: Array, k_positions: Array) -> tuple[Array, BiasBackward]:
-        """What is added to the scores [B, H, Q, S]; its backward function gives dq and dk."""
+        """The term added to the scores [B, H, Q, S]; its backward function returns dq and dk."""
         zero_bias = np.zeros((), q.dtype)
         return zero_bias, lambda dbias: (zero_bias, zero_bias)
 
@@ -87,8 +87,8 @@ class Learned(NoPosition):
 class Rotary(NoPosition):
     """RoPE: the pair (x_i, x_{i+K/2}) of a head is rotated by position · 10000^(−2i/K).
 
-    a cos − b sin           q at position m and k at position n then meet at the angle between them:
-    b cos + a sin           their product depends on m − n alone
+    a cos − b sin           the product of q at position m and k at position n
+    b cos + a sin           then depends on m − n only
     """
 
     def rotate(self, x: Array, positions: Array) -> tuple[Array, Backward]:
@@ -118,7 +118,7 @@ class Alibi(NoPosition):
 def alibi_slopes(heads: int) -> list[float]:
     """ALiBi slopes: 2^(−8h/H) for h = 1 … H.
 
-    Beyond the largest power of two in H, the slopes are those between the slopes of twice as many heads.
+    Where H is not a power of two, the remaining heads have the slopes in between, of twice as many heads.
     """
     power = 2 ** (heads.bit_length() - 1)
     slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
@@ -129,7 +129,7 @@ class RelativeBias(NoPosition):
     """T5: score + T[bucket(n − m), h]: one learned number for each head and bucket of distances."""
 
     def bias(self, q: Array, k: Array, q_positions: Array, k_positions: Array) -> tuple[Array, BiasBackward]:
-        bidirectional = self.w.path.startswith("encoder")  # a decoder never looks ahead and spends no buckets on it
+        bidirectional = self.w.path.startswith("encoder")  # a decoder never attends ahead and needs no buckets for it
         distance = k_positions[:, None, :] - q_positions[:, :, None]
         per_head, table_backward = lookup(
             relative_bucket(distance, bidirectional), self.w / "position_encodings.0.table"

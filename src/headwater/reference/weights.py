@@ -1,10 +1,10 @@
-"""10. Weights in files: safetensors, read and written with NumPy alone.
+"""10. Weight files: safetensors, read and written with NumPy only.
 
     8 bytes     length of the header, little-endian
     header      JSON: {path: {"dtype": "F32", "shape": [...], "data_offsets": [begin, end]}, ...}
     data        the arrays one after another, without gaps
 
-Nothing in the header is believed before it is checked against the size of the file.
+The header is not trusted: every entry is checked against the size of the file first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_HEADER_BYTES = 100_000_000
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Array]:
-    """Every array of the file by its path. bfloat16, which NumPy lacks, becomes float32, whose upper half it is."""
+    """Read all arrays of a file by path. bfloat16, which NumPy lacks, is the upper half of a float32 and read so."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -168,7 +168,7 @@ def _check(entries: dict[str, Any], data_bytes: int, path: Any) -> None:
 
 
 def _are_sizes(value: object) -> bool:
-    """A list of integers from 0, none beyond what any array can have (True and 1.0 are none)."""
+    """Whether a value is a list of non-negative integers below 2⁴⁰ (True and 1.0 are not integers)."""
     return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**40 for n in value)
 
 
