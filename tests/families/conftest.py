@@ -1,4 +1,4 @@
-"""tiny_models.py is a plain module beside the tests."""
+"""tiny_models.py is a plain module next to the tests."""
 
 import sys
 from pathlib import Path

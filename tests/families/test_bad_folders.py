@@ -1,4 +1,4 @@
-"""Folders that must not load: each is one line that says what is amiss, said quickly, with nothing half loaded."""
+"""Invalid model folders: each is rejected quickly with a message of one line, and no partial model is left."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def without_config(folder: Path) -> None:
     (folder / "config.json").unlink()
 
 
-def said(**changes: object) -> Spoil:
+def config(**changes: object) -> Spoil:
     return lambda folder: reconfigure(folder, **changes)
 
 
@@ -71,19 +71,19 @@ def sharded(spoil: Callable[[Path, dict], None]) -> Spoil:
     return split
 
 
-def upwards(folder: Path, placed: dict) -> None:
-    placed["model.norm.weight"] = "../model-00001-of-00002.safetensors"
+def upwards(folder: Path, weight_map: dict) -> None:
+    weight_map["model.norm.weight"] = "../model-00001-of-00002.safetensors"
 
 
-def linked(folder: Path, placed: dict) -> None:
-    shard = folder / placed["model.norm.weight"]
+def linked(folder: Path, weight_map: dict) -> None:
+    shard = folder / weight_map["model.norm.weight"]
     os.rename(shard, folder / "elsewhere")
     shard.symlink_to(folder / "elsewhere")
 
 
-def elsewhere(folder: Path, placed: dict) -> None:
-    first, last = sorted(set(placed.values()))[0], placed["model.norm.weight"]
-    placed["model.norm.weight"] = first if first != last else sorted(set(placed.values()))[1]
+def elsewhere(folder: Path, weight_map: dict) -> None:
+    first, last = sorted(set(weight_map.values()))[0], weight_map["model.norm.weight"]
+    weight_map["model.norm.weight"] = first if first != last else sorted(set(weight_map.values()))[1]
 
 
 def pickled(folder: Path) -> None:
@@ -98,61 +98,61 @@ def many(header: dict) -> None:
     header[NORM]["shape"] = [1 << 62, 1 << 62]
 
 
-def as_nan(held: dict) -> None:
-    held[NORM][3] = float("nan")
+def as_nan(tensors: dict) -> None:
+    tensors[NORM][3] = float("nan")
 
 
-def whole(held: dict) -> None:
-    held[NORM] = torch.ones(16, dtype=torch.int64)
+def integer_weights(tensors: dict) -> None:
+    tensors[NORM] = torch.ones(16, dtype=torch.int64)
 
 
 def without(*names: str) -> Callable[[dict], None]:
-    return lambda held: [held.pop(name) for name in names] and None
+    return lambda tensors: [tensors.pop(name) for name in names] and None
 
 
-def extra(held: dict) -> None:
-    held["model.layers.0.self_attn.k_scale"] = torch.ones(1)
+def extra(tensors: dict) -> None:
+    tensors["model.layers.0.self_attn.k_scale"] = torch.ones(1)
 
 
-def deeper(held: dict) -> None:
-    held["model.layers.2.mlp.up_proj.weight"] = torch.ones(24, 16)
+def deeper(tensors: dict) -> None:
+    tensors["model.layers.2.mlp.up_proj.weight"] = torch.ones(24, 16)
 
 
 CASES: dict[str, tuple[Spoil, type[Fault], str]] = {
     "no config": (without_config, NotFound, "must have a config.json, it has none"),
-    "unknown model_type": (said(model_type="llamma"), BadFile, "'llamma' is not a known family; did you mean 'llama'"),
-    "no model_type": (said(model_type=...), BadFile, "model_type is missing; it must be a text"),
-    "a key nobody reads": (said(logit_softcap=30.0), BadFile, "unknown settings.*'logit_softcap' = '30.0'"),
-    "auto_map": (said(auto_map={"AutoModel": "x.Y"}), BadFile, "'auto_map' asks to run code.*never does"),
-    "auto_map within": (said(rope_scaling={"auto_map": {}}), BadFile, "'auto_map' asks to run code"),
-    "internal attention": (said(_attn_implementation_internal="a/b"), BadFile, "asks to run code"),
-    "trust_remote_code": (said(trust_remote_code=True), BadFile, "asks to run code"),
-    "a negative size": (said(hidden_size=-16), BadFile, "hidden_size must be an integer, 1 to .*, got '-16'"),
-    "a size that is true": (said(num_attention_heads=True), BadFile, "num_attention_heads must be an integer"),
-    "a fraction": (said(num_hidden_layers=2.5), BadFile, "num_hidden_layers must be an integer"),
-    "heads that do not divide": (said(num_attention_heads=3, num_key_value_heads=3), BadSetting, "Attention"),
-    "unknown activation": (said(hidden_act="sillu"), BadFile, "hidden_act 'sillu' is not known; did you mean 'silu'"),
-    "unknown rope": (said(rope_scaling={"rope_type": "spiral", "factor": 2.0}), BadFile, "spiral"),
+    "unknown model_type": (config(model_type="llamma"), BadFile, "'llamma' is not a known family; did you mean"),
+    "no model_type": (config(model_type=...), BadFile, "model_type is missing; it must be a text"),
+    "an unknown key": (config(logit_softcap=30.0), BadFile, "unknown settings.*'logit_softcap' = '30.0'"),
+    "auto_map": (config(auto_map={"AutoModel": "x.Y"}), BadFile, "'auto_map' asks to run code.*never does"),
+    "auto_map within": (config(rope_scaling={"auto_map": {}}), BadFile, "'auto_map' asks to run code"),
+    "internal attention": (config(_attn_implementation_internal="a/b"), BadFile, "asks to run code"),
+    "trust_remote_code": (config(trust_remote_code=True), BadFile, "asks to run code"),
+    "a negative size": (config(hidden_size=-16), BadFile, "hidden_size must be an integer, 1 to .*, got '-16'"),
+    "a size that is true": (config(num_attention_heads=True), BadFile, "num_attention_heads must be an integer"),
+    "a fraction": (config(num_hidden_layers=2.5), BadFile, "num_hidden_layers must be an integer"),
+    "heads that do not divide": (config(num_attention_heads=3, num_key_value_heads=3), BadSetting, "Attention"),
+    "unknown activation": (config(hidden_act="sillu"), BadFile, "hidden_act 'sillu' is not known; did you mean 'silu'"),
+    "unknown rope": (config(rope_scaling={"rope_type": "spiral", "factor": 2.0}), BadFile, "spiral"),
     "config twice a key": (config_text('{"model_type": "llama", "model_type": "bert"}'), BadFile, "model_type.*twice"),
     "config of NaN": (config_text('{"model_type": NaN}'), BadFile, "config.json"),
     "config no JSON": (config_text("{"), BadFile, "config.json"),
     "config a list": (config_text("[]"), BadFile, "config.json"),
     "config deep": (config_text('{"a":' * 5000 + "1" + "}" * 5000), BadFile, "config.json"),
-    "10^12 weights": (said(hidden_size=65536, intermediate_size=10**6, num_attention_heads=64, num_hidden_layers=9),
+    "10^12 weights": (config(hidden_size=65536, intermediate_size=10**6, num_attention_heads=64, num_hidden_layers=9),
                       Unavailable, r"1,\d{3},[\d,]{11} weights, [\d,.]+ GB in float32, and this machine has [\d.]+ GB"),
-    "10^20 weights": (said(hidden_size=2**31 - 2, intermediate_size=2**31 - 2, num_hidden_layers=9), BadSetting,
+    "10^20 weights": (config(hidden_size=2**31 - 2, intermediate_size=2**31 - 2, num_hidden_layers=9), BadSetting,
                       "every tensor must have a size a machine can name"),
-    "10,000 layers": (said(num_hidden_layers=10_000), BadFile, "10,000 layers, but the file holds only 21 tensors"),
-    "20,000 layers": (said(num_hidden_layers=20_000), BadFile, "num_hidden_layers must be an integer, 1 to 10000"),
-    "one layer too many": (said(num_hidden_layers=3), BadFile, r"9 missing: 'decoder.layers.2.*and 5 more"),
-    "one layer too few": (said(num_hidden_layers=1), BadFile, r"9 not known: 'model.layers.1.*and 5 more"),
-    "another width": (said(intermediate_size=20), BadFile, r"6 of the wrong shape.*\[24, 16\], must be \[20, 16\]"),
+    "10,000 layers": (config(num_hidden_layers=10_000), BadFile, "10,000 layers, but the file holds only 21 tensors"),
+    "20,000 layers": (config(num_hidden_layers=20_000), BadFile, "num_hidden_layers must be an integer, 1 to 10000"),
+    "one layer too many": (config(num_hidden_layers=3), BadFile, r"9 missing: 'decoder.layers.2.*and 5 more"),
+    "one layer too few": (config(num_hidden_layers=1), BadFile, r"9 not known: 'model.layers.1.*and 5 more"),
+    "another width": (config(intermediate_size=20), BadFile, r"6 of the wrong shape.*\[24, 16\], must be \[20, 16\]"),
     "a missing tensor": (changed(without(NORM)), BadFile, "1 missing: 'decoder.layers.1.self_attn_norm.weight'"),
     "an extra tensor": (changed(extra), BadFile, "1 not known: 'model.layers.0.self_attn.k_scale'"),
     "a tensor of a third layer": (changed(deeper), BadFile, "1 not known: 'model.layers.2.mlp.up_proj.weight'"),
-    "missing and extra": (changed(lambda held: held.update(x=held.pop(NORM))), BadFile, "1 missing.*1 not known: 'x'"),
+    "missing and extra": (changed(lambda t: t.update(x=t.pop(NORM))), BadFile, "1 missing.*1 not known: 'x'"),
     "a wrong shape": (header(two_columns), BadFile, r"self_attn_norm.weight \[2, 8\], must be \[16\]"),
-    "a wrong kind": (changed(whole), BadFile, "input_layernorm.weight' is int64, must be float32"),
+    "a wrong kind": (changed(integer_weights), BadFile, "input_layernorm.weight' is int64, must be float32"),
     "NaN": (changed(as_nan), BadFile, "decoder.layers.1.self_attn_norm.weight holds NaN or infinity"),
     "cut short": (cut, BadFile, "cut short: the tensors need"),
     "no header": (lambda f: (f / "model.safetensors").write_bytes(b"abc") and None, BadFile, "not a safetensors file"),
@@ -168,14 +168,14 @@ CASES: dict[str, tuple[Spoil, type[Fault], str]] = {
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("sound") / "llama"
+def valid_folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("valid") / "llama"
     return make(folder, "llama")
 
 
 @pytest.fixture
-def folder(sound, tmp_path) -> Path:
-    return Path(shutil.copytree(sound, tmp_path / "model"))
+def folder(valid_folder, tmp_path) -> Path:
+    return Path(shutil.copytree(valid_folder, tmp_path / "model"))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -184,33 +184,33 @@ def test_a_bad_folder_is_one_line_and_quick(name, folder):
     spoil(folder)
     fastest = 9.0
     for _ in range(3):
-        begun = time.process_time()
+        start = time.process_time()
         with pytest.raises(fault, match=words) as caught:
             headwater.load(folder)
-        fastest = min(fastest, time.process_time() - begun)
+        fastest = min(fastest, time.process_time() - start)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 700
     assert fastest < 0.05, f"took {fastest:.3f} s of processor time"
 
 
-def test_nothing_half_loaded_is_left(folder):
-    """The latest of all refusals: most tensors are in place when the NaN is met."""
+def test_no_partial_model_is_left(folder):
+    """The last check of all: most tensors are loaded when the NaN is detected."""
     rewrite(folder, as_nan)
     gc.collect()
-    before = {id(thing) for thing in gc.get_objects() if type(thing) is Transformer}  # other tests may keep models
+    before = {id(item) for item in gc.get_objects() if type(item) is Transformer}  # other tests may keep models
     for _ in range(3):
         with pytest.raises(BadFile, match="NaN"):
             headwater.load(folder)
     gc.collect()
-    assert not [thing for thing in gc.get_objects() if type(thing) is Transformer and id(thing) not in before]
+    assert not [item for item in gc.get_objects() if type(item) is Transformer and id(item) not in before]
 
 
-def test_a_sound_folder_loads(folder):
+def test_a_valid_folder_loads(folder):
     assert headwater.load(folder).model.decoder is not None
 
 
 def test_a_machine_with_less_memory(folder, monkeypatch):
-    """The planted fault of the memory check: the same sound folder on a machine of ten kilobytes."""
+    """Planted fault of the memory check: a valid folder on a machine of ten kilobytes."""
     monkeypatch.setattr(checks, "memory_limit", lambda: 10_000)
     with pytest.raises(Unavailable, match=r"the model has 5,424 weights, 0.0 GB in float32"):
         headwater.load(folder)

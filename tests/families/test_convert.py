@@ -1,4 +1,4 @@
-"""headwater convert on small old folders: nothing is lost, nothing is overwritten, nothing is left behind."""
+"""`headwater convert` on small legacy folders: no tensor is lost, no file overwritten, none left after an error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 import pytest
 import torch
-from tiny_models import ask, make, tensors
+from tiny_models import forward, make, tensors
 
 import headwater
 from headwater.cli import main
@@ -17,7 +17,7 @@ from headwater.families.convert import convert
 
 @pytest.fixture(scope="module")
 def old(tmp_path_factory):
-    """A folder of transformers' older days: config.json, a pickle and vocab.txt."""
+    """A folder as old versions of transformers wrote it: config.json, a pickle and vocab.txt."""
     folder = make(tmp_path_factory.mktemp("old") / "bert", "bert")
     torch.save(tensors(folder), folder / "pytorch_model.bin")
     os.rename(folder / "model.safetensors", folder.parent / "kept.safetensors")
@@ -28,19 +28,19 @@ def old(tmp_path_factory):
 
 def test_a_pickle_becomes_safetensors(old, tmp_path, capsys):
     assert main(["convert", str(old), str(tmp_path / "new")]) == 0
-    said = capsys.readouterr().out
-    assert "bert with the head 'language'" in said
-    assert "loaded again and compared: equal" in said
+    output = capsys.readouterr().out
+    assert "bert with the head 'language'" in output
+    assert "loaded again and compared: equal" in output
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
         "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     ]  # fmt: skip
-    held = torch.load(old / "pytorch_model.bin", weights_only=True)
+    weights = torch.load(old / "pytorch_model.bin", weights_only=True)
     new = tensors(tmp_path / "new")
-    assert held.keys() == new.keys()
-    assert all(torch.equal(held[name], new[name]) for name in held)
+    assert weights.keys() == new.keys()
+    assert all(torch.equal(weights[name], new[name]) for name in weights)
     loaded = headwater.load(tmp_path / "new")
     assert loaded.tokenizer.decode(loaded.tokenizer.encode("rivers")) == "rivers"
-    assert ask(loaded.model).isfinite().all()
+    assert forward(loaded.model).isfinite().all()
 
 
 def test_nothing_is_overwritten_without_force(old, tmp_path):
@@ -71,7 +71,7 @@ def test_a_single_file_uses_the_config_beside_it(old, tmp_path):
     ],
     ids=["no config", "no pickle", "no pickle at all", "unknown family", "code", "another width"],
 )
-def test_what_can_not_be_converted_leaves_nothing(old, tmp_path, spoil, fault, words):
+def test_a_failed_conversion_leaves_no_files(old, tmp_path, spoil, fault, words):
     import shutil
 
     folder = tmp_path / "old"
@@ -89,7 +89,7 @@ def change(folder, **changes):
 
 
 def test_a_vocabulary_without_words_gets_no_tokenizer(old, tmp_path):
-    """Pieces such as [nH+] or Cl( would be cut into what is not in the vocabulary."""
+    """Pieces such as [nH+] or Cl( would be split into pieces that are not in the vocabulary."""
     folder = tmp_path / "text"
     folder.mkdir()
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"[{a}{n}+]" for a in "CNOPS" for n in range(6))]
@@ -110,11 +110,11 @@ def test_capitals_are_kept_where_the_vocabulary_has_them(old, tmp_path):
 
 
 def test_a_wrong_tensor_is_seen(old, tmp_path, monkeypatch):
-    """The planted fault of the comparison: weights that change on the way."""
+    """Planted fault: weights that change during the conversion."""
     from headwater.families import convert as module
 
     honest = module.save_weights
-    monkeypatch.setattr(module, "save_weights", lambda to, held: honest(to, {n: t + 1 for n, t in held.items()}))
+    monkeypatch.setattr(module, "save_weights", lambda to, weights: honest(to, {n: t + 1 for n, t in weights.items()}))
     with pytest.raises(BadFile, match="changed when it was written and read back; not converted"):
         convert(old, tmp_path / "new")
     assert list(tmp_path.iterdir()) == []

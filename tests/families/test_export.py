@@ -1,4 +1,4 @@
-"""A model is written in the layout of a family only where that family's config.json describes it, and whole."""
+"""Export: a model is saved in the layout of a family only where that family's config.json describes it completely."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 import torch
-from tiny_models import ask, ids, tensors, tiny
+from tiny_models import forward, ids, tensors, tiny
 
 import headwater
 from headwater.core import (
@@ -97,8 +97,10 @@ def test_a_config_that_does_not_describe_the_model_is_never_taken(monkeypatch):
     spec = tiny("llama").spec
     honest = CONFIG_WRITERS["llama"]
     for key, wrong in (("rms_norm_eps", 1e-3), ("num_key_value_heads", 2), ("rope_parameters", {"rope_theta": 7.0})):
-        lying = dataclasses.replace(honest, write_config=lambda s, k=key, w=wrong: honest.write_config(s) | {k: w})
-        monkeypatch.setitem(CONFIG_WRITERS, "llama", lying)
+        wrong_writer = dataclasses.replace(
+            honest, write_config=lambda s, k=key, w=wrong: honest.write_config(s) | {k: w}
+        )
+        monkeypatch.setitem(CONFIG_WRITERS, "llama", wrong_writer)
         assert isinstance(match_family(spec, ["llama"]), FamilyMismatch)
     monkeypatch.setitem(CONFIG_WRITERS, "llama", honest)
     assert isinstance(match_family(spec, ["llama"]), FamilyMatch)
@@ -126,14 +128,14 @@ ODD = {
 
 
 @pytest.mark.parametrize("what", ODD)
-def test_whatever_changes_an_answer_is_seen(what):
+def test_every_change_of_the_outputs_is_detected(what):
     name, change = ODD[what]
     spec = tiny(name).spec
     assert isinstance(match_family(spec, [name]), FamilyMatch)
     assert isinstance(match_family(change(spec), [name]), FamilyMismatch)
 
 
-def test_what_changes_no_answer_is_not_a_difference():
+def test_changes_without_effect_on_the_outputs_are_no_difference():
     spec = tiny("gpt2").spec
     other = swap(spec, Attention, lambda a: dataclasses.replace(a, dropout=0.3, head_dim=8, kv_heads=2))
     assert spec_differences(spec, dataclasses.replace(other, init=(("*", headwater.core.Zero()),))) == []
@@ -155,7 +157,7 @@ FORMS = {
 
 
 def wide(spec):
-    """First weights, wide enough that a wrong term shows."""
+    """Initial weights plus noise, so that a wrong term shows."""
     model, draw = spec.build(seed=0).eval(), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -164,17 +166,17 @@ def wide(spec):
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_rewritten_model_gives_the_same_answers(name, tmp_path):
+def test_a_rewritten_model_gives_the_same_outputs(name, tmp_path):
     spec, changes = FORMS[name]
     model = wide(spec)
     saved = save_with_result(model, tmp_path / "m")
     assert saved.model.config["model_type"] == name and saved.rewrites == changes and saved.mismatch is None
     again = headwater.load(tmp_path / "m")
     limit = 1e-5 if "sinusoidal_halves" in changes else 0.0
-    assert (ask(again.model) - ask(model)).abs().max() <= limit
-    headwater.save(again, tmp_path / "again")  # what was written once is written as it is
+    assert (forward(again.model) - forward(model)).abs().max() <= limit
+    headwater.save(again, tmp_path / "again")  # a second save needs no rewrite
     assert all(torch.equal(t, tensors(tmp_path / "again")[n]) for n, t in tensors(tmp_path / "m").items())
-    assert model.spec == spec, "the model that was given is not changed"
+    assert model.spec == spec, "the original model is unchanged"
 
 
 def test_a_wrong_rewrite_is_refused(monkeypatch, tmp_path):
@@ -191,13 +193,13 @@ def test_a_wrong_rewrite_is_refused(monkeypatch, tmp_path):
     assert not (tmp_path / "m").exists()
 
 
-def test_sines_are_reordered_as_they_are_defined():
+def test_sinusoidal_halves_is_a_permutation_of_sinusoidal():
     """The law behind `sinusoidal_halves`: the second form is the first with its features in another order."""
-    places = torch.arange(9)[None]
+    positions = torch.arange(9)[None]
     waves = [kind().build(8) for kind in (Sinusoidal, SinusoidalHalves)]
     for wave in waves:
         wave.init_buffers()
-    one, two = (wave.add(torch.zeros(1, 9, 8), places) for wave in waves)
+    one, two = (wave.add(torch.zeros(1, 9, 8), positions) for wave in waves)
     assert torch.equal(one[..., [0, 2, 4, 6, 1, 3, 5, 7]], two) and not torch.equal(one, two)
 
 
@@ -222,13 +224,15 @@ def test_native_layout_with_a_warning_where_no_family_fits(what, tmp_path):
     ):
         headwater.save(model, tmp_path / "m")
     assert json.loads((tmp_path / "m" / "config.json").read_text())["model_type"] == "headwater"
-    assert torch.equal(ask(headwater.load(tmp_path / "m").model), ask(model))
+    assert torch.equal(forward(headwater.load(tmp_path / "m").model), forward(model))
 
 
 def test_a_layout_that_cannot_hold_the_model_is_refused(tmp_path):
     model = wide(FORMS["gpt_neox"][0])
-    said = r"layout 'llama' cannot express this model: transformers' llama has RMSNorm.* this model has LayerNorm\(\)"
-    with pytest.raises(headwater.BadSetting, match=said):
+    message = (
+        r"layout 'llama' cannot express this model: transformers' llama has RMSNorm.* this model has LayerNorm\(\)"
+    )
+    with pytest.raises(headwater.BadSetting, match=message):
         headwater.save(model, tmp_path / "m", layout="llama")
     with pytest.raises(headwater.BadSetting, match="'transformers' cannot express .* gpt_neox has Rotary.* Alibi"):
         headwater.save(wide(NATIVE["alibi"][0]), tmp_path / "m", layout="transformers")
@@ -253,10 +257,10 @@ def test_a_requested_layout_is_written(tmp_path):
         headwater.save(model, tmp_path / "ours", layout="headwater")
     bert = tiny("bert")
     headwater.save(bert, tmp_path / "native", layout="headwater")
-    assert torch.equal(ask(headwater.load(tmp_path / "native").model), ask(bert.model))
+    assert torch.equal(forward(headwater.load(tmp_path / "native").model), forward(bert.model))
 
 
-# -------------------------------------------------------------------------------------- what its config no longer tells
+# ------------------------------------------------------------------------- models that config.json does not describe
 
 
 @pytest.fixture(scope="module")
@@ -266,13 +270,13 @@ def tokenizer():
 
 @pytest.fixture
 def packed(tokenizer, tmp_path):
-    """A GGUF file whose weights are in few bits."""
+    """A GGUF file with quantized weights."""
     spec = decoder(len(tokenizer), d_model=32, heads=2, layers=2, d_ff=64, **LLAMA)
     spec = swap(spec, Embeddings, lambda embed: dataclasses.replace(embed, scale=1.0))
     return headwater.load(save_gguf(LoadedModel(wide(spec), tokenizer, {}, tmp_path), tmp_path / "packed.gguf", "Q8_0"))
 
 
-def test_packed_weights_are_written_widened(packed, tmp_path):
+def test_quantized_weights_are_saved_dequantized(packed, tmp_path):
     headwater.save(packed, tmp_path / "m")
     headwater.save(packed, tmp_path / "m.gguf")
     rows = ids()
@@ -282,7 +286,7 @@ def test_packed_weights_are_written_widened(packed, tmp_path):
         assert (headwater.load(tmp_path / "m.gguf").model(rows) - expected).abs().max() < 1e-2
 
 
-def test_packed_weights_are_rewritten_too(tmp_path):
+def test_quantized_weights_are_rewritten(tmp_path):
     model = wide(decoder(64, d_model=32, heads=2, layers=1, d_ff=64, position="rotary", **PRE))
     quantize(model, "int8")
     saved = save_with_result(model, tmp_path / "m")
@@ -292,25 +296,25 @@ def test_packed_weights_are_rewritten_too(tmp_path):
 
 
 def test_rope_factors_of_a_gguf_file_are_not_lost(packed, tmp_path):
-    """config.json has no word for them: they would read back as plain RoPE."""
+    """config.json has no key for them: they would read back as plain RoPE."""
     factors = PerFrequencyScaling((1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0, 8.0))
     spec = swap(packed.spec, Rotary, lambda rotary: dataclasses.replace(rotary, scaling=factors))
     model = wide(spec)
     loaded = LoadedModel(model, packed.tokenizer, packed.config, packed.path, "language")
     with pytest.warns(UserWarning, match="PerFrequency"):
         headwater.save(loaded, tmp_path / "m")
-    assert torch.equal(ask(headwater.load(tmp_path / "m").model), ask(model))
+    assert torch.equal(forward(headwater.load(tmp_path / "m").model), forward(model))
     with pytest.raises(headwater.BadSetting, match="has NoScaling.* this model has another PerFrequency"):
         headwater.save(loaded, tmp_path / "m.gguf")
 
 
-def test_a_new_head_is_written_as_what_it_is(tmp_path):
+def test_a_new_head_is_saved_with_its_own_type(tmp_path):
     headwater.save(tiny("bert", architectures=["BertForMaskedLM"]), tmp_path / "bert")
     tuned = headwater.load(tmp_path / "bert", new_head=TokenClassificationHead(3))
     headwater.save(tuned, tmp_path / "tags")
     again = headwater.load(tmp_path / "tags")
     assert (again.config["architectures"], again.head) == (["BertForTokenClassification"], "token_classification")
-    assert torch.equal(ask(again.model), ask(tuned.model))
+    assert torch.equal(forward(again.model), forward(tuned.model))
 
 
 def test_a_fault_leaves_nothing_behind(monkeypatch, tmp_path):
@@ -318,25 +322,25 @@ def test_a_fault_leaves_nothing_behind(monkeypatch, tmp_path):
 
     honest = hf_folder.save_weights
     monkeypatch.setattr(
-        hf_folder, "save_weights", lambda where, held: honest(where, {n: t * 2 for n, t in held.items()})
+        hf_folder, "save_weights", lambda where, weights: honest(where, {n: t * 2 for n, t in weights.items()})
     )
     with pytest.raises(headwater.BadFile, match="changed when it was written and read back"):
         headwater.save(tiny("bert"), tmp_path / "m")
     assert list(tmp_path.iterdir()) == []
 
 
-# ---------------------------------------------------------------------------------------------------------- on the way
+# ----------------------------------------------------------------------------------------- tokenizer, dropout, command
 
 
 def test_two_texts_get_two_token_types(tokenizer, tmp_path):
-    """transformers' tokenizer is set to give them where the model has a use for them."""
-    for name, asks in (("bert", True), ("roberta", False), ("gpt2", False)):
+    """transformers' tokenizer returns token types only where the model has them."""
+    for name, has_types in (("bert", True), ("roberta", False), ("gpt2", False)):
         more = {"roberta": {"type_vocab_size": 1}}.get(name, {})
         loaded = tiny(name, vocab_size=len(tokenizer), **more)
         loaded.tokenizer = tokenizer
         headwater.save(loaded, tmp_path / name)
-        said = json.loads((tmp_path / name / "tokenizer_config.json").read_text())
-        assert ("token_type_ids" in said.get("model_input_names", [])) == asks
+        config = json.loads((tmp_path / name / "tokenizer_config.json").read_text())
+        assert ("token_type_ids" in config.get("model_input_names", [])) == has_types
 
 
 def test_the_dropout_of_a_classifier_may_differ_from_that_of_the_states():
@@ -352,7 +356,7 @@ def test_convert_prints_what_it_wrote(tmp_path, capsys):
     assert main(["convert", str(tmp_path / "run"), str(tmp_path / "new")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{tmp_path / 'new'}: pegasus with the head 'language', ")
-    assert lines[1].startswith("rewritten, with the same answers: a bias of zeros on the output; sines before cosines")
+    assert lines[1].startswith("rewritten, with the same outputs: a bias of zeros on the output; sines before cosines")
     assert lines[-1] == "loaded again and compared: equal"
     with pytest.warns(UserWarning):
         headwater.save(wide(NATIVE["alibi"][0]), tmp_path / "alibi")

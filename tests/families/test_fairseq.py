@@ -47,9 +47,11 @@ def public():
 def folder_of(public, folder, drop=()):
     """The public model's weights under fairseq's names."""
     folder.mkdir()
-    held = {name.removeprefix("model."): tensor for name, tensor in public.state_dict().items()}
-    held = {name: t.contiguous() for name, t in held.items() if "embed_positions" not in name and name not in drop}
-    write_safetensors(folder / "model.safetensors", held)
+    tensors = {name.removeprefix("model."): tensor for name, tensor in public.state_dict().items()}
+    tensors = {
+        name: t.contiguous() for name, t in tensors.items() if "embed_positions" not in name and name not in drop
+    }
+    write_safetensors(folder / "model.safetensors", tensors)
     config = fairseq_args_to_config(ARGS, "args") | {"source_vocab_size": VOCAB, "target_vocab_size": VOCAB}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
@@ -80,7 +82,7 @@ def test_wrong_positions_would_be_seen(wrong, public, tmp_path):
     assert distance(model, public) > 1e-3
 
 
-def test_the_part_travels():
+def test_the_part_converts_to_json_and_back():
     assert from_dict(to_dict(FairseqSinusoidal(offset=5))) == FairseqSinusoidal(offset=5)
 
 
@@ -103,8 +105,8 @@ SOURCE = "the 10\nlo@@ 9\nw 8\nw@@ 8\ner 7\nl@@ 5\no@@ 4\ne@@ 4\nr 4\nt@@ 3\nh@@
 CODES = "#version: 0.2\nt h\nth e</w>\nl o\ne r</w>\n"
 
 
-def by_hand(word: str, merges: list[list[str]]) -> list[str]:
-    """subword-nmt as it is described: the best pair of all is joined, again and again."""
+def reference_bpe(word: str, merges: list[list[str]]) -> list[str]:
+    """subword-nmt from its description: merge the best pair until there is none."""
     pieces = [*word[:-1], word[-1] + "</w>"]
     while True:
         ranked = [
@@ -122,12 +124,12 @@ def test_dictionary_and_codes():
     vocab, merges = marian.parse_dictionary(SOURCE, "dict"), marian.parse_bpe_codes(CODES, "codes")
     assert [vocab[w] for w in ("<s>", "<pad>", "</s>", "<unk>", "the</w>", "lo")] == [0, 1, 2, 3, 4, 5]
     assert len(vocab) == 17
-    assert marian.missing_pieces(vocab, merges) == ["th"]  # on the way to `the`, and no piece of the dictionary
-    whole = dict(vocab, th=17)
-    tokenizer = Tokenizer(marian.fairseq_spec(whole, merges), marian.FAIRSEQ_SPECIAL_TOKENS)
+    assert marian.missing_pieces(vocab, merges) == ["th"]  # an intermediate piece of `the` that the dictionary lacks
+    full_vocab = dict(vocab, th=17)
+    tokenizer = Tokenizer(marian.fairseq_spec(full_vocab, merges), marian.FAIRSEQ_SPECIAL_TOKENS)
     for text in ("the lower", "the the", "low lo thx", "tower  the", "q"):
-        pieces = [piece for word in text.split() for piece in by_hand(word, merges)]
-        assert tokenizer.encode(text) == [*(whole.get(piece, 3) for piece in pieces), 2], text
+        pieces = [piece for word in text.split() for piece in reference_bpe(word, merges)]
+        assert tokenizer.encode(text) == [*(full_vocab.get(piece, 3) for piece in pieces), 2], text
     assert tokenizer.decode(tokenizer.encode("the lower")) == "the lower"
     assert tokenizer.piece(4) == "the "
 
@@ -152,14 +154,16 @@ def test_bad_dictionaries_and_codes(read, text, words):
 
 
 def checkpoint(folder, public, **args):
-    """A checkpoint as fairseq leaves it: settings, weights, and what its optimizer needs."""
+    """A checkpoint as fairseq saves it: arguments, weights and optimizer state."""
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "data").mkdir()
-    held = {name.removeprefix("model."): tensor for name, tensor in public.state_dict().items()}
-    held = {name: tensor for name, tensor in held.items() if "embed_positions" not in name}
-    held |= {"encoder.version": torch.ones(1), "encoder.embed_positions._float_tensor": torch.ones(1)}
+    tensors = {name.removeprefix("model."): tensor for name, tensor in public.state_dict().items()}
+    tensors = {name: tensor for name, tensor in tensors.items() if "embed_positions" not in name}
+    tensors |= {"encoder.version": torch.ones(1), "encoder.embed_positions._float_tensor": torch.ones(1)}
     settings = argparse.Namespace(**{**ARGS, "source_lang": "aa", "target_lang": "bb", **args})
-    torch.save({"args": settings, "model": held, "extra": {"epoch": 3}}, folder / "checkpoints" / "checkpoint_best.pt")
+    torch.save(
+        {"args": settings, "model": tensors, "extra": {"epoch": 3}}, folder / "checkpoints" / "checkpoint_best.pt"
+    )
     words = "".join(f"w{n} 1\n" for n in range(VOCAB - 4))
     (folder / "data" / "dict.aa.txt").write_text(words)
     (folder / "data" / "dict.bb.txt").write_text(words)

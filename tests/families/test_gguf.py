@@ -1,4 +1,4 @@
-"""GGUF in and out: what is written reads back as the same model, with its tokenizer; the rotary order is right."""
+"""GGUF: a model that is saved and loaded is the same, with its tokenizer; the order of RoPE rows is right."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tokenizer():
     return train_tokenizer(["the cat sat on the mat", "天地玄黄 宇宙洪荒"] * 20, "bpe", vocab_size=320)
 
 
-def made(tokenizer, **changes) -> LoadedModel:
+def llama_model(tokenizer, **changes) -> LoadedModel:
     config = {**CONFIG, "vocab_size": len(tokenizer), **changes}
     spec = FAMILIES[config["model_type"]].read_spec(HFConfig(dict(config)), "language")
     model = spec.build(seed=0).eval()
@@ -43,7 +43,7 @@ def made(tokenizer, **changes) -> LoadedModel:
     return LoadedModel(model, tokenizer, config, Path("made"), "language")
 
 
-KIN = [
+VARIANTS = [
     {},
     {"tie_word_embeddings": False, "head_dim": 32},
     {"model_type": "qwen2"},
@@ -51,10 +51,10 @@ KIN = [
 ]
 
 
-@pytest.mark.parametrize("changes", KIN, ids=json.dumps)
+@pytest.mark.parametrize("changes", VARIANTS, ids=json.dumps)
 @pytest.mark.parametrize(("kind", "limit"), [("F32", 1e-6), ("F16", 5e-2), ("Q8_0", 0.3)])
 def test_written_and_read_is_the_same_model(tokenizer, tmp_path, changes, kind, limit):
-    loaded = made(tokenizer, **changes)
+    loaded = llama_model(tokenizer, **changes)
     save_gguf(loaded, tmp_path / "m.gguf", kind)
     again = load_gguf(tmp_path / "m.gguf")
     ids = torch.randint(0, len(tokenizer), (2, 9))
@@ -65,8 +65,8 @@ def test_written_and_read_is_the_same_model(tokenizer, tmp_path, changes, kind, 
     assert (kind == "Q8_0") == isinstance(again.model.decoder.layers[0].self_attn.q, QuantizedLinear)
 
 
-def test_the_public_reader_finds_what_we_wrote(tokenizer, tmp_path):
-    loaded = made(tokenizer)
+def test_the_public_package_reads_our_files(tokenizer, tmp_path):
+    loaded = llama_model(tokenizer)
     assert save(loaded, tmp_path / "m.gguf") == tmp_path / "m.gguf"
     reader = gguf.GGUFReader(tmp_path / "m.gguf")
     assert reader.fields["general.architecture"].contents() == "llama"
@@ -74,10 +74,10 @@ def test_the_public_reader_finds_what_we_wrote(tokenizer, tmp_path):
 
 
 def test_the_order_of_rotary_rows_matters_and_is_right(tokenizer, tmp_path):
-    """A file whose q and k rows are in our order instead of GGUF's reads as another model: the law would see it."""
+    """Planted fault: a file with q and k rows in two halves instead of interleaved pairs is another model."""
     from headwater.families import gguf as family_gguf
 
-    loaded = made(tokenizer)
+    loaded = llama_model(tokenizer)
     names = family_gguf.GGUF_ARCHITECTURES["llama"]
     wrong = {
         **family_gguf.GGUF_ARCHITECTURES,
@@ -93,21 +93,21 @@ def test_the_order_of_rotary_rows_matters_and_is_right(tokenizer, tmp_path):
         assert (load_gguf(tmp_path / "wrong.gguf").model(ids) - loaded.model(ids)).abs().max() > 0.05
 
 
-def test_generation_uses_the_blocks_as_they_are(tokenizer, tmp_path):
-    loaded = made(tokenizer)
+def test_generation_with_quantized_blocks(tokenizer, tmp_path):
+    loaded = llama_model(tokenizer)
     save_gguf(loaded, tmp_path / "m.gguf", "Q8_0")
     answer = headwater.generate(load(tmp_path / "m.gguf"), "the cat", max_tokens=5)
     assert len(answer.ids) <= 5
 
 
 def test_faults(tokenizer, tmp_path):
-    save_gguf(made(tokenizer), tmp_path / "m.gguf")
+    save_gguf(llama_model(tokenizer), tmp_path / "m.gguf")
     with pytest.raises(BadFile, match="it must be a new file"):
-        save_gguf(made(tokenizer), tmp_path / "m.gguf")
-    said = (
+        save_gguf(llama_model(tokenizer), tmp_path / "m.gguf")
+    message = (
         "a GGUF file can hold only llama, qwen2, qwen3 language models: llama has decoder as stacks, this model has enc"
     )
-    with pytest.raises(BadSetting, match=said):
+    with pytest.raises(BadSetting, match=message):
         save_gguf(
             LoadedModel(tiny("bert").model, tokenizer, {"model_type": "bert"}, tmp_path, "language"), tmp_path / "b"
         )
@@ -120,20 +120,22 @@ def test_faults(tokenizer, tmp_path):
         load_gguf(tmp_path / "short.gguf")
 
 
-# -------------------------------------------------------------------------------------------- models made of parts here
+# -------------------------------------------------------------------------------------------------- native models
 
 LLAMA = {"norm_position": "pre", "norm": "rms", "gated": True, "activation": "silu", "bias": False,
          "position": "rotary", "d_model": 32, "heads": 4, "kv_heads": 2, "layers": 2, "d_ff": 48}  # fmt: skip
 
 
-def own(tokenizer, **changes) -> LoadedModel:
-    """A decoder in our own layout, as training leaves it: its config.json names no family."""
+def native_model(tokenizer, **changes) -> LoadedModel:
+    """A decoder in the native layout, as after training: its config.json names no family."""
     model = decoder(len(tokenizer), **LLAMA | changes).build(seed=0).eval()
-    return LoadedModel(model, tokenizer, {"model_type": "headwater", "about": {"task": "language-model"}}, Path("run"))
+    return LoadedModel(
+        model, tokenizer, {"model_type": "headwater", "metadata": {"task": "language-model"}}, Path("run")
+    )
 
 
-def test_a_decoder_of_our_own_is_written_as_llama(tokenizer, tmp_path):
-    loaded = own(tokenizer)
+def test_a_native_decoder_is_saved_as_llama(tokenizer, tmp_path):
+    loaded = native_model(tokenizer)
     save_gguf(loaded, tmp_path / "m.gguf", "F32")
     again, rows = load_gguf(tmp_path / "m.gguf"), torch.randint(0, len(tokenizer), (2, 9))
     with torch.no_grad():
@@ -141,28 +143,32 @@ def test_a_decoder_of_our_own_is_written_as_llama(tokenizer, tmp_path):
     for text in ("the cat sat", "宇宙 玄黄, 12\n"):
         assert again.tokenizer.encode(text) == tokenizer.encode(text)
     reader = gguf.GGUFReader(tmp_path / "m.gguf")
-    said = {name: field.contents() for name, field in reader.fields.items()}
-    assert said["general.architecture"] == "llama"
-    assert (said["llama.block_count"], said["llama.embedding_length"], said["llama.feed_forward_length"]) == (2, 32, 48)
-    assert (said["llama.attention.head_count"], said["llama.attention.head_count_kv"]) == (4, 2)
-    assert said["tokenizer.ggml.tokens"][:3] == ["<pad>", "<bos>", "<eos>"]
-    assert len(said["tokenizer.ggml.tokens"]) == len(tokenizer) == said["llama.vocab_size"]
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    assert fields["general.architecture"] == "llama"
+    assert (fields["llama.block_count"], fields["llama.embedding_length"], fields["llama.feed_forward_length"]) == (
+        2,
+        32,
+        48,
+    )
+    assert (fields["llama.attention.head_count"], fields["llama.attention.head_count_kv"]) == (4, 2)
+    assert fields["tokenizer.ggml.tokens"][:3] == ["<pad>", "<bos>", "<eos>"]
+    assert len(fields["tokenizer.ggml.tokens"]) == len(tokenizer) == fields["llama.vocab_size"]
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"norm": "layer"}, "has RMSNorm.* this model has LayerNorm"),
         ({"position": "alibi"}, "has Rotary.* this model has Alibi"),
         ({"activation": "gelu"}, "has 'silu' as decoder.layers.ffn.layer.activation, this model has 'gelu'"),
         ({"bias": True}, "a GGUF file of llama cannot hold all tensors of this model, such as biases"),
     ],
-    ids=lambda given: str(given)[:20],
+    ids=lambda value: str(value)[:20],
 )
-def test_what_gguf_has_no_word_for_is_refused(tokenizer, tmp_path, changes, said):
-    """The last two are models of transformers' llama; a GGUF file of the architecture llama has neither setting."""
-    with pytest.raises(BadSetting, match=said):
-        save_gguf(own(tokenizer, **changes), tmp_path / "m.gguf")
+def test_settings_without_a_gguf_key_are_refused(tokenizer, tmp_path, changes, message):
+    """transformers' llama has the last two settings; the GGUF architecture llama has neither."""
+    with pytest.raises(BadSetting, match=message):
+        save_gguf(native_model(tokenizer, **changes), tmp_path / "m.gguf")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -170,14 +176,14 @@ def test_what_gguf_has_no_word_for_is_refused(tokenizer, tmp_path, changes, said
 def test_tokenizers_that_gguf_cannot_hold_are_refused(tmp_path, kind):
     learned = train_tokenizer(["the cat sat on the mat"] * 20, kind)
     with pytest.raises(Unavailable, match="only byte-level BPE tokenizers .* save the model as a folder"):
-        save_gguf(own(learned), tmp_path / "m.gguf")
+        save_gguf(native_model(learned), tmp_path / "m.gguf")
     with pytest.raises(BadSetting, match="holds the model's tokenizer, this model has none"):
-        save_gguf(LoadedModel(own(learned).model, None, {}, tmp_path), tmp_path / "m.gguf")
+        save_gguf(LoadedModel(native_model(learned).model, None, {}, tmp_path), tmp_path / "m.gguf")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("llama.attention.head_count", [4, 4], r"llama.attention.head_count must be a number, got '\[4, 4\]'"),
         ("llama.attention.head_count", "four", "llama.attention.head_count must be a number, got 'four'"),
@@ -186,13 +192,13 @@ def test_tokenizers_that_gguf_cannot_hold_are_refused(tmp_path, kind):
         ("tokenizer.ggml.eos_token_id", "end", "tokenizer.ggml.eos_token_id must be a number, got 'end'"),
     ],
 )
-def test_a_setting_that_is_no_number_is_refused_in_one_line(tokenizer, tmp_path, monkeypatch, key, value, said):
+def test_a_setting_that_is_not_a_number_is_refused(tokenizer, tmp_path, monkeypatch, key, value, message):
     from headwater.families import gguf as family_gguf
 
     real = family_gguf.tokenizer_to_gguf
-    monkeypatch.setattr(family_gguf, "tokenizer_to_gguf", lambda given: {**real(given), key: value})
-    monkeypatch.setattr(family_gguf, "_check_written", lambda *given: None)  # it would not be written else
-    save_gguf(made(tokenizer), tmp_path / "m.gguf", "F32")
-    with pytest.raises(BadFile, match=said) as caught:
+    monkeypatch.setattr(family_gguf, "tokenizer_to_gguf", lambda tokenizer: {**real(tokenizer), key: value})
+    monkeypatch.setattr(family_gguf, "_check_written", lambda *args: None)  # it would reject the file
+    save_gguf(llama_model(tokenizer), tmp_path / "m.gguf", "F32")
+    with pytest.raises(BadFile, match=message) as caught:
         load_gguf(tmp_path / "m.gguf")
     assert "\n" not in str(caught.value)

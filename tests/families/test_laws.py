@@ -1,4 +1,4 @@
-"""headwater.check on every family: none sees the future, the padding, or another row."""
+"""headwater.check on every family: no position depends on the future, the padding, or another row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading needs little more memory than the weights: measured in a process of its own."""
+"""Loading needs little more memory than the weights: measured in a separate process."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ import re, sys, torch, headwater
 from headwater.families.hf_folder import load_hf_folder
 
 def peak():
-    status = open("/proc/self/status").read()  # getrusage would count what the parent had before this began
+    status = open("/proc/self/status").read()  # getrusage would count the memory of the parent process
     return 1024 * int(re.search(r"VmHWM:\s+(\d+)", status)[1])
 
 torch.ones(1000, 1000) @ torch.ones(1000, 1000)
-load_hf_folder(sys.argv[1])  # a small one: whatever is imported late is imported now
+load_hf_folder(sys.argv[1])  # a small model first, so that late imports are not measured
 before = peak()
 model = load_hf_folder(sys.argv[2]).model
 print(peak() - before, sum(p.numel() * 4 for p in model.parameters()))
@@ -35,13 +35,15 @@ print(peak() - before, sum(p.numel() * 4 for p in model.parameters()))
 
 
 def written(folder, family, config, dtype):
-    """A model of about 180 MB in float32, in the given kind of numbers."""
+    """A model folder of about 180 MB in float32, saved in this dtype."""
     folder.mkdir()
-    relation = FAMILIES[family]
-    model = relation.read_spec(HFConfig(dict(config)), "language").build(seed=0)
-    names = relation.body_names + relation.head_names["language"]
-    held = names.export(dict(model.named_parameters()), heads=12, kv_heads=12)
-    write_safetensors(folder / "model.safetensors", {name: held[name].detach().to(dtype).contiguous() for name in held})
+    definition = FAMILIES[family]
+    model = definition.read_spec(HFConfig(dict(config)), "language").build(seed=0)
+    names = definition.body_names + definition.head_names["language"]
+    exported = names.export(dict(model.named_parameters()), heads=12, kv_heads=12)
+    write_safetensors(
+        folder / "model.safetensors", {name: exported[name].detach().to(dtype).contiguous() for name in exported}
+    )
     (folder / "config.json").write_text(json.dumps({"model_type": family, **config}))
     return folder
 
@@ -50,7 +52,7 @@ def written(folder, family, config, dtype):
 @pytest.mark.parametrize(
     ("family", "config", "dtype"),
     [("llama", LLAMA, torch.float32), ("llama", LLAMA, torch.bfloat16), ("gpt2", GPT2, torch.float32)],
-    ids=["float32", "bfloat16", "gpt2, turned"],
+    ids=["float32", "bfloat16", "gpt2, transposed"],
 )
 def test_peak_is_at_most_a_fifth_above_the_weights(family, config, dtype, tmp_path):
     small = written(tmp_path / "small", family, CONFIGS[family], torch.float32) if family == "gpt2" else None

@@ -1,4 +1,4 @@
-"""Tiny models of every family, written as public folders; and ways to spoil such a folder."""
+"""Tiny models of every family, saved as Hugging Face folders; and helpers that change such a folder."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def tiny(model_type: str, head: str | None = None, seed: int = 0, **changes: Any) -> LoadedModel:
-    """A small random model of a family, wide enough that a wrong term shows."""
+    """A small random model of a family, with weights large enough that a wrong term shows."""
     config = {"model_type": model_type, **CONFIGS[model_type], **changes}
-    relation = FAMILIES[model_type]
+    family = FAMILIES[model_type]
     c = HFConfig(dict(config))
-    kind = head or detect_head_type(relation, c.get_list("architectures", str, []))
-    model = relation.read_spec(c, kind).build(seed=seed).eval()
+    kind = head or detect_head_type(family, c.get_list("architectures", str, []))
+    model = family.read_spec(c, kind).build(seed=seed).eval()
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -83,8 +83,8 @@ def ids(length: int = 9, seed: int = 0) -> torch.Tensor:
     return torch.randint(5, VOCAB - 4, (2, length), generator=torch.Generator().manual_seed(seed))
 
 
-def ask(model: Any, rows: torch.Tensor | None = None) -> torch.Tensor:
-    """Logits of a model on fixed rows; an encoder-decoder reads another row first."""
+def forward(model: Any, rows: torch.Tensor | None = None) -> torch.Tensor:
+    """Logits of a model on fixed ids; an encoder-decoder also gets a source."""
     rows = ids() if rows is None else rows
     with torch.no_grad():
         pair = model.encoder is not None and model.decoder is not None
@@ -97,12 +97,12 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    held = tensors(folder)
-    changed = change(held)
-    write_safetensors(folder / "model.safetensors", held if changed is None else changed)
+    weights = tensors(folder)
+    changed = change(weights)
+    write_safetensors(folder / "model.safetensors", weights if changed is None else changed)
 
 
 def reconfigure(folder: Path, **changes: Any) -> None:
-    """Change config.json; a value of ... takes the key away."""
+    """Change config.json; a value of ... removes the key."""
     config = json.loads((folder / "config.json").read_text()) | changes
     (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not ...}))

@@ -1,4 +1,4 @@
-"""Public models to equal: for each family its config class, tiny sizes, odd variations, and a class for each head."""
+"""Parity cases: for each family its config class, tiny sizes, unusual settings, and one model class per head."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ class Case:
 
 
 def cases(family: str, config: str, models: str, base: dict[str, Any], *odd: dict[str, Any]) -> list[Case]:
-    """Every model class on the base settings and on each variation. A span has two ends, whatever the labels."""
+    """Every model class with the base settings and each variation. Question answering ignores num_labels."""
     return [
-        Case(family, model, config, tuple({**base, **_apt(change, model)}.items()), number)
+        Case(family, model, config, tuple({**base, **_without_labels(change, model)}.items()), number)
         for model, (number, change) in itertools.product(models.split(), enumerate([{}, *odd]))
     ]
 
 
-def _apt(change: dict[str, Any], model: str) -> dict[str, Any]:
+def _without_labels(change: dict[str, Any], model: str) -> dict[str, Any]:
     return {k: v for k, v in change.items() if k != "num_labels" or not model.endswith("QuestionAnswering")}
 
 

@@ -1,4 +1,4 @@
-"""The cases are a plain module beside the tests."""
+"""cases.py is a plain module next to the tests."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What was built or trained here opens in transformers with the same logits and the same tokens, through the disk."""
+"""Models built or trained here load in transformers from disk, with the same logits and the same tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIMIT, SHOWS, VOCAB = 2e-5, 1e-3, 53
 T.logging.set_verbosity_error()
 SIZES: dict[str, Any] = {"d_model": 32, "heads": 4, "layers": 2, "d_ff": 48}
 PRE = {"norm_position": "pre", "activation": "gelu"}
-# The end of an architecture's name, and the class by which a user of transformers would open it.
+# Suffix of the architecture -> the auto class of transformers.
 AUTO = {
     "ForCausalLM": T.AutoModelForCausalLM,
     "LMHeadModel": T.AutoModelForCausalLM,
@@ -39,21 +39,21 @@ AUTO = {
 }
 
 
-def kinds(spec, count):
+def with_token_types(spec, count):
     return swap(spec, Embeddings, lambda embed: replace(embed, token_types=count))
 
 
-# Each a shape that `headwater train` builds, or one of the presets made small.
+# Models that `headwater train` builds, and small versions of the presets.
 BUILT = {
     "pegasus": transformer(VOCAB, norm_position="pre", **SIZES),
     "blenderbot": transformer(VOCAB, norm_position="pre", position="learned", max_positions=40, **SIZES),
     "marian": transformer(VOCAB, **SIZES),
     "gpt_neox": decoder(VOCAB, position="rotary", **PRE, **SIZES),
     "gpt2": decoder(VOCAB, position="learned", max_positions=40, **PRE, **SIZES),
-    "megatron-bert": kinds(
+    "megatron-bert": with_token_types(
         encoder(VOCAB, TokenClassificationHead(5), position="learned", max_positions=40, **PRE, **SIZES), 2
     ),
-    "megatron-bert, answers": kinds(
+    "megatron-bert, answers": with_token_types(
         encoder(VOCAB, TokenClassificationHead(2), position="learned", max_positions=40, **PRE, **SIZES), 3
     ),
     "llama, preset": llama(VOCAB, 32, 4, 2, 48, 2, 1e-5, 1e4).spec(),
@@ -71,8 +71,8 @@ def wide(spec) -> headwater.core.Transformer:
     return model
 
 
-def opened(folder: Path):
-    """The folder as transformers opens it by itself; no tensor may be missing, left over or of another shape."""
+def open_in_transformers(folder: Path):
+    """Load the folder with transformers' auto class; no tensor may be missing, unexpected or of another shape."""
     config = T.AutoConfig.from_pretrained(folder)
     name = config.architectures[0]
     auto = next(auto for end, auto in AUTO.items() if name.endswith(end))
@@ -83,43 +83,43 @@ def opened(folder: Path):
 
 
 @torch.no_grad()
-def apart(ours, theirs, vocab: int, seed: int = 0) -> float:
-    """The largest distance of the logits on a batch with padding on the right."""
+def max_distance(ours, theirs, vocab: int, seed: int = 0) -> float:
+    """The maximum difference of the logits on a batch with padding on the right."""
     draw = torch.Generator().manual_seed(seed)
     rows = torch.randint(5, vocab, (3, 11), generator=draw)
     keep = torch.arange(11)[None] < torch.tensor([[11], [7], [4]])
     if ours.encoder is not None and ours.decoder is not None:
         source = torch.randint(5, vocab, (3, 11), generator=draw)
-        said = theirs(input_ids=source, attention_mask=keep.long(), decoder_input_ids=rows).logits
-        return float((ours(rows, source=source, source_attention_mask=keep) - said).abs().max())
+        their_logits = theirs(input_ids=source, attention_mask=keep.long(), decoder_input_ids=rows).logits
+        return float((ours(rows, source=source, source_attention_mask=keep) - their_logits).abs().max())
     types = getattr(ours.output_stack.spec.embed, "token_types", 0)
     more = torch.randint(0, types, (3, 11), generator=draw) if types else None
-    said = theirs(input_ids=rows, attention_mask=keep.long(), **({"token_type_ids": more} if types else {}))
-    logits = torch.stack((said.start_logits, said.end_logits), -1) if "start_logits" in said else said.logits
+    output = theirs(input_ids=rows, attention_mask=keep.long(), **({"token_type_ids": more} if types else {}))
+    logits = torch.stack((output.start_logits, output.end_logits), -1) if "start_logits" in output else output.logits
     return float((ours(rows, attention_mask=keep, token_types=more) - logits)[keep].abs().max())
 
 
 @pytest.mark.parametrize("name", BUILT)
-def test_a_model_of_parts_opens_in_transformers(name, tmp_path):
+def test_a_built_model_loads_in_transformers(name, tmp_path):
     model = wide(BUILT[name])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         headwater.save(model, tmp_path / "m")
-    theirs = opened(tmp_path / "m")
+    theirs = open_in_transformers(tmp_path / "m")
     assert theirs.config.model_type == name.split(",")[0]
-    assert apart(model, theirs, VOCAB) < LIMIT
-    assert apart(headwater.load(tmp_path / "m").model, theirs, VOCAB) < LIMIT
+    assert max_distance(model, theirs, VOCAB) < LIMIT
+    assert max_distance(headwater.load(tmp_path / "m").model, theirs, VOCAB) < LIMIT
 
 
 def test_a_wrong_model_would_show(tmp_path):
     """The check above can fail: another eps, or positions one row further, move the logits."""
     model = wide(BUILT["blenderbot"])
     headwater.save(model, tmp_path / "m")
-    theirs = opened(tmp_path / "m")
+    theirs = open_in_transformers(tmp_path / "m")
     for kind, change in ((LayerNorm, lambda n: replace(n, eps=1e-2)), (Learned, lambda p: replace(p, offset=1))):
         wrong = swap(model.spec, kind, change).build(seed=0).eval()
         wrong.load_state_dict(model.state_dict())
-        assert apart(wrong, theirs, VOCAB) > SHOWS
+        assert max_distance(wrong, theirs, VOCAB) > SHOWS
 
 
 # ------------------------------------------------------------------------------------------------ what was trained here
@@ -150,9 +150,12 @@ def files(tmp_path_factory):
         "\n\n".join("\n".join(f"{w} {'B-NUM' if w[0].isdigit() else 'O'}" for w in p.source.split()) for p in pairs)
     )
     (folder / "running.txt").write_text("\n".join(f"{a} is {b}." for a, b in pairs))
-    asked = [{"context": f"The day was {p.target}. It rained.", "qas": [{"id": str(n), "question": "What day was it?",
-              "answers": [{"text": p.target, "answer_start": 12}]}]} for n, p in enumerate(pairs[:40])]  # fmt: skip
-    (folder / "questions.json").write_text(json.dumps({"data": [{"paragraphs": asked}]}))
+    paragraphs = []
+    for number, pair in enumerate(pairs[:40]):
+        answers = [{"text": pair.target, "answer_start": 12}]
+        question = {"id": str(number), "question": "What day was it?", "answers": answers}
+        paragraphs.append({"context": f"The day was {pair.target}. It rained.", "qas": [question]})
+    (folder / "questions.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
     from headwater.families.hf_folder import LoadedModel
     from headwater.text.train import train_tokenizer
 
@@ -163,18 +166,18 @@ def files(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_trained_model_opens_in_transformers(name, files, tmp_path):
+def test_a_trained_model_loads_in_transformers(name, files, tmp_path):
     data, more = RUNS[name]
     more = more | ({"init_from": str(files / "llama")} if "init_from" in more else {})
     trained = headwater.train(files / data, out=tmp_path / "run", context_length=32, **TINY, **more)
     done = convert(tmp_path / "run", tmp_path / "m")
     assert done.mismatch is None
-    theirs, tokenizer = opened(tmp_path / "m"), T.AutoTokenizer.from_pretrained(tmp_path / "m")
+    theirs, tokenizer = open_in_transformers(tmp_path / "m"), T.AutoTokenizer.from_pretrained(tmp_path / "m")
     assert theirs.config.model_type == name.split(",")[0]
     vocab = len(trained.tokenizer)
-    assert apart(trained.model, theirs, vocab) < LIMIT
+    assert max_distance(trained.model, theirs, vocab) < LIMIT
     again = load_run(tmp_path / "m")
-    assert apart(again.model, theirs, vocab) < LIMIT
+    assert max_distance(again.model, theirs, vocab) < LIMIT
     assert again.metadata == trained.metadata
     if trained.metadata["labels"]:
         assert list(theirs.config.id2label.values()) == trained.metadata["labels"]
@@ -196,15 +199,15 @@ def test_a_model_without_family_is_reported_and_saved_natively(data, files, tmp_
     assert not (tmp_path / "n").exists()
 
 
-def test_transformers_writes_what_we_write(files, tmp_path):
-    """Greedy, of a model that has learned a little: the same tokens from the run, the folder and transformers."""
+def test_transformers_generates_the_same_text(files, tmp_path):
+    """Greedy decoding of a briefly trained model: the same text from the run, the folder and transformers."""
     settings = {**TINY, "max_steps": 40, "eval_every": 40, "lr": 1e-2}
     trained = headwater.train(files / "pairs.tsv", out=tmp_path / "run", **settings)
     convert(tmp_path / "run", tmp_path / "m")
-    theirs, tokenizer = opened(tmp_path / "m"), T.AutoTokenizer.from_pretrained(tmp_path / "m")
+    theirs, tokenizer = open_in_transformers(tmp_path / "m"), T.AutoTokenizer.from_pretrained(tmp_path / "m")
     texts = ["15 novembre 2026", "3 May 1999"]
-    given = tokenizer(texts, return_tensors="pt", padding=True)
-    said = tokenizer.batch_decode(theirs.generate(**given, max_new_tokens=12), skip_special_tokens=True)
-    assert any(said), "it writes something"
-    assert said == [trained(text, beam=1, max_tokens=12) for text in texts]
-    assert said == [str(headwater.generate(headwater.load(tmp_path / "m"), text, max_tokens=12)) for text in texts]
+    inputs = tokenizer(texts, return_tensors="pt", padding=True)
+    generated = tokenizer.batch_decode(theirs.generate(**inputs, max_new_tokens=12), skip_special_tokens=True)
+    assert any(generated), "some text must be generated"
+    assert generated == [trained(text, beam=1, max_tokens=12) for text in texts]
+    assert generated == [str(headwater.generate(headwater.load(tmp_path / "m"), text, max_tokens=12)) for text in texts]

@@ -1,4 +1,4 @@
-"""Every family equals its public implementation, from the same file on disk, to 2e-5; and a wrong part would show."""
+"""Parity: every family equals transformers within 2e-5, from the same file on disk; a wrong setting would show."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def public(case: Case) -> T.PreTrainedModel:
 
 
 def read(out) -> torch.Tensor | dict[str, torch.Tensor]:
-    """What a public model says, as our heads say it."""
+    """The output of a public model, in the form of our heads."""
     if "prediction_logits" in out:
         second = out.get("seq_relationship_logits")
         return {"language": out.prediction_logits, "next_sentence": second if second is not None else out.sop_logits}
@@ -77,7 +77,7 @@ def read(out) -> torch.Tensor | dict[str, torch.Tensor]:
 
 
 def distance(ours, theirs) -> float:
-    """The largest difference; beside numbers above 1, as a share of the largest: processors round differently."""
+    """The maximum difference, relative to the largest output where that is above 1: processors round differently."""
     if isinstance(ours, dict):
         return max(distance(ours[name], theirs[name]) for name in ours)
     return (ours - theirs).abs().max().item() / max(1.0, theirs.abs().max().item())
@@ -88,7 +88,7 @@ def ids(length: int, seed: int = 0) -> torch.Tensor:
 
 
 def both(case: Case, theirs, ours: LoadedModel, length: int = 11) -> tuple:
-    """The same question to the public model and to ours."""
+    """Outputs of our model and of the public one on the same inputs."""
     rows, source = ids(length), ids(9, 1)
     with torch.no_grad():
         if ours.model.encoder is None or ours.model.decoder is None:
@@ -99,12 +99,12 @@ def both(case: Case, theirs, ours: LoadedModel, length: int = 11) -> tuple:
             return ours.model(shifted, source=source), read(theirs(input_ids=source))
         keep = torch.ones(2, 9, dtype=torch.bool)
         keep[1, 6:] = False
-        said = theirs(input_ids=source, attention_mask=keep.long(), decoder_input_ids=rows)
-        return ours.model(rows, source=source, source_attention_mask=keep), read(said)
+        their_output = theirs(input_ids=source, attention_mask=keep.long(), decoder_input_ids=rows)
+        return ours.model(rows, source=source, source_attention_mask=keep), read(their_output)
 
 
 @by_id
-def test_equals_the_public_model_and_goes_back(case: Case, tmp_path):
+def test_equals_the_public_model_and_back(case: Case, tmp_path):
     model = public(case)
     model.save_pretrained(tmp_path / "theirs")
     loaded = load_hf_folder(tmp_path / "theirs")
@@ -116,15 +116,15 @@ def test_equals_the_public_model_and_goes_back(case: Case, tmp_path):
 
 @pytest.mark.parametrize("case", DECODERS, ids=lambda c: c.id)
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_as_the_public_model_means_it(case: Case, side: str, tmp_path):
+def test_padding_as_in_the_public_model(case: Case, side: str, tmp_path):
     model = public(case)
     model.save_pretrained(tmp_path)
     loaded, rows = load_hf_folder(tmp_path), ids(11)
     keep = torch.ones(2, 11, dtype=torch.bool)
     keep[1, slice(0, 4) if side == "left" else slice(7, 11)] = False
-    places = (keep.cumsum(1) - 1).clamp(min=0)
+    positions = (keep.cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():
-        theirs = read(model(input_ids=rows, attention_mask=keep.long(), position_ids=places))
+        theirs = read(model(input_ids=rows, attention_mask=keep.long(), position_ids=positions))
         assert distance(loaded.model(rows, attention_mask=keep)[keep], theirs[keep]) < LIMIT
 
 
@@ -157,8 +157,8 @@ def test_token_by_token_equals_the_public_forward_pass(case: Case, make, tmp_pat
         more = {} if memory is None else {"memory": memory}
         first = loaded.decode(rows[:, :6], cache=cache, **more)
         steps = [loaded.decode(rows[:, i : i + 1], cache=cache, **more) for i in range(6, 14)]
-        said = model(input_ids=rows) if memory is None else model(input_ids=source, decoder_input_ids=rows)
-    assert distance(torch.cat([first, *steps], 1), read(said)) < LIMIT
+        their_output = model(input_ids=rows) if memory is None else model(input_ids=source, decoder_input_ids=rows)
+    assert distance(torch.cat([first, *steps], 1), read(their_output)) < LIMIT
 
 
 @pytest.mark.parametrize("case", DECODERS + ENCODERS, ids=lambda c: c.id)
@@ -197,14 +197,14 @@ def test_a_wrong_part_shows(case: Case, tmp_path):
     """The check above can fail: each planted fault that a family has a part for moves its answers."""
     model = public(case)
     model.save_pretrained(tmp_path)
-    relation, loaded = FAMILIES[case.family], load_hf_folder(tmp_path)
+    family, loaded = FAMILIES[case.family], load_hf_folder(tmp_path)
     seen = []
     for name, (kind, fault) in FAULTS.items():
-        spec = relation.read_spec(HFConfig.from_json_file(tmp_path / "config.json"), loaded.head)
+        spec = family.read_spec(HFConfig.from_json_file(tmp_path / "config.json"), loaded.head)
         wrong = swap(spec, kind, fault)
         if wrong == spec:
             continue
-        bad = replace(loaded, model=build_with_weights(wrong, relation, loaded.head, open_weights(tmp_path)))
+        bad = replace(loaded, model=build_with_weights(wrong, family, loaded.head, open_weights(tmp_path)))
         longer = 30 if "reach" in name else 11
         assert distance(*both(case, model, bad, longer)) > SHOWS, f"the check does not see: {name}"
         seen.append(name)

@@ -217,7 +217,7 @@ def test_a_model_folder_reads_back_what_was_written(files, tmp_path):
     trained = train(files / "pairs.tsv", out=tmp_path / "run", **TINY)
     save_native(tmp_path / "m", trained.model, trained.metadata)
     again = load_native(tmp_path / "m")
-    assert again.model.spec == trained.model.spec and again.about == trained.metadata
+    assert again.model.spec == trained.model.spec and again.metadata == trained.metadata
     for (name, a), (_, b) in zip(trained.model.named_parameters(), again.model.named_parameters(), strict=True):
         assert torch.equal(a, b), name
     assert again.model.head.out.weight is again.model.decoder.embed.tokens.weight

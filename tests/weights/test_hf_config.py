@@ -1,4 +1,4 @@
-"""config.json: what is asked is checked, what nobody asks is refused, what asks for code is refused by name."""
+"""config.json: values are checked, unread keys are refused, keys that ask for code are refused by name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_settings_have_aliases_and_defaults():
 
 
 @pytest.mark.parametrize(
-    ("ask", "words"),
+    ("read", "words"),
     [
         (lambda c: c.get_int("absent"), "absent is missing; it must be an integer"),
         (lambda c: c.get_int("zero"), "zero must be an integer, 1 to 2147483647, got '0'"),
@@ -48,7 +48,7 @@ def test_settings_have_aliases_and_defaults():
         (lambda c: c.get_int("one", "two"), "one = '1' and two = '2' mean the same"),
     ],
 )
-def test_a_wrong_value_is_reported(ask, words):
+def test_a_wrong_value_is_reported(read, words):
     c = HFConfig(
         {
             "zero": 0,
@@ -63,7 +63,7 @@ def test_a_wrong_value_is_reported(ask, words):
         }
     )
     with pytest.raises(BadFile) as caught:
-        ask(c)
+        read(c)
     assert words in str(caught.value)
 
 
@@ -78,7 +78,7 @@ def test_an_unread_key_is_refused_by_name():
         inner.refuse_unread()
 
 
-def test_some_keys_are_harmless_only_with_their_usual_value():
+def test_some_keys_are_ignored_only_with_their_default_value():
     HFConfig({"is_decoder": False, "pruned_heads": {}, "chunk_size_feed_forward": 0}).refuse_unread()
     for key, value in [
         ("is_decoder", True),
@@ -135,7 +135,7 @@ def test_bad_files_are_refused_quickly(tmp_path, raw, words):
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
-def test_both_generations_of_rotary_settings_are_one():
+def test_both_forms_of_rope_parameters_are_equal():
     old = HFConfig({"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3}})
     older = HFConfig({"rope_theta": 5e5, "rope_scaling": {"type": "llama3", **LLAMA3}})
     new = HFConfig({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}})
@@ -173,7 +173,7 @@ json_values = st.recursive(
 @given(st.dictionaries(st.sampled_from(["hidden_size", "n_head", "act", "rope_scaling", "eos"]), json_values))
 def test_any_value_is_read_or_refused_never_a_crash(values):
     c = HFConfig(json.loads(json.dumps(values)))
-    for ask in (
+    for read in (
         lambda: c.get_int("hidden_size"),
         lambda: c.get_float("n_head"),
         lambda: c.get_str("act", choices=("a", "b")),
@@ -181,12 +181,12 @@ def test_any_value_is_read_or_refused_never_a_crash(values):
         c.refuse_unread,
     ):
         try:
-            ask()
+            read()
         except BadFile as fault:
             assert "\n" not in str(fault)
 
 
-def test_what_transformers_writes_leaves_only_settings_a_family_reads(tmp_path):
+def test_a_config_of_transformers_has_only_keys_that_a_family_reads(tmp_path):
     transformers = pytest.importorskip("transformers")
     transformers.LlamaConfig().save_pretrained(tmp_path)
     c = HFConfig.from_json_file(tmp_path / "config.json")

@@ -1,4 +1,4 @@
-"""llama2.c files become public folders: written here by their format, read back by transformers to the last bit."""
+"""llama2.c checkpoints are converted to Hugging Face folders, which transformers loads bit for bit."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ def tensors() -> dict[str, torch.Tensor]:
     return dict(transformers.LlamaForCausalLM(config).state_dict())
 
 
-def paired(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows of each head from two halves to pairs: 0, n, 1, n + 1, …"""
+def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """RoPE rows of each head from two halves to interleaved pairs: 0, n, 1, n + 1, …"""
     halves = weight.view(heads, 2, -1, weight.shape[1])
     return halves.transpose(1, 2).reshape(weight.shape)
 
 
-def written(folder: Path) -> tuple[Path, Path]:
+def write_llama2c(folder: Path) -> tuple[Path, Path]:
     """The same as a llama2.c file and its tokenizer."""
-    given, layers = tensors(), [f"model.layers.{i}." for i in range(LAYERS)]
-    order = [given["model.embed_tokens.weight"]]
-    order += [given[at + "input_layernorm.weight"] for at in layers]
-    order += [paired(given[at + "self_attn.q_proj.weight"], HEADS) for at in layers]
-    order += [paired(given[at + "self_attn.k_proj.weight"], KV_HEADS) for at in layers]
+    state_dict, layers = tensors(), [f"model.layers.{i}." for i in range(LAYERS)]
+    order = [state_dict["model.embed_tokens.weight"]]
+    order += [state_dict[at + "input_layernorm.weight"] for at in layers]
+    order += [interleaved(state_dict[at + "self_attn.q_proj.weight"], HEADS) for at in layers]
+    order += [interleaved(state_dict[at + "self_attn.k_proj.weight"], KV_HEADS) for at in layers]
     for name in ("self_attn.v_proj", "self_attn.o_proj", "post_attention_layernorm"):
-        order += [given[f"{at}{name}.weight"] for at in layers]
+        order += [state_dict[f"{at}{name}.weight"] for at in layers]
     for name in ("gate", "down", "up"):
-        order += [given[f"{at}mlp.{name}_proj.weight"] for at in layers]
-    order += [given["model.norm.weight"], torch.zeros(2, LENGTH, D_MODEL // HEADS // 2)]
+        order += [state_dict[f"{at}mlp.{name}_proj.weight"] for at in layers]
+    order += [state_dict["model.norm.weight"], torch.zeros(2, LENGTH, D_MODEL // HEADS // 2)]
     header = struct.pack("<7i", D_MODEL, D_FF, LAYERS, HEADS, KV_HEADS, len(PIECES), LENGTH)
     weights, tokenizer = folder / "model.bin", folder / "tokenizer.bin"
     weights.write_bytes(header + b"".join(tensor.contiguous().numpy().tobytes() for tensor in order))
@@ -54,9 +54,9 @@ def written(folder: Path) -> tuple[Path, Path]:
     return weights, tokenizer
 
 
-def test_a_file_becomes_a_public_folder(tmp_path: Path):
+def test_a_checkpoint_is_converted_to_a_folder(tmp_path: Path):
     transformers = pytest.importorskip("transformers")
-    llama2c.convert_llama2c(*written(tmp_path), tmp_path / "public")
+    llama2c.convert_llama2c(*write_llama2c(tmp_path), tmp_path / "public")
     model, expected = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "public"), tensors()
     result = dict(model.state_dict())
     assert result.keys() == expected.keys() and all(torch.equal(result[name], expected[name]) for name in expected)
@@ -74,6 +74,6 @@ def test_a_file_becomes_a_public_folder(tmp_path: Path):
     ],
 )
 def test_a_wrong_file_is_refused(change, words: str, tmp_path: Path):
-    weights, _ = written(tmp_path)
+    weights, _ = write_llama2c(tmp_path)
     with pytest.raises(BadFile, match=words):
         llama2c.read_llama2c(change(bytearray(weights.read_bytes())), "x.bin")

@@ -1,4 +1,4 @@
-"""Name tables: read and write are inverses, every tensor is accounted for, and nothing is copied before asked."""
+"""Name maps: load and export are inverses, every tensor is accounted for, and tensors are read lazily."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def equal(a, b):
     return set(a) == set(b) and all(torch.equal(a[name], b[name]) for name in b)
 
 
-def test_a_table_reads_what_it_writes_through_a_file(tmp_path):
+def test_export_and_load_through_a_file(tmp_path):
     ours = gpt2_ours()
     theirs = GPT2.export(ours)
     assert set(theirs) >= {"transformer.wte.weight", "transformer.h.1.attn.c_attn.weight", "final_logits_bias"}
@@ -55,15 +55,15 @@ def test_a_table_reads_what_it_writes_through_a_file(tmp_path):
 
 
 def test_a_split_is_by_rows_of_the_transposed_matrix():
-    whole = torch.arange(12.0).view(2, 6)
+    fused = torch.arange(12.0).view(2, 6)
     rows = name_map("c_attn  a.{q,k,v} : transpose, split")
-    read = rows.load({"c_attn.weight": whole}, {f"a.{p}.weight": torch.empty(2, 2) for p in "qkv"})
-    assert torch.equal(read["a.k.weight"], whole[:, 2:4].t())
-    assert not torch.equal(read["a.k.weight"], whole[:, 2:4]), "planted fault: without the transposition"
-    assert read["a.k.weight"].data_ptr() == whole[:, 2:].data_ptr(), "a view, not a copy"
+    read = rows.load({"c_attn.weight": fused}, {f"a.{p}.weight": torch.empty(2, 2) for p in "qkv"})
+    assert torch.equal(read["a.k.weight"], fused[:, 2:4].t())
+    assert not torch.equal(read["a.k.weight"], fused[:, 2:4]), "planted fault: without the transposition"
+    assert read["a.k.weight"].data_ptr() == fused[:, 2:].data_ptr(), "a view, not a copy"
 
 
-def test_old_spellings_dropped_buffers_and_missing_prefixes_are_read():
+def test_suffix_aliases_ignored_buffers_and_optional_prefixes():
     ours = gpt2_ours(1)
     theirs = {name.removeprefix("transformer."): t for name, t in GPT2.export(ours).items()}
     theirs["h.0.ln_1.gamma"], theirs["h.0.ln_1.beta"] = theirs.pop("h.0.ln_1.weight"), theirs.pop("h.0.ln_1.bias")
@@ -110,7 +110,7 @@ def test_a_file_may_contain_an_unused_head():
     assert equal(GPT2.load(theirs, ours, ignored_prefixes=("head.",)), ours)
 
 
-def test_writing_accounts_for_every_tensor():
+def test_export_accounts_for_every_tensor():
     ours = gpt2_ours(1)
     with pytest.raises(BadFile, match=r"1 tensors have no public name \('strange'\)"):
         GPT2.export({**ours, "strange": torch.ones(1)})
@@ -131,7 +131,7 @@ def test_an_index_is_a_complete_part_of_a_name():
     assert rows.match_checkpoint("a.0.c") is not None
 
 
-def test_tables_add_and_name_their_sizes():
+def test_name_maps_are_added_and_need_their_sizes():
     body, head = name_map("a  x"), name_map("fused  {q,k} : split by heads\n q_proj  z : deinterleave by kv_heads")
     both = body + head
     with pytest.raises(BadSetting, match=r"needs the sizes \['heads', 'kv_heads'\]"):
@@ -149,12 +149,12 @@ def test_tables_add_and_name_their_sizes():
         ("a  b : deinterleave over heads", "has no transform"),
     ],
 )
-def test_a_wrong_table_is_refused(line, words):
+def test_a_wrong_line_is_refused(line, words):
     with pytest.raises(BadSetting, match=words):
         name_map(line)
 
 
-def test_rotary_rows_follow_their_formula():
+def test_rope_rows_follow_their_formula():
     heads, width = 3, 8
     rows = torch.arange(heads * width)
     halves = rope_interleaved_to_halves(rows, heads)
@@ -165,7 +165,7 @@ def test_rotary_rows_follow_their_formula():
     assert torch.equal(rope_halves_to_interleaved(halves, heads), rows)
 
 
-CHANGES = {
+TRANSFORMS = {
     "": 1,
     "transpose": 1,
     "squeeze": 1,
@@ -180,15 +180,15 @@ CHANGES = {
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.tuples(st.sampled_from(sorted(CHANGES)), st.integers(1, 3), st.booleans()), min_size=1, max_size=5),
+    st.lists(st.tuples(st.sampled_from(sorted(TRANSFORMS)), st.integers(1, 3), st.booleans()), min_size=1, max_size=5),
     st.integers(1, 3),
     st.integers(0, 10**6),
 )
-def test_any_table_reads_what_it_writes(rows, heads, seed):
+def test_load_is_the_inverse_of_export(rows, heads, seed):
     make = torch.Generator().manual_seed(seed)
     lines, ours = [], {}
     for n, (change, layers, bias) in enumerate(rows):
-        count = CHANGES[change]
+        count = TRANSFORMS[change]
         lines.append(f"[model.]m{n}.{{i}}  {' '.join(f'o{n}.{{i}}.p{p}' for p in range(count))} : {change}")
         for layer in range(layers):
             for p in range(count):
@@ -207,18 +207,18 @@ def test_any_table_reads_what_it_writes(rows, heads, seed):
 
 def test_tensors_are_read_lazily():
     class Counting(dict):
-        asked = 0
+        num_reads = 0
 
         def __getitem__(self, name):
-            self.asked += 1
+            self.num_reads += 1
             return super().__getitem__(name)
 
     ours = gpt2_ours()
     file = Counting(GPT2.export(ours))
     read = GPT2.load(file, ours)
-    outlines = file.asked
+    reads_before = file.num_reads
     assert torch.equal(read["head.out.bias"], ours["head.out.bias"])
-    assert file.asked == outlines + 1
+    assert file.num_reads == reads_before + 1
 
 
 def test_a_hundred_thousand_names_are_matched_quickly():
@@ -230,5 +230,5 @@ def test_a_hundred_thousand_names_are_matched_quickly():
     assert time.process_time() - begin < 3
 
 
-def test_long_lists_are_cut():
+def test_long_lists_are_shortened():
     assert format_names(map(str, range(6))) == "'0', '1', '2', '3' and 2 more"

@@ -1,4 +1,4 @@
-"""Old pickles: converted at arm's length, and whatever they try does not happen."""
+"""Pickles are converted in a sandbox: tensors come out unchanged, and no code of the file runs."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from headwater.weights.pickles import convert_pickles
 from headwater.weights.shards import open_weights
 
 
-def test_weights_come_out_as_they_were(tmp_path):
+def test_tensors_are_converted_unchanged(tmp_path):
     table = torch.randn(7, 5)
-    given = {
+    tensors = {
         "a.weight": table,
         "a.bias": torch.randn(5).half(),
         "tied.weight": table,
-        "turned": torch.randn(3, 4).t(),
+        "transposed": torch.randn(3, 4).t(),
         "count": torch.tensor(3),
         "view": torch.arange(10)[2:5],
     }
-    torch.save({**given, "step": 3, "args": argparse.Namespace(lr=1.0)}, tmp_path / "pytorch_model.bin")
+    torch.save({**tensors, "step": 3, "args": argparse.Namespace(lr=1.0)}, tmp_path / "pytorch_model.bin")
     paths = convert_pickles(tmp_path / "pytorch_model.bin", tmp_path / "out")
     assert [p.name for p in paths] == ["model.safetensors"]
     assert os.listdir(tmp_path / "out") == ["model.safetensors"]
     read = open_weights(tmp_path / "out")
-    assert set(read) == set(given)
-    assert all(torch.equal(read[name], tensor) and read[name].dtype == tensor.dtype for name, tensor in given.items())
+    assert set(read) == set(tensors)
+    assert all(torch.equal(read[name], tensor) and read[name].dtype == tensor.dtype for name, tensor in tensors.items())
 
 
 def test_training_states_legacy_files_and_parameters(tmp_path):
@@ -54,7 +54,7 @@ def test_sharded_pickles_become_one_model(tmp_path):
         convert_pickles(tmp_path, tmp_path / "out")
 
 
-class Runs:
+class RunsCode:
     def __init__(self, path):
         self.path = path
 
@@ -62,44 +62,44 @@ class Runs:
         return os.system, (f"touch {self.path}",)
 
 
-def test_a_pickle_that_runs_code_does_not(tmp_path):
-    mark = tmp_path / "mark"
-    torch.save({"w": torch.ones(2), "x": Runs(mark)}, tmp_path / "a.bin")
-    (tmp_path / "b.bin").write_bytes(pickle.dumps(Runs(mark)))
+def test_the_code_of_a_pickle_does_not_run(tmp_path):
+    marker = tmp_path / "marker"
+    torch.save({"w": torch.ones(2), "x": RunsCode(marker)}, tmp_path / "a.bin")
+    (tmp_path / "b.bin").write_bytes(pickle.dumps(RunsCode(marker)))
     for name in ("a.bin", "b.bin"):
         with pytest.raises(BadFile) as caught:
             convert_pickles(tmp_path / name, tmp_path / "out")
         assert "not converted" in str(caught.value)
         assert "\n" not in str(caught.value)
-        assert not mark.exists()
+        assert not marker.exists()
         assert os.listdir(tmp_path / "out") == []
 
 
 def test_errors_of_torch_are_reworded(tmp_path):
-    """torch's own advise to load the file anyway, and colour it."""
-    torch.save({"w": torch.ones(2), "x": Runs(tmp_path / "mark")}, tmp_path / "a.bin")
+    """The messages of torch advise to load the file anyway, and contain colour codes."""
+    torch.save({"w": torch.ones(2), "x": RunsCode(tmp_path / "marker")}, tmp_path / "a.bin")
     (tmp_path / "b.bin").write_bytes(b"nothing of the kind")
     (tmp_path / "c.bin").write_bytes((tmp_path / "a.bin").read_bytes()[:300])
-    said = {
+    messages = {
         "a": "it needs posix.system, which is neither a tensor nor plain data; loading it would run its code",
         "b": "it is not a pickle of plain tensors: loading it would run its code, or it is not a pickle at all",
         "c": "it is not a complete weight file: it is cut short, damaged or of another format; fetch it again",
     }
-    for name, words in said.items():
+    for name, words in messages.items():
         with pytest.raises(BadFile) as caught:
             convert_pickles(tmp_path / f"{name}.bin", tmp_path / "out")
         assert str(caught.value) == f"{tmp_path / name}.bin: not converted: {words}"
 
 
-def test_what_is_not_a_dense_tensor_is_refused(tmp_path):
-    strange = {
+def test_other_values_than_dense_tensors_are_refused(tmp_path):
+    cases = {
         "sparse": ({"w": torch.eye(3).to_sparse()}, "plain dense tensor"),
         "list": ([torch.ones(2)], "table of named tensors"),
         "numbers": ({"a": 1}, "they claim 0 bytes"),
         "expanded": ({"w": torch.ones(1).expand(10**9)}, "they claim 4,000,000,000 bytes"),
         "name": ({"../w": torch.ones(2)}, "not a valid tensor name"),
     }
-    for name, (value, words) in strange.items():
+    for name, (value, words) in cases.items():
         torch.save(value, tmp_path / f"{name}.bin")
         with pytest.raises(BadFile) as caught:
             convert_pickles(tmp_path / f"{name}.bin", tmp_path / "out")

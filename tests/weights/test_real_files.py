@@ -1,4 +1,4 @@
-"""Weights that were trained by others: in packages, or in the folder that HEADWATER_DATA names."""
+"""Published weights: of Python packages, or in the folder that HEADWATER_DATA names."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_minilm():
     c.refuse_unread()
 
 
-def test_stories260k_becomes_a_public_folder(public_files, tmp_path):
+def test_stories260k_is_converted(public_files, tmp_path):
     transformers = pytest.importorskip("transformers")
     stories = public_files / "weights" / "stories260K"
     llama2c.convert_llama2c(stories / "stories260K.bin", stories / "tok512.bin", tmp_path / "stories")

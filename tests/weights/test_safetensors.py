@@ -1,4 +1,4 @@
-"""safetensors files: what we write others read, what others write we read, and what is wrong is refused in one line."""
+"""safetensors: we and the public library read each other's files, and invalid files are refused in one line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headwater.errors import BadFile, NotFound
 from headwater.weights.checks import is_finite
 from headwater.weights.safetensors import SafetensorsFile, write_safetensors
 
-MANY_KINDS = {
+MANY_DTYPES = {
     "wide": torch.randn(7, 5),
     "long.name.0.weight": torch.arange(5),
     "none": torch.empty(0, 3),
@@ -28,7 +28,7 @@ MANY_KINDS = {
     "yes": torch.tensor([True, False, True]),
     "half": torch.randn(3).half(),
     "small": torch.randn(5).to(torch.float8_e4m3fn),
-    "turned": torch.randn(4, 6).t(),
+    "transposed": torch.randn(4, 6).t(),
 }
 
 
@@ -41,21 +41,21 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
 
 
-def test_what_we_write_both_read(tmp_path):
+def test_both_read_our_files(tmp_path):
     path = tmp_path / "model.safetensors"
-    write_safetensors(path, MANY_KINDS, {"note": "ours"})
+    write_safetensors(path, MANY_DTYPES, {"note": "ours"})
     ours, theirs = SafetensorsFile(path), safetensors.torch.load_file(path)
-    assert set(ours) == set(theirs) == set(MANY_KINDS)
-    for name, tensor in MANY_KINDS.items():
+    assert set(ours) == set(theirs) == set(MANY_DTYPES)
+    for name, tensor in MANY_DTYPES.items():
         assert ours[name].dtype == theirs[name].dtype == tensor.dtype == ours.meta_tensor(name).dtype
         assert ours[name].shape == tensor.shape == ours.meta_tensor(name).shape
         assert torch.equal(ours[name].float(), tensor.float()) and torch.equal(theirs[name].float(), tensor.float())
     assert ours.metadata == {"format": "pt", "note": "ours"}
 
 
-def test_what_they_write_we_read(tmp_path):
+def test_we_read_files_of_the_public_library(tmp_path):
     path = tmp_path / "model.safetensors"
-    theirs = {name: t.contiguous() for name, t in MANY_KINDS.items()}
+    theirs = {name: t.contiguous() for name, t in MANY_DTYPES.items()}
     safetensors.torch.save_file(theirs, path)
     ours = SafetensorsFile(path)
     assert all(torch.equal(ours[name].float(), t.float()) for name, t in theirs.items())
@@ -97,7 +97,7 @@ def test_tensors_are_views_of_the_file_and_changing_them_leaves_it_alone(tmp_pat
     assert first.sum() == 1000, "the map must live as long as its tensors"
 
 
-def test_saving_over_the_file_one_has_loaded_keeps_both(tmp_path):
+def test_overwriting_a_loaded_file_keeps_the_loaded_tensors(tmp_path):
     path = tmp_path / "model.safetensors"
     write_safetensors(path, {"a": torch.arange(10_000.0)})
     loaded = SafetensorsFile(path)
@@ -108,19 +108,19 @@ def test_saving_over_the_file_one_has_loaded_keeps_both(tmp_path):
     assert torch.equal(SafetensorsFile(path)["a"], torch.arange(10_000.0) * 2)
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_rubbish(tmp_path):
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     path = tmp_path / "model.safetensors"
     write_safetensors(path, {"a": torch.ones(3)})
 
-    class Breaks(dict):
+    class FailingTensors(dict):
         def __getitem__(self, name):
-            if self.asked > 1:
+            if self.num_reads > 1:
                 raise RuntimeError("power cut")
-            self.asked += 1
+            self.num_reads += 1
             return torch.zeros(3)
 
-    broken = Breaks(a=0, b=0)
-    broken.asked = 0
+    broken = FailingTensors(a=0, b=0)
+    broken.num_reads = 0
     with pytest.raises(RuntimeError):
         write_safetensors(path, broken)
     assert torch.equal(SafetensorsFile(path)["a"], torch.ones(3)) and os.listdir(tmp_path) == ["model.safetensors"]
@@ -219,11 +219,11 @@ def test_a_bad_file_is_refused_in_one_line_quickly_and_in_little_memory(tmp_path
     begin = time.perf_counter()
     with pytest.raises(BadFile) as caught:
         SafetensorsFile(path)
-    took, peak = time.perf_counter() - begin, tracemalloc.get_traced_memory()[1]
+    seconds, peak = time.perf_counter() - begin, tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     message = str(caught.value)
     assert words in message and "\n" not in message and len(message) < 400 + len(str(path)), message
-    assert took < 0.25, f"{took:.3f} s (tracing memory; the bar without it is 0.05 s)"
+    assert seconds < 0.25, f"{seconds:.3f} s (tracing memory; the bar without it is 0.05 s)"
     assert peak < 2 * len(content) + (16 << 20), f"{peak:,} bytes"
 
 
@@ -231,16 +231,16 @@ def test_the_largest_hostile_headers_are_refused_within_50_ms(tmp_path):
     for kind in ("17 MB header", "190,000 tensors", "millions of dimensions", "deep"):
         path = tmp_path / "bad.safetensors"
         path.write_bytes(HOSTILE[kind][0])
-        took = []
+        seconds = []
         for _ in range(3):
             begin = time.perf_counter()
             with pytest.raises(BadFile):
                 SafetensorsFile(path)
-            took.append(time.perf_counter() - begin)
-        assert min(took) < 0.05, (kind, took)
+            seconds.append(time.perf_counter() - begin)
+        assert min(seconds) < 0.05, (kind, seconds)
 
 
-def test_every_truncation_and_every_flipped_header_bit_is_survived(tmp_path):
+def test_every_truncation_is_refused(tmp_path):
     path = tmp_path / "a"
     write_safetensors(path, {"x": torch.ones(3), "y": torch.ones(2, 2).half()})
     good = path.read_bytes()
@@ -250,7 +250,7 @@ def test_every_truncation_and_every_flipped_header_bit_is_survived(tmp_path):
             SafetensorsFile(path)
 
 
-def test_links_pipes_folders_and_nothing_are_refused(tmp_path):
+def test_links_pipes_folders_and_missing_files_are_refused(tmp_path):
     write_safetensors(tmp_path / "real", {"a": torch.ones(1)})
     (tmp_path / "link").symlink_to(tmp_path / "real")
     os.mkfifo(tmp_path / "pipe")

@@ -1,4 +1,4 @@
-"""Sharded folders: the index and the shards must tell one story, and no name may lead out of the folder."""
+"""Sharded weights: the index and the shards must agree, and no name may leave the folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def sharded(folder):
     return folder
 
 
-def test_shards_hold_what_was_given_and_open_as_one(tmp_path):
+def test_shards_are_read_as_one_mapping(tmp_path):
     paths = save_weights(tmp_path, WEIGHTS, max_shard_size=130)
     assert [p.name for p in paths] == [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)] + [WEIGHTS_INDEX_NAME]
     read = open_weights(tmp_path)
@@ -28,7 +28,7 @@ def test_shards_hold_what_was_given_and_open_as_one(tmp_path):
     assert json.loads((tmp_path / WEIGHTS_INDEX_NAME).read_text())["metadata"]["total_size"] == 5 * 64
 
 
-def test_small_weights_are_one_file_and_the_last_writing_wins(tmp_path):
+def test_small_weights_are_one_file_and_the_last_write_counts(tmp_path):
     sharded(tmp_path)
     save_weights(tmp_path, {"a": torch.ones(1)})
     assert isinstance(open_weights(tmp_path), SafetensorsFile) and list(open_weights(tmp_path)) == ["a"]
@@ -41,8 +41,8 @@ def test_transformers_reads_our_shards(tmp_path):
     config = transformers.GPT2Config(n_embd=8, n_head=2, n_layer=2, vocab_size=11, n_positions=8)
     model = transformers.GPT2LMHeadModel(config)
     model.save_pretrained(tmp_path)
-    given = {k: v.clone() for k, v in open_weights(tmp_path).items()}
-    save_weights(tmp_path, given, max_shard_size=2000)
+    tensors = {k: v.clone() for k, v in open_weights(tmp_path).items()}
+    save_weights(tmp_path, tensors, max_shard_size=2000)
     assert (tmp_path / WEIGHTS_INDEX_NAME).exists()
     again = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
@@ -90,13 +90,13 @@ def edit(folder, change):
 
 def test_index_and_shards_must_agree(tmp_path):
     first, last = "model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors"
-    stories = {
+    cases = {
         "moved": (lambda m: m.update({"layers.0.weight": last}), "places in"),
         "forgotten": (lambda m: m.pop("layers.0.weight"), "places nowhere"),
         "invented": (lambda m: m.update({"ghost": first}), "which lacks it"),
         "empty": (lambda m: m.clear(), "weight_map must name"),
     }
-    for n, (change, words) in enumerate(stories.values()):
+    for n, (change, words) in enumerate(cases.values()):
         (tmp_path / str(n)).mkdir()
         edit(sharded(tmp_path / str(n)), change)
         with pytest.raises(BadFile, match=words):
@@ -113,7 +113,7 @@ def test_two_shards_with_the_same_key(tmp_path):
         ShardedSafetensors(tmp_path)
 
 
-def test_a_lost_shard_and_absurd_counts(tmp_path):
+def test_a_missing_shard_and_invalid_counts(tmp_path):
     sharded(tmp_path)
     (tmp_path / "model-00002-of-00003.safetensors").unlink()
     with pytest.raises(NotFound, match="model-00002"):
@@ -128,7 +128,7 @@ def test_a_lost_shard_and_absurd_counts(tmp_path):
             ShardedSafetensors(tmp_path)
 
 
-def test_a_pickle_is_never_an_answer(tmp_path):
+def test_a_pickle_is_never_loaded(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
     with pytest.raises(NotFound, match="headwater convert"):
         open_weights(tmp_path)

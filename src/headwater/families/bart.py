@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from headwater.core import (
     Attention,
     Block,
+    Branch,
     Causal,
     ClassificationHead,
     CrossAttention,
@@ -30,6 +32,7 @@ from headwater.core import (
     post,
     pre,
 )
+from headwater.core.base import HeadSpec, NormSpec, PositionSpec
 from headwater.families.config_writers import ConfigDict, head_dropout, register_config_writer, stack_sizes
 from headwater.families.registry import read_activation, register_family
 from headwater.weights.hf_config import HFConfig
@@ -79,7 +82,12 @@ LM_HEAD_NAMES = {kind: HEAD_NAMES[kind] for kind in ("language", "hidden_states"
 
 
 def seq2seq_spec(
-    config: HFConfig, head_type: str, make_branch: Any, final_norm: Any, position: Any, embed_norm: Any
+    config: HFConfig,
+    head_type: str,
+    make_branch: Callable[..., Branch],
+    final_norm: NormSpec,
+    position: PositionSpec,
+    embed_norm: NormSpec,
 ) -> Model:
     """The encoder-decoder they have in common. make_branch: pre or post."""
     norm = LayerNorm()
@@ -110,7 +118,7 @@ def seq2seq_spec(
         num_layers = config.get_num_layers(f"{side}_layers", "num_hidden_layers")
         return Stack(d_model, embed, (Block(branches, dropout),) * num_layers, final_norm)
 
-    heads = {
+    heads: dict[str, Callable[[], HeadSpec]] = {
         "language": lambda: LMHead(target_vocab, bias=True),
         "hidden_states": NoHead,
         "sequence_classification": lambda: ClassificationHead(

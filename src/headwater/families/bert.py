@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from headwater.core import (
     Attention,
     Block,
@@ -23,6 +21,7 @@ from headwater.core import (
     post,
     pre,
 )
+from headwater.core.base import HeadSpec
 from headwater.families.config_writers import ConfigDict, encoder_sizes, head_dropout, register_config_writer
 from headwater.families.registry import read_activation, register_family
 from headwater.variants.multi_task_head import MultiTaskHead
@@ -30,7 +29,7 @@ from headwater.weights.hf_config import HFConfig
 from headwater.weights.name_map import NameMap, name_map
 
 
-def encoder_spec(config: HFConfig, head: Any, position_offset: int = 0) -> Model:
+def encoder_spec(config: HFConfig, head: HeadSpec, position_offset: int = 0) -> Model:
     """The encoder of BERT and RoBERTa. position_offset: rows of the position table before position 0."""
     norm = LayerNorm(config.get_float("layer_norm_eps", default=1e-12))
     dropout = config.get_float("hidden_dropout_prob", default=0.1)
@@ -53,7 +52,7 @@ def encoder_spec(config: HFConfig, head: Any, position_offset: int = 0) -> Model
     return Model(encoder=stack, head=head, tied=tied_weights(head), init=(("*", Normal(std)),))
 
 
-def tied_weights(head: Any) -> tuple[tuple[str, str], ...]:
+def tied_weights(head: HeadSpec) -> tuple[tuple[str, str], ...]:
     """The output projection of a language modeling head is tied to the token embeddings."""
     if isinstance(head, LMHead):
         return (("head.out", "encoder.embed.tokens"),)
@@ -69,22 +68,22 @@ def classifier_dropout(config: HFConfig) -> float:
 
 def bert_like_config(spec: Model) -> ConfigDict | None:
     """The keys of config.json that BERT and its relatives have in common; the inverse of encoder_spec()."""
-    s = encoder_sizes(spec)
-    if s is None:
+    sizes = encoder_sizes(spec)
+    if sizes is None:
         return None
-    position = s.embed.position
+    position = sizes.embed.position
     return {
-        "vocab_size": s.embed.vocab,
-        "hidden_size": s.d_model,
-        "num_hidden_layers": s.num_layers,
-        "num_attention_heads": s.num_heads,
-        "intermediate_size": s.ffn.d_ff,
-        "hidden_act": s.activation,
+        "vocab_size": sizes.embed.vocab,
+        "hidden_size": sizes.d_model,
+        "num_hidden_layers": sizes.num_layers,
+        "num_attention_heads": sizes.num_heads,
+        "intermediate_size": sizes.ffn.d_ff,
+        "hidden_act": sizes.activation,
         "max_position_embeddings": position.size if isinstance(position, Learned) else 512,
-        "type_vocab_size": max(s.embed.token_types, 1),  # transformers adds row 0 of this table to every token
-        "layer_norm_eps": s.norm.eps,
-        "hidden_dropout_prob": s.dropout,
-        "attention_probs_dropout_prob": s.attn.dropout,
+        "type_vocab_size": max(sizes.embed.token_types, 1),  # transformers adds row 0 of this table to every token
+        "layer_norm_eps": sizes.norm.eps,
+        "hidden_dropout_prob": sizes.dropout,
+        "attention_probs_dropout_prob": sizes.attn.dropout,
         "classifier_dropout": head_dropout(spec),
     }
 
@@ -280,20 +279,20 @@ def read_distilbert_spec(config: HFConfig, head_type: str) -> Model:
 
 @register_config_writer("distilbert", "DistilBert", lm_suffix="ForMaskedLM")
 def distilbert_config(spec: Model) -> ConfigDict | None:
-    s = encoder_sizes(spec)
-    if s is None:
+    sizes = encoder_sizes(spec)
+    if sizes is None:
         return None
-    position = s.embed.position
+    position = sizes.embed.position
     return {
-        "vocab_size": s.embed.vocab,
-        "dim": s.d_model,
-        "n_layers": s.num_layers,
-        "n_heads": s.num_heads,
-        "hidden_dim": s.ffn.d_ff,
-        "activation": s.activation,
+        "vocab_size": sizes.embed.vocab,
+        "dim": sizes.d_model,
+        "n_layers": sizes.num_layers,
+        "n_heads": sizes.num_heads,
+        "hidden_dim": sizes.ffn.d_ff,
+        "activation": sizes.activation,
         "max_position_embeddings": position.size if isinstance(position, Learned) else 512,
-        "dropout": s.embed.dropout,
-        "attention_dropout": s.attn.dropout,
+        "dropout": sizes.embed.dropout,
+        "attention_dropout": sizes.attn.dropout,
         "seq_classif_dropout": head_dropout(spec),
     }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from torch import Tensor
 
@@ -26,6 +26,8 @@ from headwater.core import (
 from headwater.families.registry import ACTIVATIONS
 
 ConfigDict = dict[str, Any]
+P = TypeVar("P")
+Q = TypeVar("Q")
 
 # For each head type, what follows the family's prefix in the name of its transformers class.
 ARCHITECTURE_BY_HEAD = {
@@ -132,6 +134,10 @@ def encoder_sizes(spec: Model) -> StackSizes | None:
     return stack_sizes(spec.encoder) if spec.decoder is None else None
 
 
+@overload
+def find_part(spec: Any, part_type: type[P], /) -> P | None: ...
+@overload
+def find_part(spec: Any, part_type: type[P], other_type: type[Q], /) -> P | Q | None: ...
 def find_part(spec: Any, *part_types: type[Any]) -> Any:
     """The first part of these types in a tree of parts, depth first; None where there is none."""
     if isinstance(spec, part_types):

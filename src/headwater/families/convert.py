@@ -66,7 +66,7 @@ def convert(
 
     vocabulary  the folder with the tokenizer's files, where they are not beside the weights
     drop        patterns of tensor names to leave out, such as custom heads that no family has
-    layout      as in save(); a legacy checkpoint becomes what its config.json says
+    layout      as in save(); a legacy checkpoint always becomes the family of its config.json
     """
     output_path = Path(output_path)
     if output_path.exists() and (not output_path.is_dir() or any(output_path.iterdir())) and not force:
@@ -80,7 +80,7 @@ def convert(
     if not source.exists() and str(input_path) in HUB:
         source = find_installed(str(input_path))
 
-    # A model that loads as it is.
+    # A model that load() can open.
     if source.exists() and (loadable := find_model(source)) and _is_loadable(loadable):
         if drop or vocabulary:
             raise BadSetting(
@@ -114,7 +114,7 @@ def convert(
 
 
 def _is_loadable(path: Path) -> bool:
-    """Whether load() can open a model as it is: it has safetensors, or is a GGUF file."""
+    """Whether load() can open a model without conversion: it has safetensors, or is a GGUF file."""
     return path.suffix == ".gguf" or any((path / name).is_file() for name in (WEIGHTS_NAME, WEIGHTS_INDEX_NAME))
 
 
@@ -239,7 +239,7 @@ def _write_file(path: Path, content: bytes) -> None:
 
 
 def _check_converted(output_dir: Path, tensors: Mapping[str, Tensor], source: Path) -> None:
-    """Load the converted folder: the model must hold the tensors of the checkpoint, bit for bit."""
+    """Load the converted folder: the model must have the tensors of the checkpoint, bit for bit."""
     loaded = load_hf_folder(output_dir)
     family = find_family(loaded.config["model_type"])
     names = family.body_names + family.head_names[loaded.head]
@@ -309,7 +309,7 @@ def recovered_fraction(tokenizer: Tokenizer) -> float:
 def convert_fairseq_tokenizer(
     folder: Path, output_dir: Path, source_size: int, target_size: int, training_args: dict[str, Any]
 ) -> int:
-    """Save the pair of tokenizers; returns how many pieces the source dictionary lacks and its table must gain."""
+    """Save the pair of tokenizers; returns the number of pieces to add to the source dictionary and its embedding."""
     candidates = (folder, folder / "data", folder.parent / "data")
     data_dir = next((path for path in candidates if any(path.glob("dict.*.txt"))), None)
     if data_dir is None:

@@ -2,7 +2,7 @@
 
 match_family tries the families in FAMILY_ORDER: a config writer gives a config.json, the family's own reader turns it
 into a spec, and the two specs must be equal in all that affects the output. Where none is, equivalent forms of the
-model (rewrites.py) are tried too. The first family that matches is taken; where none does, the nearest is reported
+model (rewrites.py) are tried too. The first family that matches is used; where none does, the nearest is reported
 with the first difference.
 """
 
@@ -196,8 +196,8 @@ def _extra_config(loaded: LoadedModel) -> ConfigDict:
         extra["decoder_start_token_id"] = loaded.decoder_start_id
     if loaded.labels:
         extra["id2label"] = dict(enumerate(loaded.labels))
-    if loaded.config.get("about"):
-        extra["about"] = loaded.config["about"]
+    if loaded.config.get("metadata"):
+        extra["metadata"] = loaded.config["metadata"]
     return extra
 
 
@@ -245,7 +245,7 @@ def _canonical(value: Any, d_model: int) -> Any:
 
 
 def _canonical_ties(tied: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """Ties in one form, however they are written: each path with the first of all that share its tensor."""
+    """Ties in canonical form: each path with the first of all paths that share its tensor."""
     groups: list[set[str]] = []
     for pair in tied:
         joined = set(pair).union(*(group for group in groups if group & set(pair)))
@@ -257,6 +257,7 @@ def _config_differences(
     config: ConfigDict | None, family: str, head_type: str, expected: Model
 ) -> list[SpecDifference]:
     """The differences between the model of a config.json and the expected spec."""
+    # a family that cannot be compared counts as many differences: any other family is nearer
     if config is None:
         return [SpecDifference("stacks", _stack_names(expected), _family_stack_names(family))] * 100
     try:

@@ -1,11 +1,12 @@
 """fairseq's Transformer: the model of 2017 with fairseq's names of weights and hyper-parameters.
 
-fairseq saves its arguments inside the checkpoint; `headwater convert` writes those that matter to a config.json, with
+fairseq saves its arguments inside the checkpoint; `headwater convert` writes those of the model to a config.json, with
 the model_type `fairseq` (post-norm, as in the paper) or `fairseq_prenorm`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from headwater.core import (
     Attention,
     Block,
+    Branch,
     Causal,
     CrossAttention,
     Embeddings,
@@ -29,6 +31,7 @@ from headwater.core import (
     post,
     pre,
 )
+from headwater.core.base import NormSpec
 from headwater.core.positions import PositionEncoding, SinusoidalEncoding
 from headwater.errors import BadFile
 from headwater.families.bart import EMBED_NORM, FINAL_NORM, POSITION_TABLE, seq2seq_names
@@ -96,7 +99,7 @@ SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
 
 
 def fairseq_args_to_config(args: dict[str, Any], where: object) -> dict[str, Any]:
-    """config.json from the arguments in a fairseq checkpoint; those that would change the model unseen are rejected."""
+    """config.json from the arguments in a fairseq checkpoint; values that are not supported are rejected."""
     for name, supported in SUPPORTED_VALUES.items():
         if args.get(name) not in supported:
             raise BadFile(
@@ -143,7 +146,8 @@ def read_fairseq_prenorm_spec(config: HFConfig, head_type: str) -> Model:
     return _seq2seq_spec(config, head_type, pre, LayerNorm())
 
 
-def _seq2seq_spec(config: HFConfig, head_type: str, make_branch: Any, final_norm: Any) -> Model:
+def _seq2seq_spec(config: HFConfig, head_type: str, make_branch: Callable[..., Branch], final_norm: NormSpec) -> Model:
+    """The encoder-decoder, from fairseq's arguments. make_branch: pre or post."""
     target_vocab = config.get_int("vocab_size", "target_vocab_size")
     source_vocab = config.get_int("source_vocab_size", default=target_vocab)
     has_lm_head = head_type == "language"
@@ -155,7 +159,9 @@ def _seq2seq_spec(config: HFConfig, head_type: str, make_branch: Any, final_norm
     )
 
 
-def _stack_spec(config: HFConfig, side: str, vocab: int, make_branch: Any, final_norm: Any) -> Stack:
+def _stack_spec(
+    config: HFConfig, side: str, vocab: int, make_branch: Callable[..., Branch], final_norm: NormSpec
+) -> Stack:
     """The encoder or the decoder, from fairseq's arguments."""
     d_model = config.get_int(f"{side}_embed_dim")
     dropout = config.get_float("dropout", default=0.1)
@@ -171,7 +177,7 @@ def _stack_spec(config: HFConfig, side: str, vocab: int, make_branch: Any, final
     activation = read_activation(config, "activation_fn", default="relu")
     ffn = make_branch(norm, ffn=FeedForward(config.get_int(f"{side}_ffn_embed_dim"), activation, dropout=ffn_dropout))
     if side == "encoder":
-        branches: tuple[Any, ...] = (make_branch(norm, self_attn=Attention(**attn_args)), ffn)
+        branches: tuple[Branch, ...] = (make_branch(norm, self_attn=Attention(**attn_args)), ffn)
     else:
         self_attn = make_branch(norm, self_attn=Attention(**attn_args, mask=Causal()))
         cross_attn = make_branch(norm, cross_attn=CrossAttention(**attn_args))

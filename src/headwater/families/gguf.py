@@ -1,7 +1,7 @@
 """Load and save GGUF models: config, weights, tokenizer and chat template in one file; weights stay quantized.
 
 GGUF stores the RoPE rows of LLaMA's queries and keys as interleaved pairs, this package as two halves: `deinterleave`
-converts them. With the wrong order a model still writes fluent text, only worse; the likelihood of a text shows it.
+converts them. In the wrong order a model still writes fluent text; only its perplexity shows the mistake.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ def _quantized_layer(
 
 
 def to_gguf_family(loaded: LoadedModel) -> LoadedModel:
-    """The model as a family that has a GGUF architecture, or an error that says why it is none."""
+    """The model as a family that has a GGUF architecture; BadSetting with the reason where there is none."""
     if (
         loaded.config.get("model_type") in GGUF_ARCHITECTURES
         and loaded.head == "language"
@@ -361,6 +361,7 @@ def _check_written(loaded: LoadedModel, temp_path: Path, path: Path) -> None:
         )
 
     # tokenizer
+    assert loaded.tokenizer is not None and reloaded.tokenizer is not None
     if reloaded.tokenizer.encode(PROBE_TEXT) != loaded.tokenizer.encode(PROBE_TEXT):
         raise Unavailable(
             _("{path}: the tokenizer changed when read back from GGUF; save the model as a folder", path=path)

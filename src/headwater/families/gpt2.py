@@ -84,20 +84,20 @@ def read_gpt2_spec(config: HFConfig, head_type: str) -> Model:
 
 @register_config_writer("gpt2", "GPT2", lm_suffix="LMHeadModel")
 def gpt2_config(spec: Model) -> ConfigDict | None:
-    s = decoder_sizes(spec)
-    if s is None:
+    sizes = decoder_sizes(spec)
+    if sizes is None:
         return None
-    position = s.embed.position
+    position = sizes.embed.position
     return {
-        "vocab_size": s.embed.vocab,
-        "n_embd": s.d_model,
-        "n_layer": s.num_layers,
-        "n_head": s.num_heads,
-        "n_inner": s.ffn.d_ff,
+        "vocab_size": sizes.embed.vocab,
+        "n_embd": sizes.d_model,
+        "n_layer": sizes.num_layers,
+        "n_head": sizes.num_heads,
+        "n_inner": sizes.ffn.d_ff,
         "n_positions": position.size if isinstance(position, Learned) else DEFAULT_MAX_POSITIONS,
-        "activation_function": s.activation,
-        "layer_norm_epsilon": s.norm.eps,
-        "attn_pdrop": s.attn.dropout,
-        "resid_pdrop": s.dropout,
-        "embd_pdrop": s.embed.dropout,
+        "activation_function": sizes.activation,
+        "layer_norm_epsilon": sizes.norm.eps,
+        "attn_pdrop": sizes.attn.dropout,
+        "resid_pdrop": sizes.dropout,
+        "embd_pdrop": sizes.embed.dropout,
     }

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from headwater.core import Model, Transformer
+from headwater.core.base import HeadSpec
 from headwater.core.init import NORMS, init_buffers, match_rule
 from headwater.core.norms import OffsetRMSNormLayer
 from headwater.errors import BadFile, BadSetting, NotFound, nearest
@@ -43,17 +44,15 @@ TiedPairs = tuple[tuple[str, str], ...]
 
 @dataclass
 class LoadedModel:
-    """A model with its tokenizer and its config. config is config.json as it was read; save() writes it back."""
+    """A model with its tokenizer and its config. config: the contents of config.json, which save() writes back."""
 
     model: Transformer
-    tokenizer: Any
+    tokenizer: Tokenizer | None
     config: dict[str, Any]
     path: Path
     head: str = ""
     labels: list[str] = field(default_factory=list)
-    generation_config: dict[str, Any] = field(
-        default_factory=dict
-    )  # generation_config.json: takes precedence over config
+    generation_config: dict[str, Any] = field(default_factory=dict)  # takes precedence over config
 
     @property
     def spec(self) -> Model:
@@ -79,7 +78,7 @@ class LoadedModel:
 
     @property
     def max_positions(self) -> int | None:
-        """The maximum sequence length the model was trained for, where the config says."""
+        """The maximum sequence length the model was trained for; None where the config does not name it."""
         for key in ("max_position_embeddings", "n_positions"):
             if isinstance(self.generation_setting(key), int):
                 return self.generation_setting(key)
@@ -115,7 +114,7 @@ def read_model_plan(folder: Path, head_type: str | None = None) -> ModelPlan:
     return ModelPlan(family, head_type, spec, labels)
 
 
-def load_hf_folder(folder: str | Path, *, head: str | None = None, new_head: Any = None) -> LoadedModel:
+def load_hf_folder(folder: str | Path, *, head: str | None = None, new_head: HeadSpec | None = None) -> LoadedModel:
     """Load the model of a Hugging Face folder, in float32 and eval mode.
 
     head: the head type to build; by default the one the checkpoint was saved with.
@@ -151,7 +150,7 @@ def _choose_head_type(family: Family, config: HFConfig, head: str | None) -> str
 
 
 def build_with_weights(
-    spec: Model, family: Family, head_type: str, checkpoint: LazyStateDict, new_head: Any = None
+    spec: Model, family: Family, head_type: str, checkpoint: LazyStateDict, new_head: HeadSpec | None = None
 ) -> Transformer:
     """Build a model with the tensors of a checkpoint; the tensors it holds decide which weights are tied."""
     check_memory(spec, len(checkpoint), checkpoint.where)
@@ -228,7 +227,7 @@ def transform_sizes(spec: Model) -> dict[str, int]:
 
 
 def load_tensors_into(model: Transformer, tensors: Mapping[str, Tensor]) -> None:
-    """Make the tensors a model's parameters: float32 ones as they are mapped, others converted one by one.
+    """Make the tensors a model's parameters: float32 ones stay memory-mapped, others are converted one by one.
 
     Parameters that the file does not hold (a new head, an optional bias) are initialized.
     """
@@ -281,7 +280,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def save_hf_folder(loaded: LoadedModel, folder: str | Path) -> Path:
     """Write a Hugging Face folder, load it again and compare. The folder must be new or empty.
 
-    The files are written to a temporary folder and moved when they have been compared, so an error leaves nothing.
+    The files are written to a temporary folder, compared, and then moved, so that an error leaves nothing behind.
     """
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -341,9 +340,9 @@ class ModelWeights(LazyStateDict):
     def __init__(self, model: nn.Module):
         self._dense = {path: p.detach() for path, p in model.named_parameters()}
         quantized = quantized_layers(model)
-        first_path = {
-            module.blocks.data_ptr(): path for path, module in reversed(list(quantized.items()))
-        }  # tied: once
+        first_path = {}  # of tied layers only the first
+        for path, module in reversed(list(quantized.items())):
+            first_path[module.blocks.data_ptr()] = path
         self._quantized = {f"{path}.weight": quantized[path] for path in first_path.values()}
 
     def __getitem__(self, name: str) -> Tensor:

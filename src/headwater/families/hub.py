@@ -65,7 +65,7 @@ HUB = {
 
 
 def find_installed(name: str) -> Path:
-    """The path of an installed model; the error says how to install it, or which name was meant."""
+    """The path of an installed model; otherwise an error with the install command or the nearest name."""
     if name not in HUB:
         raise NotFound(
             _("there is no model, file or folder {name!r} here; {nearest}", name=name[:200], nearest=nearest(name, HUB))

@@ -26,6 +26,9 @@ from headwater.core import (
     Stack,
     pre,
 )
+from headwater.core.base import NormSpec, PositionSpec
+from headwater.core.masks import MaskRule
+from headwater.core.positions import RopeScaling
 from headwater.errors import BadFile
 from headwater.families.config_writers import (
     DEFAULT_MAX_POSITIONS,
@@ -78,7 +81,7 @@ HEAD_NAMES = {
 }
 
 
-def decoder_spec(config: HFConfig, head_type: str, norm: Any, **overrides: Any) -> Model:
+def decoder_spec(config: HFConfig, head_type: str, norm: NormSpec, **overrides: Any) -> Model:
     """The decoder they have in common.
 
     overrides: bias, qk_norm, mask (one rule, or a list with one per layer), scale, ffn, tie_embeddings.
@@ -94,7 +97,7 @@ def decoder_spec(config: HFConfig, head_type: str, norm: Any, **overrides: Any) 
     make_ffn = overrides.get("ffn", lambda dense: dense)
     position = rotary_spec(config)
 
-    def block(mask: Any) -> Block:
+    def block(mask: MaskRule) -> Block:
         attn = Attention(
             config.get_int("num_attention_heads"),
             config.get_optional("get_int", "num_key_value_heads"),
@@ -137,7 +140,7 @@ def rotary_spec(config: HFConfig, partial_rotary_factor: float = 1.0) -> Rotary:
     params = dict(rope.parameters)
     original = int(params.get("original_max_position_embeddings", max_positions))
     if rope.rope_type == "linear":
-        scaling: Any = LinearScaling(params["factor"])
+        scaling: RopeScaling = LinearScaling(params["factor"])
     elif rope.rope_type == "dynamic":
         scaling = DynamicScaling(params["factor"], original)
     elif rope.rope_type == "llama3":
@@ -164,7 +167,7 @@ def rotary_spec(config: HFConfig, partial_rotary_factor: float = 1.0) -> Rotary:
     return Rotary(rope.theta, rope.partial_rotary_factor, scaling)
 
 
-def layer_masks(config: HFConfig, num_layers: int) -> list[Any]:
+def layer_masks(config: HFConfig, num_layers: int) -> list[MaskRule]:
     """Qwen's attention mask of each layer: sliding windows by layer_types, or by the older max_window_layers."""
     window_size = config.get_optional("get_int", "sliding_window")
     enabled = config.get_bool("use_sliding_window", default=False)
@@ -181,7 +184,7 @@ def layer_masks(config: HFConfig, num_layers: int) -> list[Any]:
                 layers=num_layers,
             )
         )
-    window = SlidingWindow(window_size) if window_size else Causal()
+    window: MaskRule = SlidingWindow(window_size) if window_size else Causal()
     return [window if layer_type == "sliding_attention" else Causal() for layer_type in layer_types]
 
 
@@ -263,26 +266,26 @@ def read_mixtral_spec(config: HFConfig, head_type: str) -> Model:
 
 def llama_like_config(spec: Model) -> ConfigDict | None:
     """The keys of config.json they have in common; the config writers below add their own."""
-    s = decoder_sizes(spec)
-    if s is None:
+    sizes = decoder_sizes(spec)
+    if sizes is None:
         return None
     return {
-        "vocab_size": s.embed.vocab,
-        "hidden_size": s.d_model,
-        "intermediate_size": s.ffn.d_ff,
-        "num_hidden_layers": s.num_layers,
-        "num_attention_heads": s.num_heads,
-        "num_key_value_heads": s.attn.kv_heads or s.num_heads,
-        "head_dim": s.head_dim,
-        "hidden_act": s.activation,
-        "rms_norm_eps": s.norm.eps,
-        "attention_dropout": s.attn.dropout,
+        "vocab_size": sizes.embed.vocab,
+        "hidden_size": sizes.d_model,
+        "intermediate_size": sizes.ffn.d_ff,
+        "num_hidden_layers": sizes.num_layers,
+        "num_attention_heads": sizes.num_heads,
+        "num_key_value_heads": sizes.attn.kv_heads or sizes.num_heads,
+        "head_dim": sizes.head_dim,
+        "hidden_act": sizes.activation,
+        "rms_norm_eps": sizes.norm.eps,
+        "attention_dropout": sizes.attn.dropout,
         "tie_word_embeddings": bool(spec.tied),
-        **rope_config(s.attn.position),
+        **rope_config(sizes.attn.position),
     }
 
 
-def rope_config(position: Any) -> ConfigDict:
+def rope_config(position: PositionSpec) -> ConfigDict:
     """The inverse of rotary_spec(). A scaling that transformers lacks is left out, so it never matches."""
     if not isinstance(position, Rotary):
         return {"max_position_embeddings": DEFAULT_MAX_POSITIONS}
@@ -322,6 +325,11 @@ def _window_size(spec: Model) -> int | None:
     return None if window is None else window.size
 
 
+def _has_attention_bias(spec: Model) -> bool:
+    attn = find_part(spec.decoder, Attention)
+    return attn is not None and bool(attn.bias)
+
+
 def _layer_types_config(spec: Model) -> ConfigDict:
     """The keys of Qwen's sliding windows: their size, and which layers have one."""
     stack: Any = spec.decoder
@@ -337,9 +345,8 @@ def llama_config(spec: Model) -> ConfigDict | None:
     config = llama_like_config(spec)
     if config is None:
         return None
-    attn = find_part(spec.decoder, Attention)
     ffn = find_part(spec.decoder, GatedFeedForward)
-    return config | {"attention_bias": bool(attn.bias), "mlp_bias": ffn is not None and ffn.bias}
+    return config | {"attention_bias": _has_attention_bias(spec), "mlp_bias": ffn is not None and ffn.bias}
 
 
 @register_config_writer("mistral", "Mistral")
@@ -359,13 +366,13 @@ def qwen3_config(spec: Model) -> ConfigDict | None:
     config = llama_like_config(spec)
     if config is None:
         return None
-    return config | _layer_types_config(spec) | {"attention_bias": bool(find_part(spec.decoder, Attention).bias)}
+    return config | _layer_types_config(spec) | {"attention_bias": _has_attention_bias(spec)}
 
 
 @register_config_writer("gemma", "Gemma")
 def gemma_config(spec: Model) -> ConfigDict | None:
     config = llama_like_config(spec)
-    return None if config is None else config | {"attention_bias": bool(find_part(spec.decoder, Attention).bias)}
+    return None if config is None else config | {"attention_bias": _has_attention_bias(spec)}
 
 
 @register_config_writer("mixtral", "Mixtral")

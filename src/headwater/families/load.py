@@ -6,15 +6,16 @@ A MODEL argument is a Hugging Face folder, the folder of a training run, a .gguf
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from headwater.core import MeanPooling, Model, Transformer
+from headwater.core.base import HeadSpec
 from headwater.errors import BadFile, BadInput, BadSetting, nearest
 from headwater.families.config_writers import CONFIG_WRITERS
 from headwater.families.export import FAMILY_ORDER, ExportedModel, FamilyMismatch, config_matches_spec, export_to_family
@@ -29,6 +30,7 @@ from headwater.families.hf_folder import (
 from headwater.families.hub import find_installed
 from headwater.families.registry import FAMILIES
 from headwater.i18n import _
+from headwater.text.tokenizer import Tokenizer
 from headwater.weights.native import MODEL_TYPE, is_native, load_native, read_native_spec, save_native
 
 
@@ -40,7 +42,7 @@ def find_model(name: str | Path) -> Path:
     return path / "model" if (path / "model" / "config.json").is_file() else path
 
 
-def load(name: str | Path, *, head: str | None = None, new_head: Any = None) -> LoadedModel:
+def load(name: str | Path, *, head: str | None = None, new_head: HeadSpec | None = None) -> LoadedModel:
     """Load a model with its tokenizer: headwater.load("smollm2"), load("runs/mine"), load("model.gguf").
 
     name      a known name (headwater models), a folder in the Hugging Face or the native layout, or a .gguf file
@@ -72,17 +74,32 @@ def load_spec(name: str | Path) -> Model:
 def _load_native_model(folder: Path) -> LoadedModel:
     """Load a model in the native layout."""
     native = load_native(folder)
-    return _with_special_tokens(native.model, find_tokenizer(folder), native.about, folder)
+    return _with_special_tokens(native.model, find_tokenizer(folder), native.metadata, folder)
 
 
-def _with_special_tokens(model: Transformer, tokenizer: Any, about: dict[str, Any], path: Path) -> LoadedModel:
+def _with_special_tokens(
+    model: Transformer, tokenizer: Tokenizer | None, metadata: Mapping[str, Any], path: Path
+) -> LoadedModel:
     """A native model as a LoadedModel: the tokens that start and end a text are the tokenizer's."""
     generation_config = {}
     if tokenizer is not None:
         generation_config = {"eos_token_id": tokenizer.eos_id, "decoder_start_token_id": tokenizer.bos_id}
-    config = {"model_type": MODEL_TYPE, "about": about}
-    labels = [str(label) for label in about.get("labels", [])]
+    config = {"model_type": MODEL_TYPE, "metadata": dict(metadata)}
+    labels = [str(label) for label in metadata.get("labels", [])]
     return LoadedModel(model, tokenizer, config, path, labels=labels, generation_config=generation_config)
+
+
+class TrainedModel(Protocol):
+    """What save() needs of the result of training."""
+
+    @property
+    def model(self) -> Transformer: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def metadata(self) -> Mapping[str, object]: ...
+    @property
+    def folder(self) -> Path: ...
 
 
 class SaveResult(NamedTuple):
@@ -94,12 +111,13 @@ class SaveResult(NamedTuple):
     mismatch: FamilyMismatch | None = None
 
 
-def save(model: Any, path: str | Path, *, layout: str = "auto") -> Path:
+def save(model: LoadedModel | Transformer | TrainedModel, path: str | Path, *, layout: str = "auto") -> Path:
     """Save a model (from load or train) as a folder: config.json, model.safetensors, tokenizer.json.
 
-    layout   "transformers": the layout of the transformers family that expresses the model, or an error that says why
-             none does; a model_type, such as "llama": that of this family; "headwater": the native layout, which holds
-             every model; "auto": that of a transformers family where one fits, otherwise native, with a warning
+    layout   "transformers": the layout of a transformers family that expresses the model, else an error with the reason
+             a model_type such as "llama": the layout of this family
+             "headwater": the native layout, for every model
+             "auto": the layout of a transformers family if one fits, else the native one, with a warning
 
     A path that ends in .gguf becomes one GGUF file instead. The result is loaded again and compared.
     """
@@ -108,14 +126,16 @@ def save(model: Any, path: str | Path, *, layout: str = "auto") -> Path:
         family = result.mismatch.family
         difference = result.mismatch.difference
         warnings.warn(
-            f"{path} is in headwater's own layout, which transformers does not open: its nearest family, {family}, has "
+            f"{path} is in the native layout, which transformers does not open: its nearest family, {family}, has "
             f"{difference.family_value} as {difference.path}, this model has {difference.model_value}",
             stacklevel=2,
         )
     return result.path
 
 
-def save_with_result(model: Any, path: str | Path, layout: str = "auto") -> SaveResult:
+def save_with_result(
+    model: LoadedModel | Transformer | TrainedModel, path: str | Path, layout: str = "auto"
+) -> SaveResult:
     """As save(), but a mismatch is returned instead of warned of."""
     loaded = to_loaded_model(model)
     path = Path(path)
@@ -162,12 +182,12 @@ def save_with_result(model: Any, path: str | Path, layout: str = "auto") -> Save
     return SaveResult(_save_native_folder(loaded, path), loaded, mismatch=result)
 
 
-def to_loaded_model(model: Any) -> LoadedModel:
+def to_loaded_model(model: LoadedModel | Transformer | TrainedModel) -> LoadedModel:
     """A LoadedModel from the result of load() or train(), or from a Transformer."""
     if isinstance(model, LoadedModel):
         return model
     if isinstance(model, Transformer):
-        return LoadedModel(model, None, {"model_type": MODEL_TYPE, "about": {}}, Path("model"))
+        return LoadedModel(model, None, {"model_type": MODEL_TYPE, "metadata": {}}, Path("model"))
     if not isinstance(getattr(model, "model", None), Transformer):
         raise BadInput(
             _("save needs a model, got {name}; give what load, train or build returns", name=type(model).__name__)
@@ -180,7 +200,7 @@ def _save_native_folder(loaded: LoadedModel, folder: Path) -> Path:
         raise BadFile(
             _("{folder}: it must be a new or empty folder, it holds files; choose another name", folder=folder)
         )
-    save_native(folder, loaded.model, loaded.config.get("about", {}))
+    save_native(folder, loaded.model, loaded.config.get("metadata", {}))
     if loaded.tokenizer is not None:
         loaded.tokenizer.save(folder)
     check_round_trip(loaded.model, load_native(folder).model, folder)

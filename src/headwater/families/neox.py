@@ -70,25 +70,25 @@ def read_gpt_neox_spec(config: HFConfig, head_type: str) -> Model:
 
 @register_config_writer("gpt_neox", "GPTNeoX")
 def gpt_neox_config(spec: Model) -> ConfigDict | None:
-    s = decoder_sizes(spec)
-    if s is None:
+    sizes = decoder_sizes(spec)
+    if sizes is None:
         return None
-    position = s.attn.position
+    position = sizes.attn.position
     rope = rope_config(position)
     if isinstance(position, Rotary):
         rope["rope_parameters"]["partial_rotary_factor"] = position.partial_factor
     return {
-        "vocab_size": s.embed.vocab,
-        "hidden_size": s.d_model,
-        "num_hidden_layers": s.num_layers,
-        "num_attention_heads": s.num_heads,
-        "intermediate_size": s.ffn.d_ff,
-        "hidden_act": s.activation,
-        "layer_norm_eps": s.norm.eps,
-        "attention_bias": bool(s.attn.bias),
+        "vocab_size": sizes.embed.vocab,
+        "hidden_size": sizes.d_model,
+        "num_hidden_layers": sizes.num_layers,
+        "num_attention_heads": sizes.num_heads,
+        "intermediate_size": sizes.ffn.d_ff,
+        "hidden_act": sizes.activation,
+        "layer_norm_eps": sizes.norm.eps,
+        "attention_bias": bool(sizes.attn.bias),
         "use_parallel_residual": find_part(spec.decoder, ParallelBlock) is not None,
-        "attention_dropout": s.attn.dropout,
-        "hidden_dropout": s.dropout,
+        "attention_dropout": sizes.attn.dropout,
+        "hidden_dropout": sizes.dropout,
         "tie_word_embeddings": bool(spec.tied),
         **rope,
     }

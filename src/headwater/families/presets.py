@@ -1,8 +1,8 @@
 """Presets: specs of known models by name, preset("base"), preset("gpt2-xl"), preset("llama-70b"). Nothing is allocated.
 
 A preset is a family with the sizes of its config.json. The six sizes of the 2017 Transformer share one table of 37,000
-tokens between source, target and output, as the paper did for English-German. Two texts call different models `large`:
-the one with 6 layers is `big` here (the paper's word).
+tokens between source, target and output, as the paper did for English-German. The paper's larger model, with 6 layers,
+is `big`; `large` has 24.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ class Preset(NamedTuple):
 
 
 def paper(d_model: int, heads: int, d_ff: int, layers: int) -> Preset:
+    """A Transformer of the 2017 paper."""
     return Preset("transformer", 37_000, {"d_model": d_model, "heads": heads, "d_ff": d_ff, "layers": layers})
 
 
 def gpt2(d_model: int, heads: int, layers: int, max_positions: int = 1024) -> Preset:
+    """A GPT-2 or GPT-3."""
     config = {"n_embd": d_model, "n_head": heads, "n_layer": layers, "n_positions": max_positions}
     return Preset("gpt2", 50_257, config)
 
@@ -46,6 +48,7 @@ def gpt2(d_model: int, heads: int, layers: int, max_positions: int = 1024) -> Pr
 def llama(
     vocab: int, d_model: int, heads: int, kv_heads: int, d_ff: int, layers: int, eps: float, theta: float
 ) -> Preset:
+    """A LLaMA."""
     config = {
         "hidden_size": d_model,
         "num_attention_heads": heads,
@@ -59,6 +62,7 @@ def llama(
 
 
 def bert(d_model: int, heads: int, layers: int) -> Preset:
+    """A BERT."""
     config = {
         "hidden_size": d_model,
         "num_attention_heads": heads,
@@ -70,6 +74,7 @@ def bert(d_model: int, heads: int, layers: int) -> Preset:
 
 
 def t5(d_model: int, heads: int, head_dim: int, d_ff: int, layers: int) -> Preset:
+    """A T5 1.0."""
     config = {"d_model": d_model, "num_heads": heads, "d_kv": head_dim, "d_ff": d_ff, "num_layers": layers}
     return Preset("t5", 32_128, config)
 
@@ -89,7 +94,7 @@ PRESETS = {
     "llama-7b": llama(32_000, 4096, 32, 32, 11_008, 32, 1e-6, 1e4),
     "llama-13b": llama(32_000, 5120, 40, 40, 13_824, 40, 1e-6, 1e4),
     "llama-65b": llama(32_000, 8192, 64, 64, 22_016, 80, 1e-6, 1e4),
-    "llama-70b": llama(32_000, 8192, 64, 8, 28_672, 80, 1e-5, 1e4),  # the second generation's: grouped heads
+    "llama-70b": llama(32_000, 8192, 64, 8, 28_672, 80, 1e-5, 1e4),  # Llama 2: grouped-query attention
     "llama3-8b": llama(128_256, 4096, 32, 8, 14_336, 32, 1e-5, 5e5),
     "llama3-70b": llama(128_256, 8192, 64, 8, 28_672, 80, 1e-5, 5e5),
     "bert-base": bert(768, 12, 12),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from headwater.core import Model
 from headwater.errors import BadFile, nearest
@@ -56,7 +55,6 @@ class Family:
     body_names: NameMap
     head_names: Mapping[str, NameMap]
     optional_params: tuple[str, ...] = ()
-    gguf: Any = field(default=None, compare=False)
 
 
 FAMILIES: dict[str, Family] = {}
@@ -90,7 +88,7 @@ def find_family(model_type: str, where: object = "config.json") -> Family:
 
 
 def detect_head_type(family: Family, architectures: list[str]) -> str:
-    """The head type a checkpoint was saved with; the family's first where `architectures` does not say."""
+    """The head type a checkpoint was saved with; the family's first where `architectures` does not name one."""
     for architecture in architectures:
         for suffix, head_type in HEAD_BY_ARCHITECTURE.items():
             if architecture.endswith(suffix) and head_type in family.head_names:

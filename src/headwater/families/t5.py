@@ -10,6 +10,7 @@ from typing import Any
 from headwater.core import (
     Attention,
     Block,
+    Branch,
     Causal,
     CrossAttention,
     Embeddings,
@@ -115,7 +116,7 @@ def _seq2seq_spec(
     ffn = pre(norm, ffn=_feed_forward_spec(config, default_activation))
     embed = Embeddings(vocab, dropout=dropout)
 
-    def stack(branches: tuple[Any, ...], num_layers: int) -> Stack:
+    def stack(branches: tuple[Branch, ...], num_layers: int) -> Stack:
         return Stack(d_model, embed, (Block(branches, dropout),) * num_layers, norm, dropout=dropout)
 
     # Tied embeddings, and the model.
@@ -132,7 +133,7 @@ def _seq2seq_spec(
     )
 
 
-def _feed_forward_spec(config: HFConfig, default_activation: str) -> Any:
+def _feed_forward_spec(config: HFConfig, default_activation: str) -> FeedForward | GatedFeedForward:
     """The feed-forward layer by feed_forward_proj: relu, gated-gelu (which means the tanh form), or gated-<any>."""
     name = config.get_str("feed_forward_proj", default=default_activation)
     config.ignore("dense_act_fn", "is_gated_act")
@@ -165,25 +166,25 @@ def _init_spec(config: HFConfig, d_model: int, d_inner: int, d_kv: int) -> tuple
 
 def t5_like_config(spec: Model) -> ConfigDict | None:
     """The keys of config.json of T5 and mT5; the inverse of _seq2seq_spec()."""
-    s = stack_sizes(spec.encoder)
+    sizes = stack_sizes(spec.encoder)
     decoder = stack_sizes(spec.decoder)
-    if s is None or decoder is None:
+    if sizes is None or decoder is None:
         return None
     bias = find_part(spec.encoder, RelativeBias) or RelativeBias()
-    gated_name = "gelu" if s.ffn.activation == "gelu_tanh" else s.activation  # `gated-gelu` means the tanh form
+    gated_name = "gelu" if sizes.ffn.activation == "gelu_tanh" else sizes.activation  # `gated-gelu` means the tanh form
     return {
-        "vocab_size": s.embed.vocab,
-        "d_model": s.d_model,
-        "d_kv": s.head_dim,
-        "d_ff": s.ffn.d_ff,
-        "num_layers": s.num_layers,
+        "vocab_size": sizes.embed.vocab,
+        "d_model": sizes.d_model,
+        "d_kv": sizes.head_dim,
+        "d_ff": sizes.ffn.d_ff,
+        "num_layers": sizes.num_layers,
         "num_decoder_layers": decoder.num_layers,
-        "num_heads": s.num_heads,
-        "feed_forward_proj": f"gated-{gated_name}" if isinstance(s.ffn, GatedFeedForward) else s.activation,
+        "num_heads": sizes.num_heads,
+        "feed_forward_proj": f"gated-{gated_name}" if isinstance(sizes.ffn, GatedFeedForward) else sizes.activation,
         "relative_attention_num_buckets": bias.num_buckets,
         "relative_attention_max_distance": bias.max_distance,
-        "layer_norm_epsilon": s.norm.eps,
-        "dropout_rate": s.dropout,
+        "layer_norm_epsilon": sizes.norm.eps,
+        "dropout_rate": sizes.dropout,
         "tie_word_embeddings": any(path == "head.out" for path, _ in spec.tied),
         "is_encoder_decoder": True,
     }

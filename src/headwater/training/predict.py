@@ -57,7 +57,7 @@ def load_run(folder: str | Path, result: TrainResult | None = None) -> Predictor
             _("{folder} is not the folder of a run or of a model; `headwater runs` lists the runs here", folder=folder)
         )
     loaded = load(model_dir)
-    metadata: TaskMetadata = loaded.config.get("about") or TaskMetadata()
+    metadata: TaskMetadata = loaded.config.get("metadata") or TaskMetadata()
     if "task" not in metadata:
         raise BadInput(
             _(

@@ -28,7 +28,7 @@ def init_model(spec: Model, init_from: str, task: Task[Any], labels: list[str], 
     body = loaded.model
     dequantize_model(body)
     _check_stacks(body.spec, init_from, task)
-    if task.can_keep_head(body.spec, loaded.config.get("about", {}), labels):
+    if task.can_keep_head(body.spec, loaded.config.get("metadata", {}), labels):
         return clone_parameters(body)
     return replace_head(body, spec, seed)
 

@@ -26,13 +26,13 @@ CGROUP_MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")
 
 def check_memory(spec: Model, num_tensors: int, where: object) -> None:
     """Reject a model with more layers than the file has tensors, or with more weights than fit into memory."""
-    depth = sum(len(stack.layers) for stack in _stacks(spec))
-    if num_tensors < depth:
+    num_layers = sum(len(stack.layers) for stack in _stacks(spec))
+    if num_tensors < num_layers:
         raise BadFile(
             _(
                 "{where}: config.json has {num_layers:,} layers, but the file holds only {num_tensors:,} tensors",
                 where=where,
-                num_layers=depth,
+                num_layers=num_layers,
                 num_tensors=num_tensors,
             )
         )
@@ -52,7 +52,7 @@ def check_memory(spec: Model, num_tensors: int, where: object) -> None:
 
 
 def count_parameters(spec: Model) -> int:
-    """The number of parameters of a model, tied ones counted at each path; one layer of each kind is built, on meta."""
+    """The number of parameters of a model, tied ones counted at each path; one layer per kind is built on meta."""
     one_of_each = replace(spec, tied=(), encoder=_distinct_layers(spec.encoder), decoder=_distinct_layers(spec.decoder))
     model = one_of_each.on_meta()
     total = sum(math.prod(p.shape) for p in model.parameters())
@@ -65,7 +65,7 @@ def count_parameters(spec: Model) -> int:
 
 
 def memory_limit() -> int:
-    """Bytes of memory of the machine or the container; where the system does not say, no limit."""
+    """Bytes of memory of the machine or the container; a very large number where the system does not report it."""
     try:
         physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):

@@ -98,7 +98,7 @@ class GgufFile(LazyStateDict):
         return torch.empty(info.shape, dtype=info.ggml_type.dtype or torch.float32, device="meta")
 
     def quantized_blocks(self, name: str) -> Tensor:
-        """The tensor as it is stored, [rows, bytes per row], a view of the file: for kernels that read blocks."""
+        """The stored bytes of a tensor, [rows, bytes per row], a view of the file: for kernels that read blocks."""
         info = self.infos[name]
         return self._raw_bytes(info).view(math.prod(info.shape[:-1]), -1)
 
@@ -109,7 +109,7 @@ class GgufFile(LazyStateDict):
 
 
 class _GgufReader:
-    """A read position in the file that moves forward and never past the end."""
+    """A cursor over the file that moves forward and never past the end."""
 
     def __init__(self, buffer: mmap.mmap, where: object):
         self.buffer = buffer
@@ -268,13 +268,15 @@ class _GgufReader:
         self.require_bytes(8 * count)
         buffer = self.buffer
         position = self.position
-        end = len(buffer)
+        file_size = len(buffer)
         strings = []
         for _unused in range(count):
             begin = position + 8
             position = begin + int.from_bytes(buffer[position:begin], "little")
-            if position > end:
-                self.refuse(_("cut short: a string ends at byte {end:,} of {file_size:,}", end=position, file_size=end))
+            if position > file_size:
+                self.refuse(
+                    _("cut short: a string ends at byte {end:,} of {file_size:,}", end=position, file_size=file_size)
+                )
             strings.append(buffer[begin:position])
         self.position = position
         return [string.decode("utf-8", "replace") for string in strings]

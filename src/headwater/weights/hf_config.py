@@ -44,7 +44,7 @@ _METADATA_KEYS = """
     _commit_hash finetuning_task task_specific_params prefix problem_type language languages license tags
     pipeline_tag tokenizer_class tokenizer_name processor_class feature_extractor_type _num_labels num_labels
     id2label label2id directionality _diffusers_version adapters keys_to_ignore_at_inference is_composition
-    xla_device tf_legacy_loss use_bfloat16 transformers.js_config about
+    xla_device tf_legacy_loss use_bfloat16 transformers.js_config metadata
 """
 _RUNTIME_KEYS = """
     use_cache output_past output_attentions output_hidden_states output_scores output_logits output_router_logits
@@ -80,7 +80,7 @@ IGNORED_KEYS = frozenset(
     " ".join((_METADATA_KEYS, _RUNTIME_KEYS, _GENERATION_KEYS, _TRAINING_KEYS, _REDUNDANT_KEYS)).split()
 )
 
-# Ignored with these values only: any other value would change what the model computes.
+# Ignored with these values only: other values would change what the model computes.
 IGNORED_VALUES: dict[str, tuple[Any, ...]] = {
     "is_decoder": (False, None),
     "add_cross_attention": (False, None),
@@ -194,7 +194,7 @@ class HFConfig:
         return self._get((name,), default, is_valid, _("a list of {kind}", kind=item_type.__name__))
 
     def get_labels(self, default_count: int = 2) -> list[str]:
-        """The names of the classes, in order: id2label, or LABEL_0 … as many as num_labels says."""
+        """The names of the classes, in order: those of id2label, or LABEL_0, LABEL_1 … up to num_labels."""
         id2label = self._get(("id2label",), {}, lambda v: isinstance(v, dict), _("an object from id to name"))
         count = len(id2label) or self.get_int("num_labels", "_num_labels", maximum=1_000_000, default=default_count)
         return [str(id2label.get(str(i), f"LABEL_{i}")) for i in range(count)]

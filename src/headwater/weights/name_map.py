@@ -16,10 +16,10 @@ One line is one rule: the name in the checkpoint, the parameter's name, and afte
     [prefix]       optional when loading, always written
     -              ignored when loading, never written
     .old = .new    an old suffix, and the one it is loaded as
-    : unless x     not written for a model that has the parameter x: a later rule says how
+    : unless x     not used to export a model that has the parameter x; a later rule applies instead
 
-A name stands for itself, and for itself with `.weight` or `.bias` after it. A rule that names the tensor in full wins;
-otherwise the first that matches.
+A name matches itself, and itself with `.weight` or `.bias` appended. A rule that names the tensor in full has priority;
+otherwise the first match does.
 """
 
 from __future__ import annotations

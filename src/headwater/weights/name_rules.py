@@ -11,7 +11,7 @@ from headwater.errors import BadSetting
 from headwater.i18n import _
 from headwater.weights.transforms import Transforms, parse_transforms
 
-# In this order: a rule that names the tensor in full wins over one that names its module.
+# In this order: a rule that names the tensor in full has priority over one that names its module.
 SUFFIXES = ("", ".weight", ".bias")
 _INDEX = re.compile(r"(?:(?<=\.)|^)(?:0|[1-9][0-9]{0,5})(?=\.|$)", re.ASCII)
 _PLACEHOLDER = re.compile(r"\{(\w+)\}|(?:(?<=\.)|^)(\d+)(?=\.|$)", re.ASCII)
@@ -57,7 +57,7 @@ class NameRule:
     checkpoint_variants: tuple[NamePattern, ...]  # other names that are loaded too
     params: tuple[NamePattern, ...]  # none: the tensor is ignored
     transforms: Transforms
-    unless: tuple[NamePattern, ...] = ()  # not written for a model that has this parameter
+    unless: tuple[NamePattern, ...] = ()  # the rule does not apply to a model that has this parameter
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The native model folder: config.json with the model spec, model.safetensors with parameter paths.
 
-    {"model_type": "headwater", "spec": {…}, "about": {"task": …, "labels": …}, "quantization": {"head.out": "Q8_0", …}}
+    {"model_type": "headwater", "spec": {…}, "metadata": {"task": …, …}, "quantization": {"head.out": "Q8_0", …}}
 
 A tied tensor is written once, under the first of its paths. Layers named in "quantization" keep their weights in
 quantized blocks, [rows, bytes per row] under path.blocks.
@@ -42,7 +42,7 @@ class NativeModel(NamedTuple):
     """A loaded model and the metadata of its folder."""
 
     model: Transformer
-    about: dict[str, Any]  # task, labels, special tokens
+    metadata: dict[str, Any]  # task, labels, special tokens
 
 
 def named_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
@@ -88,12 +88,12 @@ def copy_into(model: torch.nn.Module, tensors: Mapping[str, Tensor], where: obje
         parameter.copy_(tensors[path])
 
 
-def save_native(folder: str | Path, model: Transformer, about: Mapping[str, Any]) -> Path:
-    """Write a model. Each file is written atomically, the weights last, so a folder in use stays usable."""
+def save_native(folder: str | Path, model: Transformer, metadata: Mapping[str, Any]) -> Path:
+    """Write a model. Each file is written atomically, the weights last, so that a folder in use stays valid."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     quantized = quantized_layers(model)
-    config = {"model_type": MODEL_TYPE, "spec": to_dict(model.spec), "about": dict(about)}
+    config = {"model_type": MODEL_TYPE, "spec": to_dict(model.spec), "metadata": dict(metadata)}
     if quantized:
         config["quantization"] = {path: module.block_format.name for path, module in quantized.items()}
     text = json.dumps(config, indent=1, ensure_ascii=False).encode()
@@ -126,8 +126,8 @@ def is_native(folder: str | Path) -> bool:
 
 def read_native_spec(folder: str | Path) -> tuple[Model, dict[str, Any]]:
     """The spec and the metadata of a native folder; no weight is read."""
-    spec, about, _ = _read_config(folder)
-    return spec, about
+    spec, metadata, _ = _read_config(folder)
+    return spec, metadata
 
 
 def _read_config(folder: str | Path) -> tuple[Model, dict[str, Any], dict[str, str]]:
@@ -147,12 +147,12 @@ def _read_config(folder: str | Path) -> tuple[Model, dict[str, Any], dict[str, s
         )
 
     spec = from_dict(config.get("spec"))
-    about = config.get("about", {})
+    metadata = config.get("metadata", {})
     quantization = config.get("quantization", {})
-    if not isinstance(spec, Model) or not isinstance(about, dict) or not isinstance(quantization, dict):
+    if not isinstance(spec, Model) or not isinstance(metadata, dict) or not isinstance(quantization, dict):
         raise BadFile(
             _(
-                "{path}: spec must be a Model, about and quantization JSON objects; the file was changed or damaged",
+                "{path}: spec must be a Model, metadata and quantization JSON objects; the file was changed or damaged",
                 path=path,
             )
         )
@@ -167,12 +167,12 @@ def _read_config(folder: str | Path) -> tuple[Model, dict[str, Any], dict[str, s
                     block_format=block_format,
                 )
             )
-    return spec, about, quantization
+    return spec, metadata, quantization
 
 
 def load_native(folder: str | Path) -> NativeModel:
     """Load a native folder: the inverse of save_native, in eval mode."""
-    spec, about, quantization = _read_config(folder)
+    spec, metadata, quantization = _read_config(folder)
     checkpoint = open_weights(folder)
     check_memory(spec, len(checkpoint), folder)
     model = spec.on_meta()
@@ -187,7 +187,7 @@ def load_native(folder: str | Path) -> NativeModel:
     for path, parameter in model.named_parameters():
         check_finite(parameter.detach(), path, folder)
     init_buffers(model)
-    return NativeModel(model.eval(), about)
+    return NativeModel(model.eval(), metadata)
 
 
 def _load_quantized_layers(
@@ -197,7 +197,7 @@ def _load_quantized_layers(
     modules = dict(model.named_modules())
     blocks_by_key: dict[str, Tensor] = {}
     for path, name in ggml_types.items():
-        module: Any = modules.get(path)
+        module = modules.get(path)
         ggml_type = BLOCK_FORMATS[name]
         if not isinstance(module, nn.Linear | nn.Embedding):
             raise BadFile(

@@ -28,7 +28,7 @@ from headwater.io.files import open_regular, quote, read_limited
 MAX_SECONDS = 900
 MAX_OPEN_FILES = 64
 BASE_ADDRESS_SPACE = 12 << 30  # torch alone maps several gigabytes of addresses
-STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "module")  # where training programs put the weights
+STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "module")  # keys of the weights in a training state
 PICKLE_INDEX_NAME = "pytorch_model.bin.index.json"
 # Objects that training programs save beside the weights: each becomes an IgnoredObject, and none of their code is run.
 IGNORED_GLOBALS = (
@@ -198,7 +198,7 @@ def _extract_tensors(value: Any, file_size: int) -> dict[str, Any]:
     tensors = {}
     for name, tensor in state_dict.items():
         if not isinstance(tensor, torch.Tensor):
-            continue  # a step count, a version: not a weight
+            continue  # not a weight: a step count or a version
         dense = (
             type(tensor) in (torch.Tensor, torch.nn.Parameter)
             and tensor.layout is torch.strided
@@ -213,7 +213,7 @@ def _extract_tensors(value: Any, file_size: int) -> dict[str, Any]:
             )
         tensors[name] = tensor.detach()
 
-    # pickled tensors may claim more than the file has: a bomb
+    # an expanded tensor may claim much more memory than the file has bytes
     total = sum(math.prod(t.shape) * t.dtype.itemsize for t in tensors.values())
     if not tensors or total > 4 * file_size + (1 << 20):
         raise BadFile(

@@ -210,7 +210,7 @@ def _check_contiguous(infos: dict[str, TensorInfo], data_size: int, where: objec
 
 
 class LazyStateDict(Mapping[str, Tensor]):
-    """Named tensors, each created on access, so that a large file is never held in memory twice.
+    """Named tensors, each created on access, so that a large file is never in memory twice.
 
     meta_tensor(name) is the tensor on the meta device: its shape and dtype, without its bytes.
     """
@@ -230,7 +230,7 @@ def meta_tensor(tensors: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 class SafetensorsFile(LazyStateDict):
-    """One .safetensors file, memory-mapped. All validation is in the constructor; reading a tensor can not fail."""
+    """One .safetensors file, memory-mapped. All validation is in the constructor; reading a tensor cannot fail."""
 
     def __init__(self, path: str | Path):
         if sys.byteorder != "little":
@@ -255,7 +255,7 @@ class SafetensorsFile(LazyStateDict):
         return torch.empty(info.shape, dtype=_torch_dtype(info.dtype), device="meta")
 
     def release(self, name: str) -> None:
-        """Free the pages that lie entirely within the tensor. A tensor that is still used must not be released."""
+        """Free the pages that are entirely within the tensor. A tensor that is still used must not be released."""
         info = self.infos[name]
         first_page = -(-(self.data_start + info.begin) // mmap.PAGESIZE)
         end_page = (self.data_start + info.end) // mmap.PAGESIZE

@@ -32,7 +32,7 @@ SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,150}\.safetensors", re.AS
 
 
 class ShardedSafetensors(LazyStateDict):
-    """The tensors of several shards as one mapping. Each must be in the shard that the index names, and in no other."""
+    """The tensors of several shards as one mapping. Each must be in the shard that the index names, and only there."""
 
     def __init__(self, folder: str | Path, index: str = WEIGHTS_INDEX_NAME):
         self.where = Path(folder) / index

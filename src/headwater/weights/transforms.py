@@ -3,7 +3,7 @@
 A transform maps a list of tensors to a list of tensors and back: inverse(forward(x)) = x, bit for bit.
 In a name map they follow the colon, in the order in which a checkpoint is loaded:
 
-    transpose               a matrix stored [in, out]; anything else is left alone
+    transpose               a matrix stored [in, out]; other tensors are unchanged
     split                   one tensor holds several parameters, concatenated by rows: q | k | v
     split by heads          the same, but interleaved by head: q0 k0 v0 q1 k1 v1 ...
     squeeze                 [1, n] is loaded as [n]
@@ -96,7 +96,7 @@ class Transforms:
     steps: tuple[tuple[TensorTransform, str], ...] = ()
 
     def forward(self, tensor: Tensor, count: int, sizes: Mapping[str, int]) -> list[Tensor] | None:
-        """Parameters from a checkpoint tensor, or None where its shape can not be transformed."""
+        """Parameters from a checkpoint tensor, or None where its shape cannot be transformed."""
         tensors = [tensor]
         for transform, size_name in self.steps:
             size = sizes.get(size_name, 1)
