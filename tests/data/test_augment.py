@@ -1,4 +1,4 @@
-"""Augmentation: a function of (seed, epoch, index) that changes about as much as it says, and nothing else."""
+"""Augmentation: a function of (seed, epoch, index) that changes text at its rate, and nothing else."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from headwater.data.augment import (
 from headwater.errors import BadFile, BadSetting
 
 TABLE = {"big": ("large", "great"), "car": ("auto",), "高兴": ("快乐",), "New York": ("NYC",)}
-CHANGES = [DeleteWords(0.3), SwapWords(0.3), CharacterNoise(0.1), SynonymReplacement(TABLE, 0.5)]
+AUGMENTATIONS = [DeleteWords(0.3), SwapWords(0.3), CharacterNoise(0.1), SynonymReplacement(TABLE, 0.5)]
 LONG = " ".join(f"word{i}" for i in range(2000))
 
 
 @given(st.text(), st.integers(0, 100), st.integers(0, 100))
 def test_any_text_is_changed_the_same_way_each_time(text: str, epoch: int, index: int) -> None:
-    result = augment_text(text, CHANGES, 1, epoch, index)
-    assert result == augment_text(text, CHANGES, 1, epoch, index)
+    result = augment_text(text, AUGMENTATIONS, 1, epoch, index)
+    assert result == augment_text(text, AUGMENTATIONS, 1, epoch, index)
     assert bool(result) == bool(text)
-    for change in (DeleteWords(0.0), SwapWords(0.0), CharacterNoise(0.0), SynonymReplacement(TABLE, 0.0)):
-        assert change(text, 1, epoch, index) == text
+    for augmentation in (DeleteWords(0.0), SwapWords(0.0), CharacterNoise(0.0), SynonymReplacement(TABLE, 0.0)):
+        assert augmentation(text, 1, epoch, index) == text
 
 
 def test_epochs_and_examples_differ() -> None:
-    for change in CHANGES[:3]:
-        assert len({change(LONG, 0, epoch, index) for epoch in range(3) for index in range(3)}) == 9
+    for augmentation in AUGMENTATIONS[:3]:
+        assert len({augmentation(LONG, 0, epoch, index) for epoch in range(3) for index in range(3)}) == 9
 
 
 def test_rates() -> None:

@@ -1,4 +1,4 @@
-"""The order is a function: each example once an epoch, the same from any position, on any number of processes."""
+"""Batch sampler: each example once per epoch, the same from any position, with any number of ranks."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def test_an_epoch_is_a_permutation(size: int, seed: int, epoch: int) -> None:
     assert np.array_equal(permuted_index(some, size, seed, epoch), result[some])
 
 
-def test_orders_differ_and_are_even() -> None:
-    """Over many epochs each of the 24 orders of four examples comes about as often: a biased one would show."""
+def test_permutations_differ_and_are_uniform() -> None:
+    """Over many epochs each of the 24 orders of four examples is about equally frequent: a bias would show."""
     seen = Counter(tuple(permuted_index(np.arange(4), 4, 7, epoch)) for epoch in range(4800))
     assert len(seen) == 24
     assert sum((count - 200) ** 2 / 200 for count in seen.values()) < 60  # chi-square, 23 degrees; 1 in 30,000
@@ -45,14 +45,16 @@ def lengths_of(size: int, seed: int = 0) -> np.ndarray:
 
 
 @given(st.integers(1, 300), st.integers(90, 700), st.integers(0, 50), st.integers(0, 10_000), st.integers(1, 5))
-def test_resumed_is_never_stopped(size: int, tokens: int, window: int, position: int, seed: int) -> None:
-    """Unsorted: the examples after any position, even inside a batch, are those of the unbroken run."""
+def test_a_resumed_sampler_continues_the_uninterrupted_run(
+    size: int, tokens: int, window: int, position: int, seed: int
+) -> None:
+    """The examples after any position, even inside a batch, are those of the uninterrupted run."""
     batches = BatchSampler(lengths_of(size, seed), tokens, seed, min(window, size))
     position %= 3 * size
-    unbroken, last = [], 0
+    uninterrupted, last = [], 0
     for batch in batches.iter_from(0):
         assert batch.start == last
-        unbroken += batch.indices.tolist()
+        uninterrupted += batch.indices.tolist()
         last = batch.end
         if last >= position + 2 * size:
             break
@@ -61,12 +63,12 @@ def test_resumed_is_never_stopped(size: int, tokens: int, window: int, position:
         resumed += batch.indices.tolist()
         if len(resumed) >= size:
             break
-    assert resumed == unbroken[position : position + len(resumed)]
-    assert sorted(unbroken[:size]) == sorted(unbroken[size : 2 * size]) == list(range(size))
+    assert resumed == uninterrupted[position : position + len(resumed)]
+    assert sorted(uninterrupted[:size]) == sorted(uninterrupted[size : 2 * size]) == list(range(size))
 
 
 @given(st.integers(1, 400), st.integers(90, 900), st.integers(0, 3))
-def test_batches_hold_what_they_may(size: int, tokens: int, epoch: int) -> None:
+def test_batches_stay_within_max_tokens(size: int, tokens: int, epoch: int) -> None:
     lengths = lengths_of(size)
     for batch in BatchSampler(lengths, tokens, window=64).iter_epoch(epoch):
         rows = lengths[batch.indices]
@@ -78,22 +80,22 @@ def test_batches_hold_what_they_may(size: int, tokens: int, epoch: int) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_processes_together_do_the_one_batch(world: int) -> None:
+def test_ranks_partition_the_global_batch(world: int) -> None:
     lengths = lengths_of(1000)
     for batch in islice(BatchSampler(lengths, 1500, seed=3).iter_from(0), 50):
         parts = [shard_for_rank(batch.indices, rank, world) for rank in range(world)]
-        together = np.empty_like(batch.indices)
+        merged = np.empty_like(batch.indices)
         for rank, part in enumerate(parts):
-            together[rank::world] = part
-        assert np.array_equal(together, batch.indices)
+            merged[rank::world] = part
+        assert np.array_equal(merged, batch.indices)
         tokens = [int(lengths[part].sum()) for part in parts]
         assert max(tokens) - min(tokens) <= lengths[batch.indices].sum(1).max() + 12
     with pytest.raises(BadSetting, match="rank must be"):
         shard_for_rank(batch.indices, world, world)
 
 
-def padding_share(batches: list[IndexBatch], lengths: np.ndarray) -> float:
-    """The part of all positions in these batches that holds no token."""
+def padding_fraction(batches: list[IndexBatch], lengths: np.ndarray) -> float:
+    """The fraction of padding in these batches."""
     rows = [lengths[batch.indices] for batch in batches]
     return 1 - sum(int(r.sum()) for r in rows) / sum(int(r.max(0).sum()) * len(r) for r in rows)
 
@@ -102,10 +104,10 @@ def test_sorting_saves_padding_and_batches_are_even() -> None:
     lengths = lengths_of(5000)
     batches = BatchSampler(lengths, 2000)
     result = list(batches.iter_epoch(0))
-    assert padding_share(result, lengths) < 0.1
+    assert padding_fraction(result, lengths) < 0.1
     rows = np.random.default_rng(0).permutation(5000)
     unsorted = [result[0]._replace(indices=rows[i : i + 25]) for i in range(0, 5000, 25)]
-    assert padding_share(unsorted, lengths) > 0.4  # the measure sees what sorting saves
+    assert padding_fraction(unsorted, lengths) > 0.4  # the measure detects unsorted batches
     full = [len(b.indices) * lengths[b.indices].max(0).sum() for b in result]
     assert min(full) > 0.7 * 2000
     with pytest.raises(BadSetting, match="cannot hold example 7 of 300 tokens; raise batch_tokens to 300"):
@@ -114,8 +116,8 @@ def test_sorting_saves_padding_and_batches_are_even() -> None:
         BatchSampler(np.zeros(0), 200)
 
 
-def test_a_planted_fault_is_seen() -> None:
-    """If the window's shuffle used the position asked for, resuming would differ: the law above must notice."""
+def test_a_planted_fault_is_detected() -> None:
+    """If the shuffle depended on the start position, resuming would differ: the law above must detect it."""
 
     class Wrong(BatchSampler):
         def iter_from(self, position: int = 0):
@@ -123,23 +125,23 @@ def test_a_planted_fault_is_seen() -> None:
 
     lengths = lengths_of(200)
     right, wrong = BatchSampler(lengths, 300, 1), Wrong(lengths, 300, 1)
-    unbroken = np.concatenate([b.indices for b in right.iter_epoch(0)])
+    uninterrupted = np.concatenate([b.indices for b in right.iter_epoch(0)])
     for batches, same in ((right, True), (wrong, False)):
         resumed = np.concatenate([b.indices for b in islice(batches.iter_from(17), 5)])
-        assert np.array_equal(resumed, unbroken[17 : 17 + len(resumed)]) == same
+        assert np.array_equal(resumed, uninterrupted[17 : 17 + len(resumed)]) == same
 
 
-def test_thirty_thousand_pairs_take_no_time() -> None:
+def test_thirty_thousand_pairs_are_fast() -> None:
     lengths = lengths_of(29_000)
     start = time.perf_counter()
     list(BatchSampler(lengths, 4096).iter_epoch(0))
     assert time.perf_counter() - start < 2
 
 
-# ------------------------------------------------------------------------------------------------------- chance
+# ----------------------------------------------------------------------------------------- random numbers
 
 
-def test_chance_is_a_function_of_its_words_alone() -> None:
+def test_random_numbers_are_a_function_of_their_keys() -> None:
     one = rng.uniform(1, 2, np.arange(5)[:, None], "mask", np.arange(100))
     assert np.array_equal(one[3], rng.uniform(1, 2, 3, "mask", np.arange(100)))
     assert not np.array_equal(one[3], rng.uniform(1, 2, 3, "other", np.arange(100)))
@@ -180,15 +182,15 @@ def test_packed_documents_are_uncut_and_occur_once(rows: list[list[int]]) -> Non
     documents = Ragged.from_rows(rows)
     packed = pack_documents(documents, 16)
     assert sorted(int(d) for row in packed for d in row) == list(range(len(rows)))
-    laid = build_packed_rows(documents, packed, 16, pad_id=0)
-    assert laid.ids.shape == (len(packed), 16)
-    for row, ids, numbers in zip(packed, laid.ids, laid.document_ids, strict=True):
-        for place, document in enumerate(row, 1):
-            assert ids[numbers == place].tolist() == rows[document]
+    packed_rows = build_packed_rows(documents, packed, 16, pad_id=0)
+    assert packed_rows.ids.shape == (len(packed), 16)
+    for row, ids, numbers in zip(packed, packed_rows.ids, packed_rows.document_ids, strict=True):
+        for number, document in enumerate(row, 1):
+            assert ids[numbers == number].tolist() == rows[document]
     filled = sum(map(len, rows))
     assert len(packed) <= max(len(rows), 0)
-    assert int((laid.document_ids > 0).sum()) == filled
-    if filled:  # best fit, longest first, never needs more than 11/9 of the rows of the best packing + 1
+    assert int((packed_rows.document_ids > 0).sum()) == filled
+    if filled:  # best-fit decreasing needs at most 11/9 of the optimal number of rows, plus 1
         assert sum(1 for row in packed if sum(len(rows[d]) for d in row)) <= 11 / 9 * -(-filled // 8) + 1
     with pytest.raises(BadInput, match="document 0 has 20 tokens, a row has 16"):
         pack_documents(Ragged.from_rows([[1] * 20]), 16)

@@ -1,4 +1,4 @@
-"""Files that are not text are recognised by their first bytes, and the error says what to do instead."""
+"""Binary files are recognized by their first bytes, and the error message gives advice."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from headwater.errors import BadFile
 
 
 def zipped(*names: str) -> bytes:
-    held = io.BytesIO()
-    with zipfile.ZipFile(held, "w") as archive:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
         for name in names:
             archive.writestr(name, "content")
-    return held.getvalue()
+    return buffer.getvalue()
 
 
 def tarred() -> bytes:
-    held = io.BytesIO()
-    with tarfile.open(fileobj=held, mode="w") as archive:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
         archive.addfile(tarfile.TarInfo("a.txt"))
-    return held.getvalue()
+    return buffer.getvalue()
 
 
 FILES = {
@@ -77,5 +77,5 @@ def test_a_database_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["PAR1 is a gene\n", "GGUF: a format\n", "fLaC of sound\n", "BZhours\n", "%PD\n",
                                   "ID3 tags\n", "RIFF and WAVE\n", "abcdftyp\n", "PK\n"])  # fmt: skip
-def test_a_text_that_begins_alike_is_a_text(text: str) -> None:
+def test_a_text_that_starts_like_a_binary_file_is_read(text: str) -> None:
     refuse_binary(Path("a.txt"), text.encode())

@@ -1,4 +1,4 @@
-"""Scores of each class and each entity type: by hand, and by the sums of the confusion matrix."""
+"""Classification and entity reports: against values computed by hand, and against the confusion matrix."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headwater.data.metrics import accuracy, class_f1, classification_report, en
 
 
 def test_the_report_of_classes_by_hand():
-    """a: 3 of 4 found, one of them wrongly said; c is said and never right; d is never said."""
+    """a: 3 of 4 predicted, and one false positive; c is predicted but never right; d is never predicted."""
     references = ["a", "a", "a", "a", "b", "b", "d"]
     outputs = ["a", "a", "a", "b", "b", "a", "c"]
     report = classification_report(outputs, references)

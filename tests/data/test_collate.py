@@ -1,4 +1,4 @@
-"""Objectives: what is hidden can be put back, rates are as stated, labels stand on their words."""
+"""Objectives: masked tokens can be restored, rates are as documented, labels are on the right tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headwater.text.train import train_tokenizer
 
 TEXT = "the cat sat on a mat and saw 我们 去 公园 naïve café Ann ran home . ! , very quickly"
 WORDS = TEXT.split()
-MARKS = SpecialTokens(
+SPECIAL_TOKENS = SpecialTokens(
     pad_id=0,
     bos_id=1,
     eos_id=2,
@@ -33,32 +33,33 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer([" ".join(WORDS)] * 5, num_sentinels=10)
 
 
-def rows(count: int, seed: int = 0, longest: int = 60, least: int = 2) -> Ragged:
+def rows(count: int, seed: int = 0, max_length: int = 60, min_length: int = 2) -> Ragged:
     rng = np.random.default_rng(seed)
-    return Ragged.from_rows([rng.integers(5, 900, rng.integers(least, longest)) for _ in range(count)])
+    return Ragged.from_rows([rng.integers(5, 900, rng.integers(min_length, max_length)) for _ in range(count)])
 
 
 def assert_independent_of_the_batch(make, count: int) -> None:
     """An example's batch is the same alone as among others: nothing depends on order, batch or padding."""
-    whole = make(np.arange(count))
+    batch = make(np.arange(count))
     for i in (0, count // 2, count - 1):
         alone = make(np.array([i]))
         for name in ("ids", "targets", "source"):
-            one, many = getattr(alone, name), getattr(whole, name)
+            one, many = getattr(alone, name), getattr(batch, name)
             if one is not None:
                 assert np.array_equal(one[0], many[i][: one.shape[1]]), name
 
 
-def test_marks_come_from_the_tokenizer(tokenizer: Tokenizer) -> None:
-    marks = SpecialTokens.from_tokenizer(tokenizer)
-    assert (marks.pad_id, marks.bos_id, marks.eos_id, marks.mask_id) == (0, 1, 2, 4)
-    assert marks.sentinel_ids == tuple(range(5, 15))
-    assert marks.special_ids == tuple(range(15))
+def test_special_tokens_come_from_the_tokenizer(tokenizer: Tokenizer) -> None:
+    special_tokens = SpecialTokens.from_tokenizer(tokenizer)
+    ids = (special_tokens.pad_id, special_tokens.bos_id, special_tokens.eos_id, special_tokens.mask_id)
+    assert ids == (0, 1, 2, 4)
+    assert special_tokens.sentinel_ids == tuple(range(5, 15))
+    assert special_tokens.special_ids == tuple(range(15))
     assert tokenizer.encode("the cat") == [1, *tokenizer.encode("the cat", add_special_tokens=False), 2]
 
 
 def test_teacher_forcing_shifts_by_one() -> None:
-    batch = collate.seq2seq_batch(Ragged.from_rows([[7, 8], [9]]), Ragged.from_rows([[5], [5, 6, 7]]), MARKS)
+    batch = collate.seq2seq_batch(Ragged.from_rows([[7, 8], [9]]), Ragged.from_rows([[5], [5, 6, 7]]), SPECIAL_TOKENS)
     assert batch.source.tolist() == [[1, 7, 8, 2], [1, 9, 2, 0]]
     assert batch.source_attention_mask.tolist() == [[True] * 4, [True] * 3 + [False]]
     assert batch.ids.tolist() == [[1, 5, 0, 0], [1, 5, 6, 7]]
@@ -70,75 +71,79 @@ def test_teacher_forcing_shifts_by_one() -> None:
 def test_causal_batch_targets_are_the_next_tokens() -> None:
     batch = collate.causal_batch(np.arange(12).reshape(2, 6))
     assert np.array_equal(batch.targets, batch.ids + 1)
-    documents = rows(20, longest=12)
+    documents = rows(20, max_length=12)
     packed = build_packed_rows(documents, pack_documents(documents, 16), 16, pad_id=0)
     batch = collate.packed_causal_batch(packed)
-    found = [
+    actual = [
         (int(a), int(b)) for a, b in zip(batch.ids.ravel(), batch.targets.ravel(), strict=True) if b != IGNORE_INDEX
     ]
     pairs = [(int(a), int(b)) for i in range(20) for a, b in zip(documents[i], documents[i][1:], strict=False)]
-    assert sorted(found) == sorted(pairs)
+    assert sorted(actual) == sorted(pairs)
 
 
-def test_masking_rates_are_as_stated() -> None:
+def test_masking_rates_are_as_documented() -> None:
     many = rows(600)
-    batch = corruption.mlm_batch(many, MARKS, np.arange(600), seed=3, epoch=1)
+    batch = corruption.mlm_batch(many, SPECIAL_TOKENS, np.arange(600), seed=3, epoch=1)
     plain = many.with_affixes([1], [2]).to_padded(0)
     chosen = batch.targets != IGNORE_INDEX
-    assert np.array_equal(np.where(chosen, batch.targets, batch.ids), plain)  # it can be put back
+    assert np.array_equal(np.where(chosen, batch.targets, batch.ids), plain)  # the text can be restored
     assert not chosen[plain < 5].any()
     total, picked = len(many.values), int(chosen.sum())
-    assert_share(picked, total, 0.15)
-    assert_share(int((batch.ids[chosen] == 4).sum()), picked, 0.8)
-    assert_share(int((batch.ids[chosen] == plain[chosen]).sum()), picked, 0.1)
+    assert_rate(picked, total, 0.15)
+    assert_rate(int((batch.ids[chosen] == 4).sum()), picked, 0.8)
+    assert_rate(int((batch.ids[chosen] == plain[chosen]).sum()), picked, 0.1)
     assert batch.ids[chosen][batch.ids[chosen] != 4].min() >= 5
-    again = corruption.mlm_batch(many, MARKS, np.arange(600), seed=3, epoch=2)
+    again = corruption.mlm_batch(many, SPECIAL_TOKENS, np.arange(600), seed=3, epoch=2)
     assert not np.array_equal(again.ids, batch.ids)
-    with pytest.raises(AssertionError):  # a planted fault: 20 % instead of 15 % is seen
-        wrong = corruption.mlm_batch(many, MARKS, np.arange(600), 3, 1, mlm_probability=0.2)
-        assert_share(int((wrong.targets != IGNORE_INDEX).sum()), total, 0.15)
+    with pytest.raises(AssertionError):  # planted fault: 20 % instead of 15 % is detected
+        wrong = corruption.mlm_batch(many, SPECIAL_TOKENS, np.arange(600), 3, 1, mlm_probability=0.2)
+        assert_rate(int((wrong.targets != IGNORE_INDEX).sum()), total, 0.15)
     with pytest.raises(BadSetting, match="needs a tokenizer with a mask token"):
         corruption.mlm_batch(many, SpecialTokens(0, 1, 2), np.arange(600), 0, 0)
 
 
-def assert_share(count: int, total: int, rate: float) -> None:
+def assert_rate(count: int, total: int, rate: float) -> None:
     """Within four standard deviations of a binomial."""
     assert abs(count - rate * total) < 4 * (total * rate * (1 - rate)) ** 0.5 + 0.01 * total
 
 
 def test_collated_examples_do_not_depend_on_the_batch() -> None:
     many, ends = rows(30), np.array([10, 11, 12, 13, 14, 15])
-    assert_independent_of_the_batch(lambda i: corruption.mlm_batch(many.take(i), MARKS, i, 1, 2), 30)
-    assert_independent_of_the_batch(lambda i: corruption.span_corruption_batch(many.take(i), MARKS, i, 1, 2), 30)
-    assert_independent_of_the_batch(lambda i: corruption.denoising_batch(many.take(i), MARKS, ends, i, 1, 2), 30)
+    assert_independent_of_the_batch(lambda i: corruption.mlm_batch(many.take(i), SPECIAL_TOKENS, i, 1, 2), 30)
+    assert_independent_of_the_batch(
+        lambda i: corruption.span_corruption_batch(many.take(i), SPECIAL_TOKENS, i, 1, 2), 30
+    )
+    assert_independent_of_the_batch(
+        lambda i: corruption.denoising_batch(many.take(i), SPECIAL_TOKENS, ends, i, 1, 2), 30
+    )
 
 
 @given(st.integers(2, 400), st.integers(0, 10**6))
 def test_span_corruption_can_be_undone(length: int, index: int) -> None:
     ids = np.random.default_rng(index).integers(5, 900, length)
-    source, target = corruption.corrupt_spans(ids, MARKS.sentinel_ids, 1, 2, index)
-    assert np.array_equal(corruption.restore_spans(source, target, MARKS.sentinel_ids), ids)
+    source, target = corruption.corrupt_spans(ids, SPECIAL_TOKENS.sentinel_ids, 1, 2, index)
+    assert np.array_equal(corruption.restore_spans(source, target, SPECIAL_TOKENS.sentinel_ids), ids)
     noise = max(1, round(0.15 * length))
-    hidden = target[target < 900]
-    assert len(hidden) == noise
-    marks = target[target >= 900]
-    assert marks.tolist() == list(range(900, 900 + len(marks)))
-    assert np.array_equal(source[source >= 900], marks[:-1])
-    assert len(marks) - 1 == max(1, round(noise / 3))
+    masked = target[target < 900]
+    assert len(masked) == noise
+    sentinels = target[target >= 900]
+    assert sentinels.tolist() == list(range(900, 900 + len(sentinels)))
+    assert np.array_equal(source[source >= 900], sentinels[:-1])
+    assert len(sentinels) - 1 == max(1, round(noise / 3))
 
 
 def test_span_corruption_reports_missing_sentinels() -> None:
     with pytest.raises(BadSetting, match="needs 6 sentinels, there are 3"):
         corruption.corrupt_spans(np.arange(100), (901, 902, 903), 0, 0, 0)
     with pytest.raises(BadInput, match="at least 2 tokens"):
-        corruption.corrupt_spans(np.arange(1), MARKS.sentinel_ids, 0, 0, 0)
+        corruption.corrupt_spans(np.arange(1), SPECIAL_TOKENS.sentinel_ids, 0, 0, 0)
 
 
 @given(st.integers(1, 300), st.integers(0, 10**6))
-def test_infilling_keeps_what_it_does_not_hide(length: int, index: int) -> None:
+def test_infilling_keeps_the_other_tokens(length: int, index: int) -> None:
     ids = np.arange(5, 5 + length)
-    spoiled = corruption.text_infilling(ids, 4, 0, 0, index)
-    kept = spoiled[spoiled != 4]
+    infilled = corruption.text_infilling(ids, 4, 0, 0, index)
+    kept = infilled[infilled != 4]
     assert len(kept) == length - round(0.3 * length)
     assert np.array_equal(kept, np.sort(kept))  # in their order
     ends = np.array([7, 11, 30])
@@ -158,11 +163,11 @@ def test_infilled_spans_are_poisson() -> None:
 def test_next_sentences() -> None:
     document_of = np.repeat(np.arange(300), 4)
     pairs = corruption.next_sentence_pairs(document_of, seed=0, epoch=0)
-    assert_share(int(pairs.label.sum()), len(pairs.label), 0.5)
+    assert_rate(int(pairs.label.sum()), len(pairs.label), 0.5)
     same = document_of[pairs.first] == document_of[pairs.second]
     assert np.array_equal(same, pairs.label == 0)
     assert np.array_equal(pairs.second[same], pairs.first[same] + 1)
-    batch = corruption.mlm_nsp_batch(rows(1200, longest=8), pairs, np.arange(50), MARKS, 0, 0)
+    batch = corruption.mlm_nsp_batch(rows(1200, max_length=8), pairs, np.arange(50), SPECIAL_TOKENS, 0, 0)
     assert (batch.ids == 2).sum(1).tolist() == [2] * 50
     assert np.array_equal(batch.next_sentence_labels, pairs.label[:50])
     assert batch.token_types.max(1).tolist() == [1] * 50
@@ -178,7 +183,7 @@ def test_next_sentences() -> None:
         st.tuples(st.sampled_from([*WORDS, "unseenword", "日本", "\u200b", "a b"]), st.sampled_from("OXY")), min_size=1
     )
 )
-def test_tags_stand_on_the_first_piece_of_their_word(tokenizer: Tokenizer, sentence: list[tuple[str, str]]) -> None:
+def test_tags_are_on_the_first_token_of_their_word(tokenizer: Tokenizer, sentence: list[tuple[str, str]]) -> None:
     words, tags = zip(*sentence, strict=True)
     names = collate.label_names("OXY")
     columns = collate.encode_tagged([TaggedTokens(words, tags)], names, tokenizer)
@@ -196,7 +201,7 @@ def test_classes_and_pairs(tokenizer: Tokenizer) -> None:
     with pytest.raises(BadInput, match=r"'yess' is not in the training data; did you mean 'yes'"):
         collate.label_ids(["yess"], ("yes", "no"))
     batch = collate.classification_batch(
-        Ragged.from_rows([[7], [8, 9]]), np.array([0, 1]), MARKS, Ragged.from_rows([[5, 6], []])
+        Ragged.from_rows([[7], [8, 9]]), np.array([0, 1]), SPECIAL_TOKENS, Ragged.from_rows([[5, 6], []])
     )
     assert batch.ids.tolist() == [[1, 7, 2, 5, 6, 2], [1, 8, 9, 2, 2, 0]]
     assert batch.token_types.tolist() == [[0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 0]]
@@ -211,8 +216,8 @@ def test_qa_windows_contain_the_answers(tokenizer: Tokenizer, words: list[str], 
     start = len(" ".join(words[:first])) + (first > 0)
     question = QAExample("Who ran?", context, (answer,), (start,))
     result = collate.qa_windows(question, tokenizer, SpecialTokens.from_tokenizer(tokenizer), max_length=64, stride=16)
-    shown = {collate.span_text(context, w, *w.answer_positions) for w in result if w.answer_positions != (0, 0)}
-    assert shown == {answer}
+    answers = {collate.span_text(context, w, *w.answer_positions) for w in result if w.answer_positions != (0, 0)}
+    assert answers == {answer}
     seen = {span for w in result for span in w.offsets}
     assert seen == set(
         tokenizer.encode_with_offsets(context, add_special_tokens=False).offsets

@@ -1,4 +1,4 @@
-"""The embedded data set: as CLDR writes it, one meaning a text, no date in two splits."""
+"""The dates dataset: formatted as CLDR does, one date per text, no date in two splits."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from babel.dates import format_date
 from headwater.data.dates import FIRST_DATE, LAST_DATE, PATTERNS, SPLITS, dates_dataset, format_cldr, split_days
 from headwater.errors import BadSetting
 
-EVERY = [date(2023, 1, 1) + timedelta(days=n) for n in range(4 * 366)]
+DAYS = [date(2023, 1, 1) + timedelta(days=n) for n in range(4 * 366)]
 
 
 @pytest.mark.parametrize("language", PATTERNS)
-def test_texts_are_those_of_babel(language: str) -> None:
+def test_texts_equal_those_of_babel(language: str) -> None:
     for pattern in PATTERNS[language]:
-        for when in EVERY[::11]:
+        for when in DAYS[::11]:
             assert format_cldr(when, language, pattern) == format_date(when, pattern, language).replace("\u202f", " ")
     for width in ("long", "full"):
-        theirs = {re.sub(r"\W+", "", format_date(when, width, language)) for when in EVERY[:40]}
-        ours = {re.sub(r"\W+", "", format_cldr(when, language, p)) for when in EVERY[:40] for p in PATTERNS[language]}
+        theirs = {re.sub(r"\W+", "", format_date(when, width, language)) for when in DAYS[:40]}
+        ours = {re.sub(r"\W+", "", format_cldr(when, language, p)) for when in DAYS[:40] for p in PATTERNS[language]}
         assert theirs <= ours or (language, width) == ("ru", "full")
 
 
@@ -31,9 +31,9 @@ def test_a_text_means_one_date() -> None:
     meaning: dict[str, date] = {}
     for language, patterns in PATTERNS.items():
         for pattern in patterns:
-            for when in EVERY:
+            for when in DAYS:
                 assert meaning.setdefault(format_cldr(when, language, pattern), when) == when
-    numeric = {"en": "M/d/y", "fr": "dd/MM/y"}  # a planted fault: these two would break the law
+    numeric = {"en": "M/d/y", "fr": "dd/MM/y"}  # planted fault: these two patterns are ambiguous
     assert any(format_cldr(when, "en", numeric["en"]) == format_cldr(other, "fr", numeric["fr"])
                for when, other in [(date(2026, 10, 11), date(2026, 11, 10))])  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""A folder of files: those that belong together are read, the others are named, and what is ambiguous is refused."""
+"""A folder of files: compatible files are read, the others are listed, and an ambiguous folder is refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fill(folder: Path, **files: str | bytes) -> Path:
     return folder
 
 
-def test_the_files_that_are_read_alike_are_taken_and_the_others_named(tmp_path: Path) -> None:
+def test_compatible_files_are_read_and_the_others_listed(tmp_path: Path) -> None:
     fill(tmp_path, train__tsv=PAIRS, valid__tsv=PAIRS.replace("morning", "night"), notes__txt="remember\nthe milk\n",
          photo__png=b"\x89PNG\r\n\x1a\n" + bytes(99), empty__txt="", chat__jsonl=CHATS)  # fmt: skip
     result = summarize_files(tmp_path)
@@ -40,11 +40,11 @@ def test_a_folder_of_unrelated_tables_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match=r"files of 2 kinds: pairs.tsv; reviews.tsv; name the files you mean"):
         summarize_files(tmp_path)
     (tmp_path / "reviews.tsv").rename(tmp_path / "train.tsv")
-    assert summarize_files(tmp_path).task == "classification"  # a name says which is meant
+    assert summarize_files(tmp_path).task == "classification"  # the name decides
     assert summarize_files([tmp_path / "train.tsv"]).notes == ()
 
 
-def test_programs_are_no_parallel_text(tmp_path: Path) -> None:
+def test_source_code_is_not_a_parallel_corpus(tmp_path: Path) -> None:
     fill(tmp_path, model__c="int main() {\n}\n", model__h="void f();\n", pairs__tsv=PAIRS)
     result = detect_source([tmp_path])
     assert [part.paths[0].name for part in result.file_groups] == ["pairs.tsv"]
@@ -55,7 +55,7 @@ def test_programs_are_no_parallel_text(tmp_path: Path) -> None:
     assert result.notes == ("not read, without a counterpart in de and en: model.c, model.h",)
 
 
-def test_a_folder_of_pairs_is_read_whatever_its_suffixes(tmp_path: Path) -> None:
+def test_a_parallel_folder_is_read_with_any_suffixes(tmp_path: Path) -> None:
     fill(tmp_path, all__nl="list files\n", all__cm="ls\n")
     assert summarize_files(tmp_path).splits["train"].samples == (TextPair("ls", "list files"),)
 

@@ -19,8 +19,8 @@ def write_rows(path: Path, rows: list[dict]) -> Path:
     return path
 
 
-def read(path: Path, **wanted) -> list:
-    return list(detect_source([path], (), SourceOptions(**wanted)).examples("train", BadRows()))
+def read(path: Path, **options) -> list:
+    return list(detect_source([path], (), SourceOptions(**options)).examples("train", BadRows()))
 
 
 CONALA = [{"intent": f"how to sort list {n} in python",
@@ -35,7 +35,7 @@ def test_conala_is_read_from_intent_to_snippet(tmp_path: Path) -> None:
 
 
 def test_without_known_names_a_full_column_that_is_no_paraphrase_is_the_target(tmp_path: Path) -> None:
-    """The same content under names that say nothing: a nullable column and a column of numbers are passed over."""
+    """The same content under meaningless names: a nullable column and a numeric column are not chosen."""
     names = {"intent": "aa", "rewritten_intent": "bb", "snippet": "cc", "question_id": "dd"}
     rows = [{names[key]: value for key, value in row.items()} for row in CONALA]
     assert detect_source([write_rows(tmp_path / "a.jsonl", rows)]).roles == {"source": "aa", "target": "cc"}
@@ -49,7 +49,7 @@ def test_without_known_names_a_full_column_that_is_no_paraphrase_is_the_target(t
     ("columns", "task", "roles"),
     [
         (("question", "answer"), "seq2seq", {"source": "question", "target": "answer"}),
-        (("question", "answer", "label"), "classification", None),  # WikiQA: the label is what is asked
+        (("question", "answer", "label"), "classification", None),  # WikiQA: the label is the target
         (("text", "intent"), "classification", {"text": "text", "label": "intent"}),
         (("dialogue", "summary", "id"), "seq2seq", {"source": "dialogue", "target": "summary"}),
         (("invocation", "cmd"), "seq2seq", {"source": "invocation", "target": "cmd"}),
@@ -58,8 +58,8 @@ def test_without_known_names_a_full_column_that_is_no_paraphrase_is_the_target(t
 def test_pairs_of_public_datasets(tmp_path: Path, columns, task, roles) -> None:
     rows = [{name: f"{name} of the row {n}" if name not in ("label", "intent") else "ab"[n % 2] for name in columns}
             for n in range(30)]  # fmt: skip
-    recipe = detect_source([write_rows(tmp_path / "a.jsonl", rows)])
-    assert recipe.task == task and recipe.roles == (roles or recipe.roles)
+    source = detect_source([write_rows(tmp_path / "a.jsonl", rows)])
+    assert source.task == task and source.roles == (roles or source.roles)
 
 
 ALPACA = [{"instruction": "Name a colour.", "input": "", "output": "Red."},
@@ -74,9 +74,9 @@ def test_alpaca_rows_are_pairs_of_instruction_with_input_and_output(tmp_path: Pa
     expected = [TextPair("Name a colour.", "Red."), TextPair("Translate.\nGood morning", "Guten Morgen"),
                 TextPair("Say hello.", "Hello!"), TextPair("Say bye.", "Bye!")]  # fmt: skip
     assert read(path) == expected
-    said = str(summarize_files(path))
-    assert "task       seq2seq, from instruction + input to output" in said
-    assert "format     Alpaca (instruction, input, output)" in said
+    summary = str(summarize_files(path))
+    assert "task       seq2seq, from instruction + input to output" in summary
+    assert "format     Alpaca (instruction, input, output)" in summary
     table = tmp_path / "alpaca.csv"
     table.write_text("instruction,input,output\nTranslate.,Good morning,Guten Morgen\nSay bye.,,Bye!\n")
     assert read(table) == [expected[1], expected[3]]
@@ -94,7 +94,7 @@ def test_prompts_with_completions_and_dolly_rows(tmp_path: Path) -> None:
     assert read(write_rows(tmp_path / "b.jsonl", dolly)) == [TextPair("Sum up.\nA long text.", "Short.")]
 
 
-def test_a_task_or_columns_that_are_named_overrule_the_format(tmp_path: Path) -> None:
+def test_a_task_or_columns_of_the_user_override_the_format(tmp_path: Path) -> None:
     rows = [{"prompt": f"a text {n}", "completion": "yes" if n % 2 else "no"} for n in range(4)]
     path = write_rows(tmp_path / "a.jsonl", rows)
     assert read(path, task="classification")[0] == LabeledText("a text 0", "no")
@@ -114,7 +114,7 @@ TURNS = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
         ({"prompt": "Hi", "chosen": "Hello", "rejected": "Go"}, "preference pairs"),
     ],
 )
-def test_conversations_are_named_and_refused_with_advice(tmp_path: Path, row, words) -> None:
+def test_chat_formats_are_refused_with_advice(tmp_path: Path, row, words) -> None:
     as_lines = write_rows(tmp_path / "chat.jsonl", [row] * 30)
     as_list = tmp_path / "chat.json"
     as_list.write_text(json.dumps([row] * 30))

@@ -1,4 +1,4 @@
-"""Whether the first row of a table names its columns: found, said, and overruled by --header."""
+"""Header detection: whether the first row of a table names its columns, and the override by --header."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ NAMES = st.lists(
 )  # fmt: skip
 
 
-def write(path: Path, rows: list[list[str]], mark: str = "\t") -> Path:
-    path.write_text("".join(mark.join(row) + "\n" for row in rows), encoding="utf-8")
+def write(path: Path, rows: list[list[str]], delimiter: str = "\t") -> Path:
+    path.write_text("".join(delimiter.join(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
@@ -65,7 +65,7 @@ FILMS = [["a very long and boring film", "neg"], ["some more of the same here", 
         (["house", "Haus"], NOUNS, False),
         (["Go.", "Va !"], [["Good morning to you.", "Bonjour à vous tous."]] * 6, False),
         (["great film", "pos"], FILMS * 20, False),
-        (["no", "it"], [["yes", "it"]] * 9, False),  # two codes of languages, but one of them is data
+        (["no", "it"], [["yes", "it"]] * 9, False),  # two language codes, but one of them is data
         (["marke", "preis"], [["a thing", "1.50"]] * 5, True),
         (["pkg-0", "text 0"], [[f"pkg-{n}", f"text {n}"] for n in range(1, 20)], False),
         (["", "text", "label"], [["0", "fine", "pos"]], True),  # as pandas writes its index
@@ -90,7 +90,7 @@ def test_a_header_in_ordinary_words_names_the_columns(tmp_path: Path) -> None:
     assert summarize_files(excel).splits["train"].rows == 40
 
 
-def test_the_flag_overrules_what_is_found(tmp_path: Path) -> None:
+def test_the_flag_overrides_the_detection(tmp_path: Path) -> None:
     named = write(tmp_path / "named.tsv", [["english", "german"], ["house", "Haus"], ["dog", "Hund"]])
     plain = write(tmp_path / "plain.tsv", [["haus", "hus"], ["Haus", "Hus"], ["Hund", "Hund"]])
 
@@ -107,7 +107,7 @@ def test_the_flag_overrules_what_is_found(tmp_path: Path) -> None:
         detect_source([twice], (), SourceOptions(header="yes"))
 
 
-def test_the_setting_is_a_word_or_a_truth_value() -> None:
+def test_the_setting_is_a_string_or_a_boolean() -> None:
     """YAML reads a bare yes as true."""
     assert [parse_config({"header": value}).header for value in ("yes", True, "No", False, "auto")] == [
         "yes", "yes", "no", "no", "auto"]  # fmt: skip
@@ -125,12 +125,12 @@ def test_the_summary_names_the_header(tmp_path: Path) -> None:
 
 
 def test_a_header_of_one_file_is_known_in_the_next(tmp_path: Path) -> None:
-    """Too few rows to tell, but the row is the header of train."""
+    """Too few rows to detect it, but the row is the header of train."""
     long = [[f"{n} times rain again in the north", "weather" if n % 2 else "sport"] for n in range(40)]
     train = write(tmp_path / "train.tsv", [["headline", "kind"], *long])
     valid = write(tmp_path / "valid.tsv", [["headline", "kind"], ["sun again in the south", "weather"]])
-    recipe = detect_source([train, valid])
-    assert list(recipe.examples("valid", BadRows())) == [LabeledText("sun again in the south", "weather")]
+    source = detect_source([train, valid])
+    assert list(source.examples("valid", BadRows())) == [LabeledText("sun again in the south", "weather")]
 
 
 def test_names() -> None:

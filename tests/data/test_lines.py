@@ -1,4 +1,4 @@
-"""Bytes to lines: every encoding read or refused with its place, nothing lost in silence, memory bounded."""
+"""Bytes to lines: encodings are detected or refused, invalid bytes are located, nothing is lost, memory is bounded."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from headwater.data.readers.lines import (
     iter_lines,
 )
 from headwater.errors import BadFile, BadSetting, NotFound
+from headwater.i18n import use_language
 
 CHINESE = "今天天气很好，我们去公园散步吧。\n他说：这本书很有意思，你应该看看。\n" * 5
 WESTERN = "Le café est très bon, n'est-ce pas ?\nDie Männer hören schöne Lieder.\nEl niño comió piñas.\n" * 5
 
 
-def read(path: Path, reading: DecodeOptions = DEFAULT_DECODE_OPTIONS) -> list[str]:
-    return [line.text for line in iter_lines(path, reading, BadRows())]
+def read(path: Path, decode_options: DecodeOptions = DEFAULT_DECODE_OPTIONS) -> list[str]:
+    return [line.text for line in iter_lines(path, decode_options, BadRows())]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def read(path: Path, reading: DecodeOptions = DEFAULT_DECODE_OPTIONS) -> list[st
         ("It’s a very “good” and plain – if naïve – café\n" * 5, "cp1252", "cp1252"),
     ],
 )
-def test_an_encoding_is_found_and_read_exactly(tmp_path: Path, text: str, written: str, result: str) -> None:
+def test_an_encoding_is_detected_and_decoded_exactly(tmp_path: Path, text: str, written: str, result: str) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(text.encode(written))
     assert file_encoding(path, DEFAULT_DECODE_OPTIONS).name == result
@@ -57,7 +58,7 @@ def test_an_encoding_is_found_and_read_exactly(tmp_path: Path, text: str, writte
 
 
 @pytest.mark.parametrize("name", ["big5", "shift_jis", "koi8-r", "euc-kr"])
-def test_what_is_not_certain_is_refused_unless_named(tmp_path: Path, name: str) -> None:
+def test_an_uncertain_encoding_is_refused_unless_named(tmp_path: Path, name: str) -> None:
     text = {"big5": "今天天氣很好，我們去公園", "koi8-r": "Сегодня хорошая погода", "shift_jis": "今日はいい天気ですね",
             "euc-kr": "오늘은 날씨가 좋습니다"}[name] + "\n"  # fmt: skip
     path = tmp_path / "a.txt"
@@ -82,30 +83,30 @@ def test_invalid_bytes_are_located_skipped_or_replaced(tmp_path: Path) -> None:
         read(path)
     result = list(iter_lines(path, DecodeOptions(errors="skip"), BadRows()))
     assert [(line.number, line.error) for line in result] == [(1, ""), (2, "not valid utf-8"), (3, "")]
-    problems = BadRows()
-    kept = [line.text for line in iter_lines(path, DecodeOptions(errors="replace"), problems)]
+    bad_rows = BadRows()
+    kept = [line.text for line in iter_lines(path, DecodeOptions(errors="replace"), bad_rows)]
     assert kept[1] == "übrig � kaputt"
-    assert problems.repaired == 1
+    assert bad_rows.repaired == 1
 
 
 ROWS = st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=("Cs",)), max_size=30), max_size=20)
 
 
 @given(ROWS, st.sampled_from(["utf-8", "utf-16-le", "utf-16-be", "utf-32-le"]), st.sampled_from([16, 20, 64]))
-def test_pieces_joined_are_the_text(tmp_path_factory, rows: list[str], name: str, longest: int) -> None:
-    """Whatever stands in a line, NUL, U+2028 and lone CR included, comes back; only CR before the line feed goes."""
+def test_chunks_joined_are_the_text(tmp_path_factory, rows: list[str], name: str, longest: int) -> None:
+    """Every character of a line is kept, also NUL, U+2028 and a lone CR; only a CR before the line feed is removed."""
     rows = [*(row.rstrip("\r") for row in rows), "end"]
     path = tmp_path_factory.mktemp("lines") / "a.txt"
     path.write_bytes("\r\n".join(rows).encode(name))
-    got, held = [], ""
+    got, text = [], ""
     for piece in iter_line_chunks(path, DecodeOptions(encoding=name, max_line_bytes=longest), BadRows()):
-        held += piece.text
+        text += piece.text
         if piece.is_complete:
-            got.append(held)
-            held = ""
-    mark = rows[0][:1] == "\ufeff"
+            got.append(text)
+            text = ""
+    has_bom = rows[0][:1] == "\ufeff"
     assert got[1:] == rows[1:]
-    assert got[0] == (rows[0][1:] if mark else rows[0])
+    assert got[0] == (rows[0][1:] if has_bom else rows[0])
 
 
 @given(st.binary(max_size=300))
@@ -158,14 +159,22 @@ def test_gzip_is_detected_by_its_bytes_and_a_bomb_is_refused(tmp_path: Path) -> 
         read(short)
 
 
-def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path) -> None:
+def test_the_kind_of_a_special_file_is_translated(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadFile) as caught:
+        read(tmp_path / "pipe")
+    with use_language("zh"):
+        assert "管道" in str(caught.value) and "pipe;" not in str(caught.value)
+
+
+def test_special_files_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "zip").write_bytes(b"PK\x03\x04rest")
     (tmp_path / "empty").write_bytes(b"\n \n")
-    said = {"pipe": "it is a pipe", "loop": "form a loop", ".": "it is a folder", "zip": "zip archive",
+    messages = {"pipe": "it is a pipe", "loop": "form a loop", ".": "it is a folder", "zip": "zip archive",
             "empty": "is empty"}  # fmt: skip
-    for name, words in said.items():
+    for name, words in messages.items():
         with pytest.raises(BadFile, match=words):
             read(tmp_path / name)
     with pytest.raises(BadFile, match="it is a device"), open_bytes(Path("/dev/zero")):
@@ -219,16 +228,16 @@ def test_lines_decoded_together_are_those_decoded_alone(tmp_path_factory, data, 
     path.write_bytes(b"begin " + data)
     result = []
     for stateless in (STATELESS_ENCODINGS, ()):
-        problems = BadRows()
+        bad_rows = BadRows()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("headwater.data.readers.lines.STATELESS_ENCODINGS", stateless)
             patch.setattr("headwater.data.readers.lines.BLOCK_BYTES", block)
             read_so_far: list[object] = []
             try:
-                read_so_far.extend(iter_line_chunks(path, DecodeOptions(name, invalid, longest), problems))
+                read_so_far.extend(iter_line_chunks(path, DecodeOptions(name, invalid, longest), bad_rows))
             except BadFile as fault:
                 read_so_far.append(str(fault))
-        result.append((read_so_far, problems.repaired))
+        result.append((read_so_far, bad_rows.repaired))
     assert result[0] == result[1]
 
 

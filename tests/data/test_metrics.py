@@ -1,4 +1,4 @@
-"""Scores: by hand where hands can, by law elsewhere: equal is 100, nothing shared is 0, order of rows is nothing."""
+"""Metrics: against values computed by hand, and laws: equal texts score 100, disjoint ones 0, order does not matter."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_equal_texts_score_100_and_unrelated_ones_0(score, texts: list[str]) -> 
     assert score(*map(list, zip(*mixed, strict=True))) == pytest.approx(score(*map(list, zip(*turned, strict=True))))
 
 
-def test_bleu_is_sacrebleu_with_the_right_cutter() -> None:
+def test_bleu_is_sacrebleu_with_the_right_tokenizer() -> None:
     import sacrebleu
 
     outputs = ["the cat sat on a mat today", *ENGLISH[1:]]
@@ -51,7 +51,7 @@ def test_bleu_is_sacrebleu_with_the_right_cutter() -> None:
     assert chrf(outputs, ENGLISH) == sacrebleu.corpus_chrf(outputs, [ENGLISH]).score
     nearly = [CHINESE[0].replace("公园", "学校"), *CHINESE[1:]]
     assert bleu(nearly, CHINESE) == sacrebleu.corpus_bleu(nearly, [CHINESE], tokenize="zh").score > 60
-    assert sacrebleu.corpus_bleu(nearly, [CHINESE]).score < 50  # what the usual cutter would make of it
+    assert sacrebleu.corpus_bleu(nearly, [CHINESE]).score < 50  # with the default tokenizer
     texts = ("今天天气很好", "今日はいい天気ですね", "fine weather 好", "오늘 날씨")
     assert [bleu_tokenizer([text]) for text in texts] == ["zh", "char", "13a", "13a"]
     assert bleu_tokenizer(["ok"], "zh-CN") == "zh"
@@ -91,10 +91,10 @@ def test_classes() -> None:
 def test_entities_must_match_completely() -> None:
     reference = ["B-PER", "I-PER", "O", "B-LOC", "O"]
     assert entity_f1([reference], [reference])["f1"] == 100
-    half = entity_f1([["B-PER", "O", "O", "B-LOC", "O"]], [reference])  # a person cut short is no person
+    half = entity_f1([["B-PER", "O", "O", "B-LOC", "O"]], [reference])  # an entity with a wrong end does not count
     assert half == {"precision": 50, "recall": 50, "f1": 50}
     assert entity_f1([["O"] * 5], [reference])["f1"] == 0
-    assert accuracy(["O"] * 5, reference) == 40  # what a score by word would praise
+    assert accuracy(["O"] * 5, reference) == 40  # accuracy by word would reward it
     assert bio_entities(["O", "I-X", "I-X", "I-Y"]) == {("X", 1, 3), ("Y", 3, 4)}
     with pytest.raises(BadInput, match="got 1 tags for 5 words"):
         entity_f1([["O"]], [reference])
@@ -103,8 +103,8 @@ def test_entities_must_match_completely() -> None:
 @given(st.lists(st.sampled_from(["O", "B-X", "I-X", "B-Y", "I-Y"]), max_size=12))
 def test_entities_cover_what_is_tagged(tags: list[str]) -> None:
     result = bio_entities(tags)
-    places = [p for _, start, end in result for p in range(start, end)]
-    assert sorted(places) == [i for i, tag in enumerate(tags) if tag != "O"]
+    positions = [p for _, start, end in result for p in range(start, end)]
+    assert sorted(positions) == [i for i, tag in enumerate(tags) if tag != "O"]
     assert sum(tag[0] == "B" for tag in tags) <= len(result)
 
 
@@ -133,7 +133,7 @@ def test_perplexity_and_counts() -> None:
 
 
 def official(outputs: list[str], accepted: list[list[str]]) -> dict[str, float]:
-    """The SQuAD 2.0 evaluation (evaluate-v2.0.py) for plain ASCII texts, written from its description."""
+    """The SQuAD 2.0 evaluation (evaluate-v2.0.py) for ASCII texts, reimplemented from its description."""
 
     def normalize(text: str) -> str:
         kept = "".join(c for c in text.lower() if c not in string.punctuation)

@@ -1,4 +1,4 @@
-"""Files to examples: layouts, columns, bad rows, and the look that says it all."""
+"""Files to examples: formats, columns, bad rows, and the dataset summary."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def read(*paths: Path, split: str = "train", **expected) -> tuple[list, BadRows]:
-    problems = BadRows()
-    return list(detect_source(paths, (), SourceOptions(**expected)).examples(split, problems)), problems
+def read(*paths: Path, split: str = "train", **options) -> tuple[list, BadRows]:
+    bad_rows = BadRows()
+    return list(detect_source(paths, (), SourceOptions(**options)).examples(split, bad_rows)), bad_rows
 
 
 def test_parallel_files_pair_line_by_line(tmp_path: Path) -> None:
@@ -31,13 +31,13 @@ def test_parallel_files_pair_line_by_line(tmp_path: Path) -> None:
         write(tmp_path / "train.de", "eins\nzwei\ndrei\nvier"),
     )
     write(tmp_path / "val.en", "five\n"), write(tmp_path / "val.de", "fünf\n")
-    result, problems = read(en, de)
+    result, bad_rows = read(en, de)
     assert result == [TextPair("one", "eins"), TextPair("\u2028two", "zwei"), TextPair("four", "vier")]
-    assert problems.summary_lines() == ["1 × empty in train.en (train.en:3)"]
+    assert bad_rows.summary_lines() == ["1 × empty in train.en (train.en:3)"]
     assert read(de, en)[0][0] == TextPair("eins", "one")
     assert read(tmp_path, source="en", target="de", split="valid")[0] == [TextPair("five", "fünf")]
-    recipe = detect_source([tmp_path], (), SourceOptions(target="en"))
-    assert recipe.languages == ("de", "en")
+    source = detect_source([tmp_path], (), SourceOptions(target="en"))
+    assert source.languages == ("de", "en")
     with pytest.raises(BadSetting, match="no file is in language 'dee'; did you mean 'de'"):
         detect_source([tmp_path], (), SourceOptions(source="dee", target="en"))
     write(tmp_path / "train.fr", "un\n")
@@ -47,7 +47,7 @@ def test_parallel_files_pair_line_by_line(tmp_path: Path) -> None:
         read(tmp_path, source="en", target="fr")
 
 
-def test_a_file_for_each_class(tmp_path: Path) -> None:
+def test_one_file_per_class(tmp_path: Path) -> None:
     paths = write(tmp_path / "reviews.pos", "good\n"), write(tmp_path / "reviews.neg", "bad\n\n")
     assert read(*paths)[0] == [LabeledText("good", "pos"), LabeledText("bad", "neg")]
     en, de = write(tmp_path / "lang.en", "hello\n"), write(tmp_path / "lang.de", "hallo\n")
@@ -60,9 +60,9 @@ def test_a_bad_row_is_skipped_counted_and_located(tmp_path: Path) -> None:
     path = write(
         tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)) + '\n{"text": \n\n{"text": 1, "summary": true}\n'
     )
-    result, problems = read(path)
+    result, bad_rows = read(path)
     assert result == [TextPair("a", "b"), TextPair("1", "True")]
-    assert {reason: problems.locations[reason] for reason in problems.counts} == {
+    assert {reason: bad_rows.locations[reason] for reason in bad_rows.counts} == {
         "not a JSON object": ["a.jsonl:2"], "no target": ["a.jsonl:3"], "target is not text but list": ["a.jsonl:4"],
         "source contains a lone surrogate, which is not valid text": ["a.jsonl:5"], "empty source": ["a.jsonl:6"],
         "not JSON: Expecting value: line 1 column 10 (char 9)": ["a.jsonl:7"]}  # fmt: skip
@@ -72,13 +72,13 @@ def test_a_bad_row_is_skipped_counted_and_located(tmp_path: Path) -> None:
 
 def test_csv_quotes_span_lines_and_an_open_one_costs_a_row(tmp_path: Path) -> None:
     text = 'text,label\n"two\nlines, ""quoted""",pos\n6" long,neg\n"never closed,pos\nplain,neg\nthree,cells,here\n'
-    result, problems = read(write(tmp_path / "a.csv", text))
+    result, bad_rows = read(write(tmp_path / "a.csv", text))
     assert result == [
         LabeledText('two\nlines, "quoted"', "pos"),
         LabeledText('6" long', "neg"),
         LabeledText("plain", "neg"),
     ]
-    assert problems.counts == {"a quote that is never closed": 1, "3 columns instead of 2": 1}
+    assert bad_rows.counts == {"a quote that is never closed": 1, "3 columns instead of 2": 1}
     semicolons = write(tmp_path / "b.csv", "text;label\nyes, indeed;pos\n")
     assert read(semicolons)[0] == [LabeledText("yes, indeed", "pos")]
 
@@ -111,13 +111,13 @@ def test_columns_by_name_by_content_and_by_choice(tmp_path: Path) -> None:
 
 def test_conll_sentences(tmp_path: Path) -> None:
     text = "-DOCSTART- -X- O\n\nEU NNP B-ORG\nrejects VB O\n\n# NN O\n\nlonely\nline NN O\n\nlast NN B-LOC"
-    result, problems = read(write(tmp_path / "a.conll", text))
+    result, bad_rows = read(write(tmp_path / "a.conll", text))
     assert result == [
         TaggedTokens(("EU", "rejects"), ("B-ORG", "O")),
         TaggedTokens(("#",), ("O",)),
         TaggedTokens(("last",), ("B-LOC",)),
     ]
-    assert problems.counts == {"wrong number of columns: 1": 1}
+    assert bad_rows.counts == {"wrong number of columns: 1": 1}
     assert detect_source([write(tmp_path / "unnamed", text.replace("lonely\n", ""))]).task == "token-classification"
     rows = write(
         tmp_path / "b.jsonl", '{"tokens": ["a", "b"], "ner_tags": [0, 1]}\n{"tokens": ["a"], "ner_tags": []}\n'
@@ -130,12 +130,12 @@ def test_squad_answers_must_be_at_answer_start(tmp_path: Path) -> None:
     wrong = {"question": "Who?", "id": "2", "answers": [{"text": "Ann", "answer_start": 5}]}
     none = {"question": "Where?", "id": "3", "answers": [], "is_impossible": True}
     value = {"data": [{"paragraphs": [{"context": "See Ann run.", "qas": [ask, wrong, none, {"id": "4"}]}]}]}
-    result, problems = read(write(tmp_path / "a.json", json.dumps(value)))
+    result, bad_rows = read(write(tmp_path / "a.json", json.dumps(value)))
     assert result == [
         QAExample("Who?", "See Ann run.", ("Ann",), (4,), "1"),
         QAExample("Where?", "See Ann run.", (), (), "3"),
     ]
-    assert problems.count == 2
+    assert bad_rows.count == 2
     with pytest.raises(BadFile, match="must be SQuAD JSON"):
         read(write(tmp_path / "b.json", '{"other": 1}'))
     with pytest.raises(BadFile, match="nested too deeply"):
@@ -155,9 +155,9 @@ def test_plain_text_is_read_completely(tmp_path: Path) -> None:
 def test_the_same_file_twice_is_read_once(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", "a b\tc d\n")
     (tmp_path / "link.tsv").symlink_to(path)
-    recipe = detect_source([path, tmp_path / "link.tsv"])
-    assert len(list(recipe.examples("train", BadRows()))) == 1
-    assert recipe.notes[0] == "link.tsv is the same file as a.tsv; read once"
+    source = detect_source([path, tmp_path / "link.tsv"])
+    assert len(list(source.examples("train", BadRows()))) == 1
+    assert source.notes[0] == "link.tsv is the same file as a.tsv; read once"
     (tmp_path / "nothing").mkdir()
     with pytest.raises(BadFile, match="folder without data files"):
         detect_source([tmp_path / "nothing"])
@@ -174,9 +174,9 @@ def test_the_summary_describes_the_files(tmp_path: Path) -> None:
     assert (result.task, result.splits["train"].rows, result.splits["train"].duplicates) == ("classification", 201, 1)
     assert result.splits["train"].labels == {"pos": 133, "neg": 68}
     assert 2 <= result.validation_rows <= 25
-    said = str(result)
-    assert "1 × 1 columns instead of 2 (train.tsv:203)" in said
-    assert "labels     2: pos 133, neg 68" in said
+    summary = str(result)
+    assert "1 × 1 columns instead of 2 (train.tsv:203)" in summary
+    assert "labels     2: pos 133, neg 68" in summary
     assert json.loads(json.dumps(result.to_dict()))["splits"]["train"]["bad_rows"]["rows"] == 1
     valid = write(tmp_path / "valid.tsv", "text\tlabel\nnew text\tpos\n" + rows[3] + "\n")
     assert summarize_files([train, valid]).overlap == {"valid": 1}
@@ -194,7 +194,7 @@ def test_a_column_of_another_encoding(tmp_path: Path) -> None:
     assert read(path, decode_options=DecodeOptions(encoding="gbk"))[0] == [TextPair("今天天气很好", "fine weather")]
 
 
-COUNTS = [  # rows as stated beside the data
+COUNTS = [  # row counts as published with the data
     (["multi30k"], {"source": "en", "target": "de"}, "seq2seq", {"train": 29000, "valid": 1014, "test": 1000}),
     (["nl2bash/all.nl.gz", "nl2bash/all.cm.gz"], {}, "seq2seq", {"train": 12607}),
     (["tatoeba_en_zh"], {}, "seq2seq", {"train": 29155}),  # and one empty last line

@@ -1,4 +1,4 @@
-"""The reading of large files is shown: one line on a terminal, a line every few seconds elsewhere."""
+"""Progress of reading large files: one line on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Terminal(io.StringIO):
 
 
 class Clock:
-    """Each look at it finds `step` seconds gone by."""
+    """A clock that advances by `step` seconds at each call."""
 
     def __init__(self, step: float) -> None:
         self.now, self.step = 0.0, step
@@ -51,7 +51,7 @@ def test_every_block_is_reported_and_none_afterwards(tmp_path: Path, monkeypatch
     assert captured == []
 
 
-def test_a_terminal_has_one_line_that_goes_away() -> None:
+def test_a_terminal_has_one_line_that_is_cleared() -> None:
     out = Terminal()
     show = ReadingProgress(out, Clock(1.0))
     for done in (45_000_000, 89_000_000):
@@ -65,19 +65,21 @@ def test_elsewhere_a_line_every_five_seconds(monkeypatch) -> None:
     show = ReadingProgress(out, Clock(0.5))
     for done in range(40):
         show(Path("big.tsv"), done * 10**6, 40 * 10**6)
-    said = out.getvalue().splitlines()
-    assert 3 <= len(said) <= 5 and said[0].startswith("正在读取 big.tsv … ") and said[0].endswith(" / 40 MB")
+    lines = out.getvalue().splitlines()
+    assert 3 <= len(lines) <= 5 and lines[0].startswith("正在读取 big.tsv … ") and lines[0].endswith(" / 40 MB")
 
 
-def test_a_small_file_is_read_in_silence() -> None:
+def test_a_small_file_is_read_without_output() -> None:
     out = Terminal()
     show = ReadingProgress(out, Clock(0.0001))
     show(Path("a.tsv"), 10, 20), show(Path("a.tsv"), 20, 20)
     assert out.getvalue() == ""
 
 
-def test_train_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command is what turns it on; --quiet turns it off."""
+def test_train_shows_the_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command turns it on; --quiet turns it off."""
     monkeypatch.setattr("headwater.data.readers.byte_streams.time.monotonic", Clock(9.0))
     monkeypatch.setattr(ReadingProgress.__init__, "__defaults__", (None, Clock(9.0)))
     (tmp_path / "one.tsv").write_text("one two\teins zwei\n")

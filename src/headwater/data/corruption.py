@@ -235,7 +235,7 @@ def text_infilling(ids: np.ndarray, mask_id: int, seed: int, epoch: int, index: 
         lengths[-1] -= int(lengths.sum()) - budget  # the last span takes what is left
     num_kept = len(ids) - int(lengths.sum())
     gaps = np.sort((uniform(seed, epoch, index, "gap", np.arange(len(lengths))) * (num_kept + 1)).astype(np.int64))
-    starts = gaps + np.cumsum(lengths) - lengths  # spans lie between the kept tokens, in order
+    starts = gaps + np.cumsum(lengths) - lengths  # spans are between the kept tokens, in order
     out: list[np.ndarray | list[int]] = []
     last = 0
     for start, length in zip(starts, lengths, strict=True):

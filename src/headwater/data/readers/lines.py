@@ -53,7 +53,7 @@ class BadRows:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        reasons = [{"reason": r, "rows": n, "first": self.locations[r]} for r, n in self.counts.items()]
+        reasons = [{"reason": r, "rows": n, "locations": self.locations[r]} for r, n in self.counts.items()]
         return {"rows": self.count, "repaired_lines": self.repaired, "reasons": reasons}
 
     def summary_lines(self) -> list[str]:
