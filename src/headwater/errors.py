@@ -4,12 +4,12 @@
     ├─ BadSetting      a value in a spec, a flag or a settings file          exit 2   HTTP 422
     ├─ BadInput        tensors, ids or text a model cannot take              exit 3   HTTP 422
     │  └─ TooLong      more tokens than there are positions                  exit 4   HTTP 413
-    ├─ BadFile         a file that is missing, cut short, hostile or not ours exit 5  HTTP 422
-    ├─ NotFound        a model, run or name that is not there                exit 6   HTTP 404
+    ├─ BadFile         a file that is damaged, hostile or of another format  exit 5   HTTP 422
+    ├─ NotFound        a model, run or name that does not exist              exit 6   HTTP 404
     ├─ Unavailable     something this machine or installation lacks          exit 7   HTTP 501
-    └─ CheckFailed     a model broke a law it must keep                      exit 8   HTTP 422
+    └─ CheckFailed     a model breaks a law that it must keep                exit 8   HTTP 422
 
-A message says what must hold, what was got, and what to do, in one line.
+A message is one line: what is required, the value that was got, and what to do.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from headwater.i18n import _
 
 
 class Fault(Exception):
+    """Base class of errors that a user can correct."""
+
     exit_code = 1
     http_code = 400
 

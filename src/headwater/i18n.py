@@ -98,7 +98,7 @@ def language() -> str:
 
 
 def set_language(name: str) -> str:
-    """Set the language of the process: the command line does, a program that imports headwater may. Returns the old."""
+    """Set the language of the process (the command line does this); returns the previous one."""
     global _process_language
     before = _process_language
     _process_language = name
@@ -107,7 +107,7 @@ def set_language(name: str) -> str:
 
 @contextlib.contextmanager
 def use_language(name: str) -> Iterator[None]:
-    """The language of a block, in this thread alone."""
+    """Context manager: the language within a block, for this thread only."""
     token = _context_language.set(name)
     try:
         yield
@@ -116,7 +116,7 @@ def use_language(name: str) -> Iterator[None]:
 
 
 def language_of(environment: Mapping[str, str] = os.environ) -> str:
-    """The first of HEADWATER_LANG (which --lang sets), LC_ALL, LC_MESSAGES and LANG that is set decides.
+    """The language of an environment: the first of HEADWATER_LANG, LC_ALL, LC_MESSAGES and LANG that is set decides.
 
     >>> language_of({"LANG": "zh_CN.UTF-8"}), language_of({"HEADWATER_LANG": "en", "LANG": "zh_CN.UTF-8"})
     ('zh', 'en')
@@ -171,7 +171,7 @@ class _ChineseFormatter(_Formatter):
 
 
 def _join_spaced(left: str, right: str) -> str:
-    """Two pieces of a sentence side by side."""
+    """Join two pieces of a sentence; between Chinese and Latin letters there is one space."""
     joint = left[-2:].strip() + right[:2].strip()
     if len(left) > 1 and left[-1] == " " and _CHINESE.match(left[-2]) and _CHINESE.match(right):
         return left[:-1] + right
@@ -187,7 +187,7 @@ _FORMATTERS = {"en": _Formatter(), "zh": _ChineseFormatter()}
 
 
 def display_width(text: str) -> int:
-    """Columns of a terminal: a Chinese character takes two.
+    """Width of a text in terminal columns: a Chinese character takes two.
 
     >>> display_width("GB"), display_width("内存")
     (2, 4)

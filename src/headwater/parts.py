@@ -17,8 +17,8 @@ from headwater.errors import BadSetting, nearest
 from headwater.i18n import _
 
 REGISTRY: dict[str, type] = {}
-MAX_INT = 2**31 - 1  # no size of a real model is larger; one that is, is a mistake or an attack
-MAX_FLOAT = 3.4e38  # beyond it a number is infinite in float32
+MAX_INT = 2**31 - 1  # a larger size is a mistake or an attack: no real model has one
+MAX_FLOAT = 3.4e38  # larger numbers are infinite in float32
 
 P = TypeVar("P")
 
@@ -43,7 +43,7 @@ def part(cls: type[P]) -> type[P]:
 
 
 def must(condition: bool, owner: object, requirement: str, got: object, hint: str) -> None:
-    """Raise BadSetting unless the condition holds: whose requirement, the value got instead, a hint."""
+    """Raise BadSetting unless the condition holds. owner: whose requirement; got: the value; hint: what to do."""
     if not condition:
         name = owner if isinstance(owner, str) else type(owner).__name__
         raise BadSetting(
@@ -108,7 +108,7 @@ def swap(value: Any, cls: type[P], change: Callable[[P], Any]) -> Any:
 
 
 def _non_default_fields(value: Any) -> list[tuple[str, Any]]:
-    """The fields that differ from their defaults: all that has to be written to build the part again."""
+    """The fields that differ from their defaults: enough to build the part again."""
     fields = [(f, getattr(value, f.name)) for f in dataclasses.fields(value)]
     return [(f.name, v) for f, v in fields if f.default is dataclasses.MISSING or v != f.default]
 
@@ -199,7 +199,7 @@ def _matches(value: Any, hint: Any) -> bool:
 
 
 def _describe(hint: Any, plural: bool = False) -> str:
-    """The annotation in words: an integer, words, pairs of a word and a part."""
+    """The annotation in words: an integer, strings, pairs of a string and a part."""
     options = typing.get_args(hint)
     if typing.get_origin(hint) is tuple:
         if options[-1] is Ellipsis:
@@ -215,7 +215,7 @@ def _describe(hint: Any, plural: bool = False) -> str:
 
 
 def _summary(value: Any) -> Any:
-    """Numbers, strings and None as they are; of anything longer the name of its type."""
+    """Numbers, strings and None unchanged; for anything else the name of its type."""
     if type(value) is tuple:
         return tuple("tuple" if type(v) is tuple else _summary(v) for v in value[:4])
     kind = "class" if isinstance(value, type) else type(value).__name__

@@ -1,13 +1,13 @@
 """Counter-based random numbers (splitmix64), keyed permutations (Feistel network) and Gumbel-max sampling.
 
-Nothing has a state: every number is a function of a key such as (seed, epoch, index, purpose). A run resumed anywhere
-meets the same numbers, on any number of processes and in any batch.
+There is no state: every number is a function of a key such as (seed, epoch, index, purpose). A resumed run draws the
+same numbers, with any number of processes and in any batch.
 
     random_bits, uniform, randint   the splitmix64 finalizer folded over the key
     permutation                     argsort of random bits, for small sizes
     permuted_index                  a Feistel network over the next power of four, with cycle walking: the example at
                                     a position of an epoch, without a stored list
-    gumbel_max                      a draw from softmax(logits) as argmax(logits + noise). The noise is a function of
+    gumbel_max                      a sample of softmax(logits) as argmax(logits + noise). The noise is a function of
                                     (seed, step, token) alone, so a text is the same alone, in a batch and streamed,
                                     and a draft model's guesses mostly agree with the target model's draws
 """
@@ -53,7 +53,7 @@ def uniform(*keys: Key) -> np.ndarray:
 
 
 def randint(high: int, *keys: Key) -> np.ndarray:
-    """Uniform integers in [0, high). The bias is high / 2**53, far below what any data can show."""
+    """Uniform integers in [0, high). The bias is high / 2**53, too small to be measured."""
     return (uniform(*keys) * high).astype(np.int64)
 
 
@@ -70,9 +70,9 @@ def _as_uint64(key: Key) -> np.ndarray:
     return np.array([key % 2**64], np.uint64)
 
 
-# -------------------------------------------------------------------------------------------------- order of examples
+# ------------------------------------------------------------------------------------------------ permuted examples
 
-FEISTEL_ROUNDS = 8  # four would do for large sets; small ones need more to reach every order evenly
+FEISTEL_ROUNDS = 8  # four are enough for large sizes; small ones need more for equally likely permutations
 
 
 def permuted_index(positions: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:

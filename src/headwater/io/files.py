@@ -1,4 +1,4 @@
-"""Open regular files only, and write files atomically: a crash leaves the old file or the new one, never a half."""
+"""Open regular files only, and write files atomically: a crash leaves the old file or the new one, never a part."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
 
 def fsync_directory(folder: Path) -> None:
     """Fsync a directory, so that renames in it survive a power failure."""
-    if os.name != "posix":  # other systems can not open a directory; the rename itself is durable
+    if os.name != "posix":  # other systems cannot open a directory; the rename itself is durable
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:

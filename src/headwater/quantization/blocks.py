@@ -31,7 +31,7 @@ class GGMLType:
     block_size: int
     type_size: int
     dequantize_blocks: Callable[[Tensor], Tensor] | None = None  # uint8 [N, type_size] -> float32 [N, block_size]
-    dtype: torch.dtype | None = None  # a plain type, read as it is
+    dtype: torch.dtype | None = None  # of an unquantized type
 
 
 def _as_float16(raw: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Quantized linear and embedding layers: weights stay in GGUF blocks of 32 (Q8_0, Q4_0, Q4_1), dequantized on use.
 
-    Q8_0   8 bits and a scale a block                int8, per group of 32
+    Q8_0   8 bits and a scale per block              int8, per group of 32
     Q4_0   4 bits and a scale                        int4
     Q4_1   4 bits, a scale and an offset             int4, the better one
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import fnmatch
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -153,8 +152,8 @@ class QuantizedEmbedding(QuantizedModule):
 def quantize(model: nn.Module, bits: str = "int8", patterns: Sequence[str] = ("*",)) -> list[str]:
     """Quantize in place every linear layer whose path matches a pattern, and the embeddings tied to it; their paths.
 
-    A layer is left alone where its width is no multiple of 32, and so is an embedding that is not tied. A tied one
-    has 8 bits at least: in four, every input token would be rounded (SmolLM2's perplexity: +6 % in place of none).
+    A layer whose width is not a multiple of 32 is left unchanged, and so is an embedding that is not tied. A tied one
+    has at least 8 bits: with four, every input token would be rounded (SmolLM2's perplexity would rise by 6 %).
     """
     if bits not in FORMAT_FOR_BITS:
         raise BadSetting(
@@ -182,7 +181,8 @@ def quantize(model: nn.Module, bits: str = "int8", patterns: Sequence[str] = ("*
 
 def _quantize_linear(model: nn.Module, name: str, block_format: GGMLType) -> list[str]:
     """Quantize one linear layer and the embeddings that share its weight; their paths."""
-    linear: Any = model.get_submodule(name)
+    linear = model.get_submodule(name)
+    assert isinstance(linear, nn.Linear)
     weight = linear.weight
     bias = None if linear.bias is None else linear.bias.detach()
     tied = [path for path, m in model.named_modules() if isinstance(m, nn.Embedding) and m.weight is weight]
@@ -197,7 +197,7 @@ def _quantize_linear(model: nn.Module, name: str, block_format: GGMLType) -> lis
 
 
 def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:
-    """Put a module into a model at a path, in place of what is there."""
+    """Replace the module of a model at a path."""
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, module)
 

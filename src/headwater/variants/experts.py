@@ -32,6 +32,8 @@ class Experts(BranchLayerSpec):
 
 
 class ExpertsLayer(nn.Module):
+    """The module of Experts: a router and num_experts feed-forward layers."""
+
     def __init__(self, spec: Experts, d_model: int) -> None:
         super().__init__()
         self.top_k = spec.top_k

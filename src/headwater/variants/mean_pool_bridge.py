@@ -26,22 +26,25 @@ class MeanPoolBridge(BridgeSpec):
 
 
 class MeanPoolBridgeLayer(nn.Module):
+    """The module of MeanPoolBridge."""
+
     def __init__(self, factor: int) -> None:
         super().__init__()
         self.factor = factor
 
     def forward(self, memory: ModelInputs) -> ModelInputs:
+        """Hidden states [B, S, D] -> [B, S / factor, D], rounded up; padding does not count in a mean."""
         x = memory.hidden_states
         if x is None or memory.document_ids is not None:
             raise BadInput(_("bridge: packed documents cannot be pooled, got some; give one document per row"))
-        spare = -x.shape[1] % self.factor
+        num_padding = -x.shape[1] % self.factor
         mask = torch.ones_like(memory.ids, dtype=torch.bool) if memory.attention_mask is None else memory.attention_mask
         if memory.attention_mask is not None:  # move padding to the end, so that padding on the left shifts no group
             order = (~mask).byte().argsort(dim=1, stable=True)
             mask = mask.gather(1, order)
             x = torch.take_along_dim(x, order[:, :, None], 1)
-        mask = nn.functional.pad(mask, (0, spare)).unflatten(1, (-1, self.factor))  # [B, S / factor, factor]
-        x = nn.functional.pad(x, (0, 0, 0, spare)).unflatten(1, (-1, self.factor))  # [B, S / factor, factor, D]
+        mask = nn.functional.pad(mask, (0, num_padding)).unflatten(1, (-1, self.factor))  # [B, S / factor, factor]
+        x = nn.functional.pad(x, (0, 0, 0, num_padding)).unflatten(1, (-1, self.factor))  # [B, S / factor, factor, D]
         weights = mask[..., None].to(x.dtype)
         pooled = (x * weights).sum(2) / weights.sum(2).clamp(min=1)
         return ModelInputs(memory.ids, mask.any(2), hidden_states=pooled)

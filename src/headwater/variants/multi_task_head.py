@@ -20,6 +20,8 @@ class MultiTaskHead(HeadSpec):
 
 
 class MultiTaskHeadLayer(nn.ModuleDict):
+    """The module of MultiTaskHead: the heads by name."""
+
     def __init__(self, spec: MultiTaskHead, d_model: int) -> None:
         super().__init__({name: head.build(d_model) for name, head in spec.heads})
 

@@ -29,7 +29,7 @@ class LinearScaling(RopeScaling):
 class DynamicScaling(RopeScaling):
     """Dynamic NTK: past the trained length L the base grows by (factor·n/L - (factor - 1))^(D/(D-2)); n of each row.
 
-    Keys in a KV cache stay rotated as they were, so past L cached decoding differs slightly from a full forward pass.
+    Keys in a KV cache keep their old rotation, so past L cached decoding differs slightly from a full forward pass.
     """
 
     factor: float
@@ -141,7 +141,7 @@ class YarnScaling(RopeScaling):
         width = 2 * inv_freq.numel()
 
         def dimension(rotations: float) -> float:
-            """The dimension with so many full rotations within the trained length."""
+            """The dimension that makes this many full rotations within the trained length."""
             return width * math.log(self.original_max_positions / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
         low = dimension(self.beta_fast)

@@ -25,6 +25,8 @@ class SoftCap(KernelSpec):
 
 
 class SoftCapKernel(Kernel):
+    """The module of SoftCap."""
+
     def __init__(self, scale: float, dropout: float, cap: float) -> None:
         super().__init__(scale, dropout)
         self.cap = cap
