@@ -1,4 +1,4 @@
-"""headwater bench: training steps beside torch.nn.Transformer's, decoding speed, hardware limits, machine load."""
+"""headwater bench: training steps compared with torch.nn.Transformer, decoding speed, hardware limits, CPU load."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from headwater.training.schedules import ConstantSchedule
 from headwater.training.setup import prepare_model
 from headwater.training.trainer import Trainer
 
-MAX_OTHER_LOAD = 0.05  # fraction of the CPUs that other processes may use before measurements are not to be trusted
+MAX_OTHER_LOAD = 0.05  # fraction of the CPUs that other processes may use in a valid measurement
 BASELINE = "torch.nn.Transformer"
 
 
@@ -49,7 +49,7 @@ class LoadMonitor:
 
 
 def busy_cpu_seconds() -> float | None:
-    """CPU seconds of all processes, from /proc/stat; None if there is none."""
+    """CPU seconds of all processes, from /proc/stat; None if it does not exist."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         parts = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
         return (sum(parts) - parts[3] - parts[4]) / os.sysconf("SC_CLK_TCK")
@@ -70,7 +70,7 @@ def hardware_limits() -> dict[str, float]:
 
 
 def bench_training(name: str, rounds: int) -> dict[str, Any]:
-    """Milliseconds of a training step, ours and torch.nn.Transformer's interleaved; speedup, matmul fraction."""
+    """Milliseconds of a training step, interleaved with torch.nn.Transformer; speedup, fraction of the matmul peak."""
     workload = WORKLOADS[name]
     steps = {"headwater": headwater_step(workload), BASELINE: torch_step(workload)}
     times = time_interleaved(steps, workload, rounds)
@@ -126,7 +126,7 @@ def run_benchmarks(
 
 
 # ------------------------------------------------------------------------------------------------------- training steps
-# Ours is the step of the Trainer; the baseline is the usual loop: loss, backward, clipping, fused AdamW. No dropout.
+# Headwater: the step of the Trainer. Baseline: the usual loop of loss, backward, clipping, fused AdamW. No dropout.
 
 LEARNING_RATE = 1e-4
 BETAS = (0.9, 0.98)
@@ -155,7 +155,7 @@ class Workload(NamedTuple):
     vocab: int
     batch_size: int
     seq_length: int
-    is_encoder_decoder: bool  # encoder and decoder, or a decoder alone
+    is_encoder_decoder: bool  # else decoder-only
 
     def random_batch(self, seed: int = 0) -> TokenBatch:
         generator = torch.Generator().manual_seed(seed)
@@ -196,10 +196,10 @@ class RepeatedBatch:
 
     def collate(self, examples: np.ndarray, epoch: int) -> TrainBatch:
         source, ids, targets = (part.numpy() for part in self.batch)
-        keep = np.ones(ids.shape, bool)
-        return (
-            TrainBatch(ids, keep, targets, source, keep) if self.is_encoder_decoder else TrainBatch(ids, keep, targets)
-        )
+        mask = np.ones(ids.shape, bool)
+        if self.is_encoder_decoder:
+            return TrainBatch(ids, mask, targets, source, mask)
+        return TrainBatch(ids, mask, targets)
 
 
 def trainer_step(spec: Model, **settings: Any) -> StepFunction:
@@ -234,7 +234,7 @@ def trainer_step(spec: Model, **settings: Any) -> StepFunction:
 
 
 def headwater_step(workload: Workload) -> StepFunction:
-    """A training step of ours."""
+    """A training step of headwater."""
     sizes: dict[str, Any] = {
         "d_model": workload.d_model,
         "heads": workload.heads,
@@ -306,7 +306,7 @@ def torch_step(workload: Workload) -> StepFunction:
 
 
 def time_interleaved(steps: dict[str, StepFunction], workload: Workload, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each step, one of each a round; two more rounds warm up."""
+    """Seconds of each step, one of each per round; two more rounds warm up."""
     batch = workload.random_batch()
     times: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(-2, rounds):

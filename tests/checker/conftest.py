@@ -1,4 +1,4 @@
-"""A small GPT in the style many people write one, independent of ours, with its seams open for planted faults."""
+"""A small GPT in the usual style, independent of headwater, whose methods can be replaced by planted faults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class NanoAttention(nn.Module):
         mask = self.mask(q.shape[2], k.shape[2]).expand(x.shape[0], 1, -1, -1)
         mask = mask if keep is None else self.hide(mask, keep)
         mixed = self.weights(scores, mask) @ v
-        return self.out(mixed.transpose(1, 2).flatten(2)), self.remembered(k, v)
+        return self.out(mixed.transpose(1, 2).flatten(2)), self.present(k, v)
 
     def split(self, x):
         return (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
@@ -37,7 +37,7 @@ class NanoAttention(nn.Module):
     def weights(self, scores, mask):
         return scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(-1)
 
-    def remembered(self, k, v):
+    def present(self, k, v):
         return k, v
 
 
@@ -48,9 +48,9 @@ class NanoBlock(nn.Module):
         self.ln_2, self.mlp = nn.LayerNorm(width), nn.Sequential(nn.Linear(width, 48), nn.GELU(), nn.Linear(48, width))
 
     def forward(self, x, keep=None, past=None):
-        mixed, kept = self.attn(self.ln_1(x), keep, past)
+        mixed, present = self.attn(self.ln_1(x), keep, past)
         x = x + mixed
-        return x + self.mlp(self.ln_2(x)), kept
+        return x + self.mlp(self.ln_2(x)), present
 
 
 class NanoGPT(nn.Module):
@@ -62,29 +62,29 @@ class NanoGPT(nn.Module):
         self.h = nn.ModuleList(block(width, 4, attention) for _ in range(layers))
         self.ln_f, self.lm_head = nn.LayerNorm(width), nn.Linear(width, vocab, bias=False)
 
-    def places(self, ids, keep, first):
+    def position_ids(self, ids, keep, first):
         if keep is None:
             return first + torch.arange(ids.shape[1])[None]
         return (keep.cumsum(1) - 1).clamp(min=0)[:, first:]
 
     def run(self, ids, keep=None, past=None):
         first = past[0][0].shape[2] if past else 0
-        x, kept = self.drop(self.wte(ids) + self.wpe(self.places(ids, keep, first))), []
+        x, present = self.drop(self.wte(ids) + self.wpe(self.position_ids(ids, keep, first))), []
         for nth, block in enumerate(self.h):
             x, now = block(x, keep, past[nth] if past else None)
-            kept.append(now)
-        return self.lm_head(self.ln_f(x)), kept
+            present.append(now)
+        return self.lm_head(self.ln_f(x)), present
 
     def forward(self, idx, mask=None):
         return self.run(idx, mask)[0]
 
     def step(self, ids, state, attention_mask=None):
-        """What headwater.check calls to read piece by piece; state is (keys and values, what was real)."""
-        past, before = state or (None, None)
+        """The step function of headwater.check; state is (keys and values, attention mask of the earlier tokens)."""
+        past, past_mask = state or (None, None)
         keep = torch.ones_like(ids, dtype=torch.bool) if attention_mask is None else attention_mask
-        whole = keep if before is None else torch.cat((before, keep), 1)
-        logits, kept = self.run(ids, whole, past)
-        return logits, (kept, whole)
+        full_mask = keep if past_mask is None else torch.cat((past_mask, keep), 1)
+        logits, present = self.run(ids, full_mask, past)
+        return logits, (present, full_mask)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Every planted fault is found, in the right module, at the right positions, with a remedy that speaks of it."""
+"""Every planted fault is detected, in the right module, at the right positions, with a matching remedy."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from headwater.core import model as core_model
 from headwater.errors import CheckFailed
 from headwater.i18n import translated
 
-# ---------------------------------------------------------------------------------------- a stranger's attention, wrong
+# ------------------------------------------------------------------------ faults in a foreign attention layer
 
 
-def wrong(nano, **methods):
-    """A small GPT whose attention has some methods replaced; step is bound so that its cache is asked, too."""
+def faulty_gpt(nano, **methods):
+    """A small GPT whose attention has some methods replaced, and its step, so that its KV cache is checked."""
     kind = type("Wrong", (nano.Attention,), methods)
-    made = nano.GPT(kind)
-    return made, made.step
+    model = nano.GPT(kind)
+    return model, model.step
 
 
 def triangle(queries, keys, diagonal):
@@ -35,13 +35,13 @@ def without_last(t):
     return torch.cat((t[:, :, :-1], torch.zeros_like(t[:, :, -1:])), 2)
 
 
-def source_001(self, scores, mask):
-    """An additive mask (0 and -inf) given to code that hides where the mask is 0."""
+def misread_additive_mask(self, scores, mask):
+    """An additive mask (0 and -inf) passed to code that masks where the mask is 0."""
     additive = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
     return scores.masked_fill(additive == 0, -1e9).softmax(-1)
 
 
-# name -> (methods, law, module, words of the verdict)
+# name -> (methods, law, module, words of the remedy)
 ATTENTION_FAULTS = {
     "no mask at all": (
         dict(mask=lambda self, q, k: torch.ones(q, k, dtype=torch.bool)),
@@ -50,7 +50,7 @@ ATTENTION_FAULTS = {
         "causal=False",
     ),
     "inverted mask": (dict(mask=lambda self, q, k: ~triangle(q, k, k - q - 1)), "future", "h.0.attn", "inverted"),
-    "additive mask read as a boolean": (dict(weights=source_001), "future", "h.0.attn", "inverted"),
+    "additive mask read as a boolean": (dict(weights=misread_additive_mask), "future", "h.0.attn", "inverted"),
     "off by one": (dict(mask=lambda self, q, k: triangle(q, k, k - q + 1)), "future", "h.0.attn", "off by one"),
     "mask after the softmax": (
         dict(weights=lambda self, s, m: s.softmax(-1) * m),
@@ -91,10 +91,10 @@ ATTENTION_FAULTS = {
         "bottom right",
     ),
     "a cache that drops a token": (
-        dict(remembered=lambda self, k, v: (without_last(k), without_last(v))),
+        dict(present=lambda self, k, v: (without_last(k), without_last(v))),
         "cache",
         "h.0.attn",
-        "Keep every token",
+        "Keep every earlier token",
     ),
     "keys of another row": (
         dict(
@@ -108,9 +108,9 @@ ATTENTION_FAULTS = {
 
 
 @pytest.mark.parametrize("fault", ATTENTION_FAULTS)
-def test_wrong_attention_is_found(nano, fault):
+def test_an_attention_fault_is_detected(nano, fault):
     methods, law, module, words = ATTENTION_FAULTS[fault]
-    model, step = wrong(nano, **methods)
+    model, step = faulty_gpt(nano, **methods)
     report = check(model, step=step)
     verdict = report[law]
     assert not report.ok and verdict.status == "failed", report
@@ -118,14 +118,14 @@ def test_wrong_attention_is_found(nano, fault):
     assert words in verdict.remedy, report
     assert verdict.difference > 0 and verdict.position is not None
     assert all(
-        max(said) >= "\u4e00" for said in (translated(text, "zh") for text in (verdict.message, verdict.remedy))
+        max(text) >= "\u4e00" for text in (translated(text, "zh") for text in (verdict.message, verdict.remedy))
     ), "in Chinese too"
     with pytest.raises(CheckFailed, match=f"{report.failed[0].law}: .* in "):
         report.raise_if_failed()
 
 
 def test_a_leak_is_reported_with_its_positions(nano):
-    model, _ = wrong(nano, mask=lambda self, q, k: triangle(q, k, k - q + 1))
+    model, _ = faulty_gpt(nano, mask=lambda self, q, k: triangle(q, k, k - q + 1))
     verdict = check(model, laws=["future"])["future"]
     assert 1 <= verdict.key - verdict.position <= 2, "two layers, each one ahead"
     assert (
@@ -134,30 +134,30 @@ def test_a_leak_is_reported_with_its_positions(nano):
     )
 
 
-def test_what_is_right_about_a_wrong_model_is_not_blamed(nano):
-    model, step = wrong(nano, mask=lambda self, q, k: triangle(q, k, 0))
+def test_only_the_violated_law_fails(nano):
+    model, step = faulty_gpt(nano, mask=lambda self, q, k: triangle(q, k, 0))
     report = check(model, step=step)
     assert [verdict.law for verdict in report.failed] == ["cache"]
     assert "tokens 5 to 5 after 5" in report["cache"].message
 
 
 def test_a_fault_is_reported_once(nano):
-    seen = check(wrong(nano, hide=lambda self, m, keep: m)[0])
-    assert [verdict.law for verdict in seen.failed] == ["padding"] and "follows from padding" in seen[
+    padding = check(faulty_gpt(nano, hide=lambda self, m, keep: m)[0])
+    assert [verdict.law for verdict in padding.failed] == ["padding"] and "follows from padding" in padding[
         "positions"
     ].message
-    leaks = check(wrong(nano, mask=lambda self, q, k: triangle(q, k, k - q + 1))[0])
+    leaks = check(faulty_gpt(nano, mask=lambda self, q, k: triangle(q, k, k - q + 1))[0])
     assert [verdict.law for verdict in leaks.failed] == ["future"] and "follows from future" in leaks[
         "gradients"
     ].message
 
 
-# -------------------------------------------------------------------------------------------- other parts, gone wrong
+# ------------------------------------------------------------------------ faults in other modules
 
 
-def test_positions_that_count_the_padding_are_found(nano):
+def test_positions_that_count_the_padding_are_detected(nano):
     class Wrong(nano.GPT):
-        def places(self, ids, keep, first):
+        def position_ids(self, ids, keep, first):
             return first + torch.arange(ids.shape[1])[None]
 
     report = check(Wrong())
@@ -169,10 +169,10 @@ def windowed(nano, size):
     def mask(self, queries, keys):
         return triangle(queries, keys, keys - queries) & ~triangle(queries, keys, keys - queries - size)
 
-    return wrong(nano, mask=mask)[0]
+    return faulty_gpt(nano, mask=mask)[0]
 
 
-def test_a_window_one_too_long_is_found(nano):
+def test_a_window_one_too_long_is_detected(nano):
     assert check(windowed(nano, 3), receptive_field=(4, 0)).ok, "two layers with windows of 3 reach 4 back"
     report = check(windowed(nano, 4), receptive_field=(4, 0))
     assert [verdict.law for verdict in report.failed] == ["window"]
@@ -180,7 +180,7 @@ def test_a_window_one_too_long_is_found(nano):
 
 
 class Mixing(nn.Module):
-    """Stands between two blocks and does something it should not."""
+    """A module between two blocks that mixes what it must not."""
 
     def __init__(self, mix):
         super().__init__()
@@ -190,7 +190,7 @@ class Mixing(nn.Module):
         return self.mix(x)
 
 
-class OverPlaces(nn.Module):
+class BatchNormOverPositions(nn.Module):
     def __init__(self):
         super().__init__()
         self.bn = nn.BatchNorm1d(24)
@@ -199,7 +199,7 @@ class OverPlaces(nn.Module):
         return self.bn(x.transpose(1, 2)).transpose(1, 2)
 
 
-class Sideways(nn.Module):
+class BidirectionalConv(nn.Module):
     def __init__(self):
         super().__init__()
         self.conv = nn.Conv1d(24, 24, 3, padding=1)
@@ -215,8 +215,8 @@ MIXERS = {
         "drop.1",
         "before the softmax",
     ),
-    "a convolution that looks ahead": (Sideways, "future", "drop.1.conv", "off by one"),
-    "BatchNorm over positions": (OverPlaces, "future", "drop.1.bn", "normalise each position"),
+    "a convolution that looks ahead": (BidirectionalConv, "future", "drop.1.conv", "off by one"),
+    "BatchNorm over positions": (BatchNormOverPositions, "future", "drop.1.bn", "normalise each position"),
     "a softmax over the batch": (lambda: Mixing(lambda x: x * x.softmax(0)), "batch", "drop.1", "batch axis"),
     "a detached branch": (
         lambda: nn.Sequential(nn.Linear(24, 24), Mixing(lambda x: x.detach())),
@@ -230,7 +230,7 @@ MIXERS = {
 
 
 @pytest.mark.parametrize("fault", MIXERS)
-def test_a_wrong_part_is_found(nano, fault):
+def test_a_faulty_module_is_detected(nano, fault):
     make, law, module, words = MIXERS[fault]
     model = nano.GPT()
     model.drop = nn.Sequential(nn.Dropout(0.0), make())
@@ -239,21 +239,21 @@ def test_a_wrong_part_is_found(nano, fault):
     assert report[law].module == module and words in report[law].remedy, report
 
 
-def test_batchnorm_is_blamed_only_in_training(nano):
+def test_batchnorm_fails_only_in_training_mode(nano):
     model = nano.GPT()
-    model.drop = OverPlaces()
+    model.drop = BatchNormOverPositions()
     report = check(model, laws=["future", "batch"])
     assert all("training mode" in verdict.message for verdict in report.failed) and len(report.failed) == 2
 
 
 def test_minus_1e9_twice_in_half_precision_is_nan(nano):
-    """Two additive masks of -1e9 in fp16: a row that sees nothing adds -inf to -inf and divides nothing by nothing."""
+    """Two additive masks of -1e9 in fp16: a row without visible keys adds -inf to -inf, and softmax gives NaN."""
 
     def weights(self, scores, mask):
         hidden = torch.where(mask, 0.0, -1e9).to(scores.dtype)
         return (scores + hidden + hidden).softmax(-1)
 
-    model, _ = wrong(nano, weights=weights)
+    model, _ = faulty_gpt(nano, weights=weights)
     report = check(model.half(), laws=["numbers"])
     verdict = report["numbers"]
     assert verdict.status == "failed" and verdict.module == "h.0.attn", report
@@ -267,7 +267,7 @@ def test_an_unused_parameter_is_a_warning_not_a_failure(nano):
     assert report.ok and report["gradients"].status == "warning" and "spare.weight" in report["gradients"].message
 
 
-# -------------------------------------------------------------------------------------------- ours, with faults planted
+# ------------------------------------------------------------------------ headwater models with planted faults
 
 
 def decoder(**sizes):
@@ -281,7 +281,7 @@ def with_window(size):
     return swap(spec, core.Attention, lambda a: dataclasses.replace(a, mask=core.SlidingWindow(size))).build(seed=0)
 
 
-def test_ours_with_an_inverted_rule(monkeypatch):
+def test_headwater_with_an_inverted_mask(monkeypatch):
     monkeypatch.setattr(masks.AttentionMask, "is_causal", property(lambda self: False))
     monkeypatch.setattr(masks.Causal, "allows", lambda self, q, k: k > q)
     verdict = check(decoder())["future"]
@@ -292,15 +292,15 @@ def test_ours_with_an_inverted_rule(monkeypatch):
     )
 
 
-def test_ours_off_by_one(monkeypatch):
+def test_headwater_with_a_mask_off_by_one(monkeypatch):
     monkeypatch.setattr(masks.AttentionMask, "is_causal", property(lambda self: False))
     monkeypatch.setattr(masks.Causal, "allows", lambda self, q, k: k <= q + 1)
     verdict = check(decoder())["future"]
     assert verdict.module == "decoder.layers.0.self_attn.kernel" and "off by one" in verdict.remedy
 
 
-def test_ours_top_left_with_a_cache(monkeypatch):
-    """The mistake of is_causal with one query and many keys."""
+def test_headwater_with_a_top_left_mask_and_a_cache(monkeypatch):
+    """is_causal with one query and many keys aligns the mask to the top left."""
     monkeypatch.setattr(
         masks.AttentionMask,
         "is_causal",
@@ -310,14 +310,14 @@ def test_ours_top_left_with_a_cache(monkeypatch):
     assert report["cache"].module == "decoder.layers.0.self_attn.kernel" and report["future"].status == "passed"
 
 
-def test_ours_with_a_window_one_too_long(monkeypatch):
+def test_headwater_with_a_window_one_too_long(monkeypatch):
     assert check(with_window(3)).ok
     monkeypatch.setattr(masks.SlidingWindow, "allows", lambda self, q, k: (k <= q) & (q - k <= self.size))
     verdict = check(with_window(3))["window"]
     assert verdict.status == "failed" and verdict.module == "decoder.layers.0.self_attn.kernel", verdict
 
 
-def test_ours_when_documents_leak(monkeypatch):
+def test_headwater_with_leaking_documents(monkeypatch):
     monkeypatch.setattr(masks.AttentionMask, "boolean", lambda self: self.rule.allows(
         self.q_positions[:, :, None], self.k_positions[:, None, :])[:, None])  # fmt: skip
     report = check(decoder())
@@ -327,7 +327,7 @@ def test_ours_when_documents_leak(monkeypatch):
 
 
 @pytest.mark.parametrize("position", ["sinusoidal", "learned"])
-def test_our_model_with_positions_that_count_the_padding(monkeypatch, position):
+def test_headwater_with_positions_that_count_the_padding(monkeypatch, position):
     def plain(self, count):
         return count + torch.arange(self.ids.shape[1])[None]
 
@@ -337,28 +337,28 @@ def test_our_model_with_positions_that_count_the_padding(monkeypatch, position):
     assert report["positions"].module.startswith("decoder.embed"), report
 
 
-def test_ours_when_the_source_padding_is_seen(monkeypatch):
+def test_headwater_with_visible_source_padding(monkeypatch):
     model = core.transformer(37, d_model=24, heads=4, layers=2, d_ff=48).build(seed=0)
     assert check(model).ok
     rows = core_model.Transformer.inputs
 
-    def careless(self, ids, attention_mask=None, *arguments, name="ids", **named):
+    def without_source_mask(self, ids, attention_mask=None, *arguments, name="ids", **named):
         return rows(self, ids, None if name == "source" else attention_mask, *arguments, name=name, **named)
 
-    monkeypatch.setattr(core_model.Transformer, "inputs", careless)
+    monkeypatch.setattr(core_model.Transformer, "inputs", without_source_mask)
     report = check(model)
     assert [verdict.law for verdict in report.failed][:1] == ["padding"] and "source" in report["padding"].message
     assert report["padding"].module.startswith("encoder.") or "cross_attn" in report["padding"].module
 
 
 def test_every_law_has_a_fault_that_breaks_it():
-    """The faults above, law by law: none is for show."""
+    """Each law is named by a fault above."""
     text = Path(__file__).read_text(encoding="utf-8")
     for law in (*CLAIMS_BY_LAW, "numbers", "gradients"):
         assert law == "backend" or f'"{law}"' in text
 
 
-def test_a_back_end_that_differs_is_found(monkeypatch):
+def test_a_back_end_that_differs_is_detected(monkeypatch):
     from headwater.core import kernels
 
     fused = kernels.SDPAKernel.attend

@@ -1,4 +1,4 @@
-"""What the tests of the command share."""
+"""Fixtures of the command line tests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from headwater.cli import kernels
 
 
 @pytest.fixture(autouse=True)
-def said_before():
-    """On a machine without a compiler the note about it has been said: tests read all else that is said."""
+def kernel_warning_printed():
+    """Mark the warning about missing C kernels as printed, so that tests see all other output."""
     kernels.reported.add(kernels.missing_kernels())

@@ -1,4 +1,4 @@
-"""The small bench: it measures what it says, tells a busy machine, and our step learns as the plain one does."""
+"""headwater bench: its FLOPs, its load monitor and its output; both training steps learn the batch."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ TINY_GPT = TINY._replace(is_encoder_decoder=False)
 
 @pytest.mark.parametrize("work", [TINY, TINY_GPT], ids=["two stacks", "one"])
 @pytest.mark.parametrize("make", [bench.headwater_step, bench.torch_step], ids=["ours", "theirs"])
-def test_both_steps_learn_the_same_batch(make, work):
+def test_both_steps_reduce_the_loss(make, work):
     torch.manual_seed(0)
-    step, given = make(work), work.random_batch()
-    losses = [step(given) for _ in range(60)]
+    step, batch = make(work), work.random_batch()
+    losses = [step(batch) for _ in range(60)]
     assert losses[-1] < losses[0] - 0.01
 
 
-def test_the_operations_are_those_show_counts():
+def test_flops_equal_those_of_count():
     from headwater.core import transformer
     from headwater.inspection.costs import count
 
     work = bench.WORKLOADS["small"]
     spec = transformer(work.vocab, d_model=work.d_model, heads=work.heads, layers=work.layers, d_ff=work.d_ff)
-    shown = count(spec, work.batch_size, work.seq_length).flops["training"] * work.batch_size * work.seq_length
-    assert work.flops_per_step == pytest.approx(shown, rel=0.05)
+    expected = count(spec, work.batch_size, work.seq_length).flops["training"] * work.batch_size * work.seq_length
+    assert work.flops_per_step == pytest.approx(expected, rel=0.05)
 
 
 def test_contenders_take_turns():
     order = []
-    times = bench.time_interleaved({name: lambda given, name=name: order.append(name) for name in "ab"}, TINY, 3)
+    times = bench.time_interleaved({name: lambda batch, name=name: order.append(name) for name in "ab"}, TINY, 3)
     assert order == ["a", "b"] * 5 and [len(t) for t in times.values()] == [3, 3]
 
 
@@ -44,51 +44,52 @@ def test_a_busy_machine_is_reported(monkeypatch):
     result = {"rounds": 3, "threads": 1, "other_load": 0.4, "quiet": False}
     assert "do not trust" in verdict(result) and "40%" in verdict(result)
     assert "quiet" in verdict({**result, "other_load": 0.0, "quiet": True})
-    assert "does not tell" in verdict({**result, "other_load": None, "quiet": None})
+    assert "unknown on this system" in verdict({**result, "other_load": None, "quiet": None})
     monkeypatch.setattr(
         bench, "busy_cpu_seconds", iter([100.0, 103.0]).__next__
     )  # planted: three seconds of other work
-    watch = bench.LoadMonitor()
+    monitor = bench.LoadMonitor()
     time.sleep(0.05)
-    assert watch.other_load() > 1
+    assert monitor.other_load() > 1
 
 
 def test_bench_writes_what_it_prints(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(bench.WORKLOADS, "small", TINY)
-    assert cli.main(["bench", "--work", "small", "--rounds", "2", "--out", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    assert "torch.nn.Transformer ms" in said and said == (tmp_path / "bench.md").read_text()
+    assert cli.main(["bench", "--workload", "small", "--rounds", "2", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "torch.nn.Transformer ms" in printed and printed == (tmp_path / "bench.md").read_text()
     result = json.loads((tmp_path / "bench.json").read_text())
     assert set(result["training"]) == {"small"} and result["limits"]["matmul fp32 GFLOP/s"] > 0
 
 
 @pytest.mark.parametrize(
-    ("words", "said"), [(["--work", "smal"], "did you mean 'small'"), (["--rounds", "0"], "--rounds of 1")]
+    ("words", "message"),
+    [(["--workload", "smal"], "did you mean 'small'"), (["--rounds", "0"], "--rounds must be at least 1")],
 )
-def test_mistakes_are_named(words, said, capsys):
+def test_invalid_arguments_are_reported(words, message, capsys):
     assert cli.main(["bench", *words]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_our_step_is_no_slower_than_torchs_own():
-    """A guard against regressions, not a measurement: processor time, and three tries, for machines are noisy."""
+def test_the_step_is_not_slower_than_that_of_torch():
+    """A guard against regressions, not a measurement: CPU time, and three tries, because machines are noisy."""
     work, ratios = bench.WORKLOADS["small"], []
     for _ in range(3):
-        made = {"ours": bench.headwater_step(work), "theirs": bench.torch_step(work)}
-        spent = dict.fromkeys(made, 0.0)
-        timed = {name: _counted(step, name, spent) for name, step in made.items()}
+        steps = {"ours": bench.headwater_step(work), "theirs": bench.torch_step(work)}
+        cpu_seconds = dict.fromkeys(steps, 0.0)
+        timed = {name: _counted(step, name, cpu_seconds) for name, step in steps.items()}
         bench.time_interleaved(timed, work, 15)
-        ratios.append(spent["theirs"] / spent["ours"])
+        ratios.append(cpu_seconds["theirs"] / cpu_seconds["ours"])
         if ratios[-1] >= 1.0:
             return
     pytest.fail(f"our training step must not be slower than torch.nn.Transformer's; ratios {ratios}")
 
 
-def _counted(step, name, spent):
-    def run(given):
-        began = time.process_time()
-        step(given)
-        spent[name] += time.process_time() - began
+def _counted(step, name, cpu_seconds):
+    def run(batch):
+        start = time.process_time()
+        step(batch)
+        cpu_seconds[name] += time.process_time() - start
 
     return run

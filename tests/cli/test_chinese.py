@@ -203,7 +203,7 @@ def test_every_finding_of_doctor_is_chinese():
     facts = {
         "versions": {"torch": None, "numpy": "1.0"},
         "machine": {
-            "memory free GB": 1, "disk free GB": 0.1, "shared memory GB": 0.1, "cores we may use": 2, "load": 9.0
+            "memory free GB": 1, "disk free GB": 0.1, "shared memory GB": 0.1, "usable cores": 2, "load": 9.0
         },
         "threads": {"torch": 8},
         "backends": {"torch": "ImportError: x", "C++ compiler": None, "Python headers": False},
@@ -383,4 +383,4 @@ def test_both_languages_list_the_same_verbs():
 def test_json_stays_english(capsys):
     """Programs read the same names whatever the language."""
     _, out, _ = said(capsys, "doctor", "--no-speed", "--json")
-    assert "cores we may use" in json.loads(out)["machine"]
+    assert "usable cores" in json.loads(out)["machine"]

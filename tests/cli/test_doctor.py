@@ -1,4 +1,4 @@
-"""The doctor sees what is there, and every finding can be provoked by a planted fact."""
+"""headwater doctor: its facts, and a finding for every planted fact."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def facts():
 
 
 def healthy(facts):
-    """The facts of a machine without problems, whatever the one we run on has."""
-    good = copy.deepcopy(facts)
-    good["machine"] |= {"memory free GB": 16.0, "disk free GB": 100.0, "shared memory GB": 8.0, "load": 0.0}
-    good["machine"]["cores we may use"] = 2
-    good["threads"] |= {"torch": 2, "OMP_NUM_THREADS": None}
-    good["backends"] |= {"torch": "imported", "C++ compiler": "g++", "Python headers": True}
-    good["terminal"]["encoding"] = "utf-8"
-    good["speed"] = {"matmul fp32 GFLOP/s": 100, "matmul bf16 GFLOP/s": 200, "memory GB/s": 20}
-    return good
+    """The facts of a machine without problems."""
+    healthy_facts = copy.deepcopy(facts)
+    healthy_facts["machine"] |= {"memory free GB": 16.0, "disk free GB": 100.0, "shared memory GB": 8.0, "load": 0.0}
+    healthy_facts["machine"]["usable cores"] = 2
+    healthy_facts["threads"] |= {"torch": 2, "OMP_NUM_THREADS": None}
+    healthy_facts["backends"] |= {"torch": "imported", "C++ compiler": "g++", "Python headers": True}
+    healthy_facts["terminal"]["encoding"] = "utf-8"
+    healthy_facts["speed"] = {"matmul fp32 GFLOP/s": 100, "matmul bf16 GFLOP/s": 200, "memory GB/s": 20}
+    return healthy_facts
 
 
 def test_a_healthy_machine_has_no_findings(facts):
@@ -44,7 +44,7 @@ PLANTED = {
     "only 0.1 GB of disk are free": ("machine", "disk free GB", 0.1),
     "processes share only 0.06 GB": ("machine", "shared memory GB", 0.06),
     "torch uses 16 threads on 2 cores": ("threads", "torch", 16),
-    "torch uses 2 of 8 cores": ("machine", "cores we may use", 8),
+    "torch uses 2 of 8 cores": ("machine", "usable cores", 8),
     "other programs keep 1.9 of 2 cores busy": ("machine", "load", 1.9),
     "bf16 is 50.0 times slower than fp32": ("speed", "matmul bf16 GFLOP/s", 2),
     "torch.compile cannot run: no C++ compiler": ("backends", "C++ compiler", None),
@@ -52,13 +52,13 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("says", PLANTED)
-def test_every_problem_is_seen_and_has_a_remedy(facts, says):
-    section, name, value = PLANTED[says]
-    ill = healthy(facts)
-    ill[section][name] = value
-    (finding,) = run_checks(ill)
-    assert says in finding.message
+@pytest.mark.parametrize("message", PLANTED)
+def test_every_problem_is_found_and_has_a_remedy(facts, message):
+    section, name, value = PLANTED[message]
+    planted = healthy(facts)
+    planted[section][name] = value
+    (finding,) = run_checks(planted)
+    assert message in finding.message
     assert finding.remedy
 
 
@@ -67,9 +67,9 @@ def test_no_check_goes_untested():
 
 
 def test_problems_come_first(facts):
-    ill = healthy(facts)
-    ill["backends"] |= {"C++ compiler": None, "torch": "ImportError: x"}
-    assert [finding.level for finding in run_checks(ill)] == ["problem", "note"]
+    planted = healthy(facts)
+    planted["backends"] |= {"C++ compiler": None, "torch": "ImportError: x"}
+    assert [finding.level for finding in run_checks(planted)] == ["problem", "note"]
 
 
 def test_the_measured_speed_is_a_speed():
@@ -91,7 +91,7 @@ def test_without_rich_there_is_still_a_report(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     cli.main(["doctor", "--no-speed"])
     out = capsys.readouterr().out
-    assert "cores we may use" in out
+    assert "usable cores" in out
     assert "[bold]" not in out
 
 
@@ -120,10 +120,10 @@ def test_the_report_is_plain_where_there_is_no_terminal(capsys):
     cli.main(["doctor", "--no-speed"])
     out = capsys.readouterr().out
     assert "\x1b" not in out
-    assert "cores we may use" in out
+    assert "usable cores" in out
 
 
-def test_a_container_s_limits_count(monkeypatch):
+def test_container_limits_are_respected(monkeypatch):
     files = {
         "/proc/meminfo": "MemTotal: 16000000 kB\nMemAvailable: 9000000 kB",
         "/sys/fs/cgroup/cpu.max": "50000 100000",

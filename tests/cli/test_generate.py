@@ -1,4 +1,4 @@
-"""headwater generate and headwater chat, as a user sees them, with a model of bytes that has learnt nothing."""
+"""headwater generate and headwater chat, with an untrained byte-level model."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from headwater.cli.parser import escape_control
 from headwater.generation.sampling_params import PROCESSORS, SamplingParams
 
 
-class Letters:
-    """A tokenizer whose tokens are bytes."""
+class ByteTokenizer:
+    """A byte-level tokenizer."""
 
     bos_id, chat_template, specials = 2, "", {}
 
@@ -35,14 +35,14 @@ class Letters:
         return chr(token)
 
 
-class Loaded:
+class TinyModel:
     def __init__(self):
         sizes = {"d_model": 32, "heads": 4, "layers": 2, "position": "rotary", "norm_position": "pre"}
         self.model = headwater.decoder(256, **sizes).build(seed=0).double().eval()
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.mul_(2)
-        self.tokenizer = Letters()
+        self.tokenizer = ByteTokenizer()
         self.eos_ids = (3,)
         self.decoder_start_id = None
         self.max_positions = 300
@@ -51,13 +51,13 @@ class Loaded:
 
 @pytest.fixture
 def loaded(monkeypatch):
-    one = Loaded()
+    one = TinyModel()
     monkeypatch.setattr("headwater.families.load.load", lambda name: one)
     return one
 
 
 @pytest.fixture
-def say(monkeypatch, capsys):
+def run_cli(monkeypatch, capsys):
     def run(*words, lines=None):
         waiting = iter(lines or [])
 
@@ -78,34 +78,34 @@ def say(monkeypatch, capsys):
 # -------------------------------------------------------------------------------------------------------- generate
 
 
-def test_streamed_text_equals_the_full_text(loaded, say):
+def test_streamed_text_equals_the_full_text(loaded, run_cli):
     expected = escape_control(headwater.generate(loaded, "ab", max_tokens=12, temperature=0.9, seed=2).text)
     words = ["generate", "any", "ab", "--max-tokens", "12", "--temperature", "0.9", "--seed", "2"]
     for more in (["--stream"], ["--no-stream"], ["--no-stream", "--prompt-lookup"], ["--stream", "--prompt-lookup"]):
-        assert say(*words, *more) == (0, expected + "\n", "")
+        assert run_cli(*words, *more) == (0, expected + "\n", "")
 
 
 @pytest.mark.parametrize("words", [[""], ["", "--stream"], ["", "--json"]])
-def test_an_empty_prompt_is_refused_with_advice(loaded, say, words):
-    code, out, err = say("generate", "any", *words)
+def test_an_empty_prompt_is_rejected(loaded, run_cli, words):
+    code, out, err = run_cli("generate", "any", *words)
     assert (
         (code, out, err.count("\n")) == (3, "", 1)
         and "the prompt must not be empty" in err
-        and "give a beginning" in err
+        and "give a text such as" in err
     )
 
 
-def test_an_empty_pipe_or_file_is_an_empty_prompt(loaded, say, monkeypatch, tmp_path):
+def test_an_empty_pipe_or_file_is_an_empty_prompt(loaded, run_cli, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
-    assert say("generate", "any")[0] == 3
+    assert run_cli("generate", "any")[0] == 3
 
 
-def test_a_file_may_hold_the_prompt(loaded, say, tmp_path):
+def test_a_file_may_hold_the_prompt(loaded, run_cli, tmp_path):
     (tmp_path / "prompt.txt").write_text("ab\ncd\n")
-    whole = say("generate", "any", "ab\ncd", "--max-tokens", "5")
-    assert say("generate", "any", str(tmp_path / "prompt.txt"), "--max-tokens", "5") == whole
+    expected = run_cli("generate", "any", "ab\ncd", "--max-tokens", "5")
+    assert run_cli("generate", "any", str(tmp_path / "prompt.txt"), "--max-tokens", "5") == expected
     name = str(tmp_path / "prompt.txt")
-    assert say("generate", "any", name, "--max-tokens", "5", "--as-text")[1] != whole[1]
+    assert run_cli("generate", "any", name, "--max-tokens", "5", "--as-text")[1] != expected[1]
 
 
 def test_help_lists_every_setting_on_a_line_of_its_own():
@@ -121,33 +121,35 @@ def test_help_lists_every_setting_on_a_line_of_its_own():
     assert all(re.search(rf"^ +{name} +\S", printed, re.M) for name in settings)
 
 
-def test_json_lines(loaded, say):
-    code, out, _ = say("generate", "any", "ab", "--max-tokens", "5", "--json", "--n", "2", "--temperature", "1")
+def test_json_lines(loaded, run_cli):
+    code, out, _ = run_cli("generate", "any", "ab", "--max-tokens", "5", "--json", "--n", "2", "--temperature", "1")
     lines = [json.loads(line) for line in out.splitlines()]
     assert (
         code == 0
         and len(lines) == 2
         and all(len(line["ids"]) == 5 and line["finish_reason"] == "length" for line in lines)
     )
-    _, out, _ = say("generate", "any", "ab", "--max-tokens", "5", "--json", "--beam", "3", "--n", "2")
+    _, out, _ = run_cli("generate", "any", "ab", "--max-tokens", "5", "--json", "--beam", "3", "--n", "2")
     scores = [json.loads(line)["score"] for line in out.splitlines()]
     assert scores == sorted(scores, reverse=True) and len(scores) == 2
 
 
-def test_generate_prints_the_trace(loaded, say):
-    _, out, _ = say("generate", "any", "ab", "--max-tokens", "2", "--top-k", "3", "--trace")
+def test_generate_prints_the_trace(loaded, run_cli):
+    _, out, _ = run_cli("generate", "any", "ab", "--max-tokens", "2", "--top-k", "3", "--trace")
     assert out.startswith("step 1: chosen") and "the model" in out and "TopK(k=3)" in out and "3 left" in out
 
 
-def test_a_pipe_is_a_prompt(loaded, say, monkeypatch):
+def test_a_pipe_is_a_prompt(loaded, run_cli, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("ab\n"))
-    assert say("generate", "any", "--max-tokens", "5")[1] == say("generate", "any", "ab", "--max-tokens", "5")[1]
+    assert (
+        run_cli("generate", "any", "--max-tokens", "5")[1] == run_cli("generate", "any", "ab", "--max-tokens", "5")[1]
+    )
 
 
-def test_a_pipe_that_is_no_text_is_refused_in_a_line(loaded, say, monkeypatch):
+def test_a_pipe_that_is_not_utf8_is_rejected(loaded, run_cli, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff"), "utf-8"))
-    code, _, said = say("generate", "any")
-    assert code == 3 and said.startswith("error: generate: a prompt must be UTF-8, got a pipe that is not at byte 2")
+    code, _, err = run_cli("generate", "any")
+    assert code == 3 and err.startswith("error: generate: the prompt must be UTF-8, byte 2 of the pipe is not")
 
 
 @pytest.mark.parametrize(
@@ -173,20 +175,20 @@ def test_lines_of_a_pipe_end_without_carriage_returns(monkeypatch, read):
         (["--tempreature", "1"], 2, "did you mean '--temperature'?"),
     ],
 )
-def test_mistakes_are_one_line(loaded, say, words, code, line):
-    got, _, err = say("generate", "any", "ab", *words)
+def test_mistakes_are_one_line(loaded, run_cli, words, code, line):
+    got, _, err = run_cli("generate", "any", "ab", *words)
     assert got == code and line in err and err.count("\n") == 1
 
 
-def test_a_model_cannot_command_the_terminal(loaded, say):
+def test_control_characters_of_the_output_are_escaped(loaded, run_cli):
     escape = ["generate", "any", "ab", "--max-tokens", "1", "--no-stream"]
     with torch.no_grad():
         loaded.model.head.out = torch.nn.Linear(32, 256).double()
         loaded.model.head.out.bias[0x1B] = 1e6
-    assert say(*escape)[1] == "\\x1b\n" and say(*escape, "--raw")[1] == "\x1b\n"
+    assert run_cli(*escape)[1] == "\\x1b\n" and run_cli(*escape, "--raw")[1] == "\x1b\n"
 
 
-def test_what_is_harmless_stays():
+def test_printable_characters_are_not_escaped():
     assert escape_control("a\tb\n你好 é 🙂") == "a\tb\n你好 é 🙂"
     assert escape_control("\x1b]0;x\x07\x9b\x7f\u202e\r") == "\\x1b]0;x\\x07\\x9b\\x7f\\u202e\\r"
 
@@ -195,8 +197,8 @@ def test_what_is_harmless_stays():
 
 
 @pytest.fixture
-def talk(loaded, monkeypatch):
-    """The conversation as plain lines, one a message."""
+def chat_model(loaded, monkeypatch):
+    """The conversation as plain text, one line per message."""
 
     def encode(tokenizer, messages, **_):
         return tokenizer.encode("".join(f"{m['role'][0]}:{m['content']}\n" for m in messages) + "a:")
@@ -208,19 +210,19 @@ def talk(loaded, monkeypatch):
 FEW = ["--max-tokens", "6", "--temperature", "1"]
 
 
-def test_a_conversation_is_read_once_and_answered_as_if_anew(talk, say):
+def test_a_chat_reuses_its_cache_and_equals_generate(chat_model, run_cli):
     read = []
-    hook = talk.model.decoder.register_forward_pre_hook(lambda _, args: read.append(args[0].ids.shape[1]))
-    code, out, err = say("chat", "any", *FEW, lines=["hello", "again"])
+    hook = chat_model.model.decoder.register_forward_pre_hook(lambda _, args: read.append(args[0].ids.shape[1]))
+    code, out, err = run_cli("chat", "any", *FEW, lines=["hello", "again"])
     hook.remove()
     assert code == 0 and err == ""
-    first = headwater.generate(talk, "u:hello\na:", max_tokens=6, temperature=1).text
-    second = headwater.generate(talk, f"u:hello\na:{first}\nu:again\na:", max_tokens=6, temperature=1).text
+    first = headwater.generate(chat_model, "u:hello\na:", max_tokens=6, temperature=1).text
+    second = headwater.generate(chat_model, f"u:hello\na:{first}\nu:again\na:", max_tokens=6, temperature=1).text
     assert out == escape_control(first) + "\n" + escape_control(second) + "\n"
-    assert max(read[2:]) < len(f"{first}\nu:again\na:".encode()) + 2, "the second turn reads only what is new"
+    assert max(read[2:]) < len(f"{first}\nu:again\na:".encode()) + 2, "the second turn prefills only the new tokens"
 
 
-def test_commands(talk, say, tmp_path):
+def test_commands(chat_model, run_cli, tmp_path):
     path = tmp_path / "talk.json"
     lines = [
         "/help",
@@ -233,15 +235,15 @@ def test_commands(talk, say, tmp_path):
         "/exit",
         "never",
     ]
-    code, out, err = say("chat", "any", *FEW, lines=lines)
+    code, out, err = run_cli("chat", "any", *FEW, lines=lines)
     assert code == 0 and out.count("/reset") == 2 and "never" not in out
     assert "must be a new file" in err and err.count("\n") == 1
     saved = json.loads(path.read_text(encoding="utf-8"))
     assert [m["role"] for m in saved] == ["system", "user", "assistant"] and saved[0]["content"] == "be kind"
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_program(talk, say, monkeypatch):
-    expected = say("chat", "any", *FEW, lines=["hello"])[1]
+def test_ctrl_c_stops_the_reply_and_not_the_program(chat_model, run_cli, monkeypatch):
+    expected = run_cli("chat", "any", *FEW, lines=["hello"])[1]
     calls = []
 
     def interrupt(*_):
@@ -249,22 +251,22 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(talk, say, monkeypatch):
         if len(calls) == 4:
             raise KeyboardInterrupt
 
-    hook = talk.model.decoder.register_forward_pre_hook(interrupt)
-    code, out, _ = say("chat", "any", *FEW, lines=["hello", "/reset", "hello"])
+    hook = chat_model.model.decoder.register_forward_pre_hook(interrupt)
+    code, out, _ = run_cli("chat", "any", *FEW, lines=["hello", "/reset", "hello"])
     hook.remove()
     assert code == 0 and "[stopped]" in out and out.endswith(expected)
 
 
-def test_after_an_error_the_chat_goes_on(talk, say):
-    code, out, err = say("chat", "any", *FEW, lines=["x" * 500, "hello"])
-    assert code == 0 and "there are 300 positions" in err and err.count("\n") == 1 and out.count("\n") == 1
+def test_the_chat_continues_after_an_error(chat_model, run_cli):
+    code, out, err = run_cli("chat", "any", *FEW, lines=["x" * 500, "hello"])
+    assert code == 0 and "has 300 positions" in err and err.count("\n") == 1 and out.count("\n") == 1
 
 
-def test_the_oldest_turns_are_forgotten(talk, say):
-    code, out, err = say("chat", "any", *FEW, lines=["x" * 120] * 4)
-    assert code == 0 and err.count("[the oldest turn is forgotten]") >= 2 and out.count("\n") >= 4
+def test_the_oldest_turns_are_dropped(chat_model, run_cli):
+    code, out, err = run_cli("chat", "any", *FEW, lines=["x" * 120] * 4)
+    assert code == 0 and err.count("[the oldest turn is dropped]") >= 2 and out.count("\n") >= 4
 
 
-def test_a_model_without_a_template_says_so(loaded, say):
-    code, _, err = say("chat", "any", lines=["hello"])
+def test_a_model_without_a_chat_template_is_reported(loaded, run_cli):
+    code, _, err = run_cli("chat", "any", lines=["hello"])
     assert code == 0 and "has no chat template" in err

@@ -1,4 +1,4 @@
-"""headwater inspect: a run that was trained here, looked into from the command line."""
+"""headwater inspect: a run inspected from the command line."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def run(tmp_path_factory):
     return folder
 
 
-def test_it_prints_what_is_worth_knowing(run, capsys):
+def test_it_prints_a_summary(run, capsys):
     assert main(["inspect", str(run), "the cat 你好"]) == 0
     out = capsys.readouterr().out
-    for said in ("decoder-only", "tokens read", "next token after", "perplexity", "notable heads", "--out DIR"):
-        assert said in out
+    for words_ in ("decoder-only", "input tokens", "next token after", "perplexity", "notable heads", "--out DIR"):
+        assert words_ in out
 
 
 def test_inspect_writes_a_folder_and_prints_its_path(run, tmp_path, capsys, monkeypatch):
@@ -51,23 +51,23 @@ def test_inspect_writes_a_folder_and_prints_its_path(run, tmp_path, capsys, monk
     assert "注意力" in (out / "report.html").read_text(encoding="utf-8")
 
 
-def test_json_is_all_of_it(run, capsys):
+def test_json_has_all_results(run, capsys):
     assert main(["inspect", str(run), "the cat", "--json", "--layer", "1", "--head", "0"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["ablation"]["head"] == 0 and [m["layer"] for m in result["attention"]["maps"]] == [1]
     rows = result["attention"]["maps"][0]["weights"][0]
     assert all(sum(row) == pytest.approx(1, abs=1e-4) for row in rows)
-    shares = [choice["prob"] for choice in result["next"]["candidates"]]
+    probs = [candidate["prob"] for candidate in result["next"]["candidates"]]
     from headwater.cli.inspect import load_model
 
     same = headwater.inspection.next_tokens(load_model(str(run)), "the cat")
-    assert shares == pytest.approx([choice.prob for choice in same.candidates], rel=1e-5), (
-        "one number in Python and here"
+    assert probs == pytest.approx([candidate.prob for candidate in same.candidates], rel=1e-5), (
+        "the same numbers as in Python"
     )
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "says"),
+    ("words", "code", "message"),
     [
         (["--analyses", "lense"], 2, "there is no analysis 'lense'; did you mean 'lens'"),
         (["--head", "1"], 2, "--head needs --layer"),
@@ -76,10 +76,17 @@ def test_json_is_all_of_it(run, capsys):
         (["--analyses", "alignment"], 3, "the model must be an encoder-decoder"),
     ],
 )
-def test_a_mistake_is_one_line(run, capsys, words, code, says):
+def test_an_error_is_one_line(run, capsys, words, code, message):
     assert main(["inspect", str(run), "the cat", *words]) == code
     err = capsys.readouterr().err
-    assert says in err and err.count("\n") == 1
+    assert message in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("lang", "words"), [("en", "request it by name"), ("zh", "已略过这项分析")])
+def test_analyses_skipped_for_length_are_listed(run, capsys, monkeypatch, lang, words):
+    monkeypatch.setenv("HEADWATER_LANG", "en")  # which --lang changes
+    assert main(["inspect", str(run), "the cat " * 200, "--lang", lang]) == 0
+    assert capsys.readouterr().out.count(words) == 2, "attribution and gradients"
 
 
 def test_control_characters_are_escaped(run, capsys):

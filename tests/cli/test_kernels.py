@@ -1,4 +1,4 @@
-"""Without the C kernels every verb that runs a model says so, once, with what it costs and what to do."""
+"""Without the C kernels every verb that runs a model warns once, with the cost and the remedy."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_no_warning_where_kernels_are_available(without, capsys):
 
 
 def test_the_words_are_those_of_the_build(monkeypatch, tmp_path):
-    """What is planted above is what the build says, on a machine without a compiler and with HEADWATER_FAST=0."""
+    """The planted reasons are those of the build, without a compiler and with HEADWATER_FAST=0."""
     script = "from headwater.cpu.build import unavailable_reason; from headwater.cli.kernels import missing_kernels; "
     script += "print(unavailable_reason(), missing_kernels().reason, sep='|')"
     for more, why in (
@@ -117,7 +117,7 @@ def test_train_warns_of_missing_kernels_in_its_report(without, capsys, tmp_path)
 
 
 def test_a_failed_compilation_is_reported_at_the_end(without, capsys, monkeypatch):
-    """Kernels are compiled on first use; what came of it is known afterwards."""
+    """Kernels are compiled on first use; a failure is known only afterwards."""
     without("")
 
     def fails(*args, **how):

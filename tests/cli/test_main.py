@@ -1,4 +1,4 @@
-"""The command: verbs, flags, languages, exit codes; whatever goes wrong is one line on stderr."""
+"""The command line: verbs, flags, languages, exit codes; any error is one line on stderr."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VERBS = [verb for group in cli.VERBS.values() for verb in group]
 
 @pytest.fixture
 def verb(monkeypatch):
-    """Plant a verb `probe` that runs the given function."""
+    """Add a verb `probe` that runs a function."""
 
     def plant(work, arguments=lambda parser: None):
         module = types.ModuleType("headwater.cli.probe")
@@ -67,7 +67,7 @@ def test_verbs_are_exactly_the_functions_that_run():
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("lang", ["en", "zh"])
-def test_every_verb_explains_itself_without_torch(verb, lang):
+def test_help_of_every_verb_needs_no_torch(verb, lang):
     code = f"import sys; from headwater.cli import main; main(['{verb}', '--help', '--lang', '{lang}']); "
     code += "print('torch' in sys.modules, 'numpy' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -78,9 +78,9 @@ def test_every_verb_explains_itself_without_torch(verb, lang):
 
 @pytest.mark.parametrize("words", [["--help"], *([verb, "--help"] for verb in VERBS)], ids=" ".join)
 def test_help_is_quick(words):
-    """Seconds of processor time, start of Python included: 0.05 measured, 0.25 for train (pydantic).
+    """CPU seconds, including the start of Python: 0.05 measured, 0.25 for train (pydantic).
 
-    A busy machine stretches even these: its cores share their caches.
+    A busy machine increases even these: its cores share their caches.
     """
     times = []
     for _ in range(3):
@@ -106,7 +106,7 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["docter"], "headwater has no verb 'docter'; did you mean 'doctor'?"),
         (["--vershion"], "headwater has no flag '--vershion'; did you mean '--version'?"),
@@ -117,12 +117,12 @@ def test_version(capsys):
         (["doctor", "--lang"], "--lang must be en or zh, got 'nothing'"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_2(words, says, capsys):
+def test_an_invalid_argument_is_one_line_and_exit_2(words, message, capsys):
     assert cli.main(words) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("error: ")
-    assert says in err
+    assert message in err
     assert err.count("\n") == 1
 
 
@@ -158,7 +158,7 @@ def test_a_fault_is_one_line_and_its_exit_code(verb, kind, capsys):
     assert capsys.readouterr().err == "error: heads must divide d_model, got 7; use 8\n"
 
 
-def test_the_system_s_errors_are_one_line(verb, tmp_path, capsys):
+def test_an_os_error_is_one_line(verb, tmp_path, capsys):
     verb(lambda args: (tmp_path / "absent").read_text())
     assert cli.main(["probe"]) == 5
     assert capsys.readouterr().err == f"error: {tmp_path / 'absent'}: No such file or directory\n"
@@ -181,12 +181,11 @@ def test_a_package_that_is_not_installed_is_one_line(verb, capsys):
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_no_more_memory_is_one_line_wherever_it_is_missed(verb, error, capsys):
+def test_out_of_memory_is_one_line(verb, error, capsys):
     verb(raising(error))
     assert cli.main(["probe"]) == 7
     assert capsys.readouterr().err == (
-        "error: the machine has no more memory, or no more threads; end other programs, or give it less to do "
-        "(a smaller model, --micro-batch-tokens)\n"
+        "error: out of memory or threads; close other programs, or use a smaller model or --micro-batch-tokens\n"
     )
     verb(raising(type(error)("something else") if not isinstance(error, MemoryError) else KeyError("x")))
     with pytest.raises((RuntimeError, ImportError, KeyError)):
@@ -204,17 +203,17 @@ def test_no_more_memory_is_one_line_wherever_it_is_missed(verb, error, capsys):
         (["--truncate", "a.tsv", "--log-order", "no"], {"truncate": True, "log_order": False}),
     ],
 )
-def test_switches_of_train_may_be_answered_yes_or_no(words, result):
+def test_boolean_flags_of_train_take_yes_or_no(words, result):
     from headwater.cli import train
     from headwater.training.config import FIELDS, parse_config
 
     parser = CommandParser("headwater train", "")
     train.add_arguments(parser)
     args = parser.parse(words)
-    given = {name: getattr(args, name) for name in FIELDS if name != "paths" and getattr(args, name) is not None}
+    flags = {name: getattr(args, name) for name in FIELDS if name != "paths" and getattr(args, name) is not None}
     assert args.files == [word for word in words if word == "a.tsv"]
-    settings = parse_config(given)
-    assert given.keys() == result.keys() and {name: getattr(settings, name) for name in result} == result
+    settings = parse_config(flags)
+    assert flags.keys() == result.keys() and {name: getattr(settings, name) for name in result} == result
     assert "--truncate [yes|no]" in parser.format_help()
 
 
@@ -224,7 +223,7 @@ def test_ctrl_c_is_one_line_and_130(verb, capsys):
     assert capsys.readouterr().err == "stopped by Ctrl-C\n"
 
 
-def test_a_bug_of_ours_is_not_hidden(verb):
+def test_a_bug_raises(verb):
     verb(raising(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         cli.main(["probe"])
@@ -239,14 +238,14 @@ def test_a_traceback_on_request(verb, words, capsys):
     assert err.endswith("error: cut short\n")
 
 
-def test_a_reader_that_leaves_is_no_error():
-    """Our side of a pipe whose reader has gone: quiet, with the exit code of such a pipe."""
+def test_a_broken_pipe_is_not_an_error():
+    """A pipe whose reader has closed: no output, and the exit code of SIGPIPE."""
     code = "import sys, headwater.cli as c; c.dispatch = lambda words: print('x\\n' * 10**6) or 0; sys.exit(c.main([]))"
-    ours = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    ours.stdout.read(1)
-    ours.stdout.close()
-    assert ours.stderr.read() == b""
-    assert ours.wait() == 141
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 141
 
 
 def test_a_terminal_without_chinese_does_not_end_the_command():
@@ -258,7 +257,7 @@ def test_a_terminal_without_chinese_does_not_end_the_command():
 # -------------------------------------------------------------------------------------------------------- languages
 
 
-def test_every_text_is_there_twice():
+def test_every_verb_help_is_translated():
     pairs = [
         text for heading, verbs in cli.VERBS.items() for text in (heading, *(verb.help for verb in verbs.values()))
     ]
@@ -287,7 +286,7 @@ def test_the_flag_beats_the_locale():
 
 
 def test_the_parser_is_plain_argparse(verb):
-    seen = []
-    verb(lambda args: 0, seen.append)
+    parsers = []
+    verb(lambda args: 0, parsers.append)
     cli.main(["probe"])
-    assert isinstance(seen[0], argparse.ArgumentParser)
+    assert isinstance(parsers[0], argparse.ArgumentParser)

@@ -1,4 +1,4 @@
-"""headwater show: what a reader sees at 80 and 120 columns, what a program reads, and what is refused."""
+"""headwater show: the table at 80 and 120 columns, JSON, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headwater.parts import to_dict
 
 
 @pytest.fixture
-def shown(capsys, monkeypatch):
+def run_show(capsys, monkeypatch):
     def run(*words, columns=80):
         monkeypatch.setenv("COLUMNS", str(columns))
         code = cli.main(["show", *words])
@@ -24,8 +24,8 @@ def shown(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_base_fits_the_terminal(shown, columns):
-    code, out, err = shown("base", columns=columns)
+def test_base_fits_the_terminal(run_show, columns):
+    code, out, err = run_show("base", columns=columns)
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines())) <= columns
     for words in ("63,082,496", "layers ×6", "4·d_model² + 4·d_model", "37000×512  = encoder.embed.tokens",
@@ -33,21 +33,21 @@ def test_base_fits_the_terminal(shown, columns):
         assert words in out
 
 
-def test_every_level_of_the_tree_is_drawn_and_can_be_cut(shown):
-    whole, two, none = (shown("gpt2", *depth)[1] for depth in ((), ("--depth", "2"), ("--depth", "0")))
-    assert "│  │  │  ├─ q" in whole and "self_attn" in whole
+def test_every_level_of_the_tree_is_drawn_and_can_be_cut(run_show):
+    full, two, none = (run_show("gpt2", *depth)[1] for depth in ((), ("--depth", "2"), ("--depth", "0")))
+    assert "│  │  │  ├─ q" in full and "self_attn" in full
     assert "layers ×12" in two and "self_attn" not in two
     assert "decoder  " not in none.partition("parameters  ")[0].splitlines()[-1]
-    assert all("124,439,808" in out for out in (whole, two, none))
+    assert all("124,439,808" in out for out in (full, two, none))
 
 
-def test_batch_length_and_dtype_change_the_bytes(shown):
-    _, out, _ = shown("llama-70b", "--batch", "4", "--length", "4096", "--dtype", "bf16")
+def test_batch_length_and_dtype_change_the_bytes(run_show):
+    _, out, _ = run_show("llama-70b", "--batch", "4", "--length", "4096", "--dtype", "bf16")
     assert "batch 4, length 4096, bf16" in out and "138 GB" in out and "5.37 GB" in out
 
 
-def test_json_has_the_same_values(shown):
-    code, out, _ = shown("base", "--json", "--vocab", "32000")
+def test_json_has_the_same_values(run_show):
+    code, out, _ = run_show("base", "--json", "--vocab", "32000")
     report = json.loads(out)
     assert code == 0 and report["parameters"] == 63_082_496 - 5_000 * 512 == sum(report["groups"].values())
     assert report["tree"]["children"][0]["path"] == "encoder" and report["symbols"]["vocab"] == [32_000]
@@ -55,27 +55,27 @@ def test_json_has_the_same_values(shown):
     assert report["settings"] == {"batch": 1, "length": 1024, "dtype": "fp32"}
 
 
-def test_without_a_name_all_presets_are_listed(shown):
-    code, out, _ = shown()
+def test_without_a_name_all_presets_are_listed(run_show):
+    code, out, _ = run_show()
     assert code == 0 and [line.split()[0] for line in out.splitlines()] == list(PRESETS)
-    assert json.loads(shown("--json")[1])["gpt2"] == 124_439_808
+    assert json.loads(run_show("--json")[1])["gpt2"] == 124_439_808
 
 
-def test_a_spec_in_a_file(shown, tmp_path):
+def test_a_spec_in_a_file(run_show, tmp_path):
     spec = core.decoder(100, d_model=32, heads=4, layers=2)
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(to_dict(spec)), encoding="utf-8")
-    code, out, _ = shown(str(path), "--json")
+    code, out, _ = run_show(str(path), "--json")
     assert code == 0 and json.loads(out)["parameters"] == sum(p.numel() for p in spec.build(seed=0).parameters())
 
 
-def test_chinese(shown):
-    _, out, _ = shown("mini", "--lang", "zh")
+def test_chinese(run_show):
+    _, out, _ = run_show("mini", "--lang", "zh")
     assert "参数量" in out and "KV 缓存" in out and "1,205,376" in out
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "says"),
+    ("words", "code", "message"),
     [
         (("gpt-2",), 6, "did you mean 'gpt2'?"),
         (("base", "--dtype", "int8"), 2, "dtype must be one of fp32, bf16, fp16, got 'int8'"),
@@ -87,13 +87,13 @@ def test_chinese(shown):
         (("base", "--leng", "5"), 2, "--length"),
     ],
 )
-def test_a_wrong_question_is_one_line(shown, words, code, says):
-    got, out, err = shown(*words)
-    assert (got, out) == (code, "") and says in err and err.count("\n") == 1
+def test_an_error_is_one_line(run_show, words, code, message):
+    exit_code, out, err = run_show(*words)
+    assert (exit_code, out) == (code, "") and message in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("{", "not valid JSON"),
         ("[1]", "must hold a JSON object"),
@@ -103,17 +103,17 @@ def test_a_wrong_question_is_one_line(shown, words, code, says):
         ('{"kind": "Model", "a": 1, "a": 2}', "written twice"),
     ],
 )
-def test_a_wrong_file_is_one_line(shown, tmp_path, text, says):
+def test_an_invalid_file_is_one_line(run_show, tmp_path, text, message):
     path = tmp_path / "mine.json"
     path.write_text(text, encoding="utf-8")
-    code, out, err = shown(str(path))
-    assert code in (2, 5) and out == "" and says in err and err.count("\n") == 1
+    code, out, err = run_show(str(path))
+    assert code in (2, 5) and out == "" and message in err and err.count("\n") == 1
 
 
-def test_a_folder_and_a_huge_file_are_refused(shown, tmp_path):
-    assert "must have a config.json, it has none" in shown(str(tmp_path))[2]
+def test_a_folder_and_a_huge_file_are_rejected(run_show, tmp_path):
+    assert "must have a config.json, it has none" in run_show(str(tmp_path))[2]
     path = tmp_path / "weights.json"
     with path.open("wb") as file:
         file.truncate(20 * 2**20)
-    assert "is it weights?" in shown(str(path))[2]
-    assert "change it in the file" in shown(str(path), "--vocab", "5")[2]
+    assert "is it weights?" in run_show(str(path))[2]
+    assert "change it in the file" in run_show(str(path), "--vocab", "5")[2]

@@ -178,6 +178,7 @@ def test_unsupported_analyses_are_skipped_with_the_reason(make_model):
 def test_a_long_text_skips_gradients_unless_requested(causal_lm):
     inspection = headwater.inspect(causal_lm, "long " * 60)
     assert "a text of 300 tokens" in inspection.skipped["gradients"]
+    assert inspection.too_long == ("attribution", "gradients")
     assert len(inspection["lens"].positions) == 24
     assert headwater.inspect(causal_lm, "long " * 60, analyses=["gradients"])["gradients"].total_norm > 0
 

@@ -1,13 +1,13 @@
 """Adapters that call any nn.Module: token ids [B, L] in, logits out, with the masks and cache its forward accepts.
 
-An adapter has two functions. Those of our models are known; for any other module they are guessed from the parameter
-names of its forward, and the guess is stated in the report.
+An adapter has two functions. Those of headwater models are known; for any other module they are guessed from the
+parameter names of its forward, and the guess is stated in the report.
 
     call(ids, attention_mask=, source=, source_attention_mask=, document_ids=) -> logits [B, L, V]
     step(ids, state, attention_mask=, source=, source_attention_mask=) -> (logits, state)       the first state is None
 
-Of the keyword arguments only those that a function names are passed. attention_mask is bool [B, L], True where a token
-is real. document_ids is int [B, L], the number of each token's document.
+Only the keyword arguments that a function names are passed. attention_mask is bool [B, L], True for real tokens.
+document_ids is int [B, L], the number of the document of each token.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OPTIONAL_INPUTS = ("attention_mask", "source", "source_attention_mask", "documen
 
 @dataclass(frozen=True)
 class ModelAdapter:
-    """How to call a model. receptive_fields: by module path, how far back and ahead a position may depend on others."""
+    """How to call a model. receptive_fields: by module path, how far back and ahead the inputs of a position reach."""
 
     call: Callable[..., Any]
     accepts: frozenset[str]
@@ -58,11 +58,11 @@ def adapt(
     causal: bool | None = None,
     receptive_field: WindowSize | None = None,
 ) -> ModelAdapter:
-    """The adapter of a model: from the caller's functions, else of our models, else guessed from the signature."""
+    """The adapter of a model: the functions of the caller, else those of a headwater model, else guessed ones."""
     defaults = _headwater_adapter(model) if isinstance(model, Transformer) else _guessed_adapter(model, call)
     call = call or defaults["call"]
     step = step or defaults.get("step")
-    description = defaults["description"] if call is defaults["call"] else _("the call you gave")
+    description = defaults["description"] if call is defaults["call"] else _("the call= you passed")
     vocab = vocab or defaults.get("vocab") or _find_vocab_size(model)
     return ModelAdapter(
         call=call,
@@ -96,11 +96,11 @@ def _find_vocab_size(model: nn.Module) -> int:
     return vocab
 
 
-# ---------------------------------------------------------------------------------------------------------- our models
+# ---------------------------------------------------------------------------------------------------- headwater models
 
 
 def _headwater_adapter(model: Transformer) -> dict[str, Any]:
-    """The fields of the adapter of one of our models."""
+    """The adapter fields of a headwater model."""
     is_encoder_decoder = model.encoder is not None and model.decoder is not None
 
     def call(ids: Tensor, **kwargs: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def _headwater_adapter(model: Transformer) -> dict[str, Any]:
         "call": call,
         "causal": causal,
         "receptive_fields": receptive_fields,
-        "description": _("a model of ours"),
+        "description": _("a headwater model"),
     }
     if causal and model.decoder is not None:
         defaults["step"] = step
@@ -136,7 +136,7 @@ def _headwater_adapter(model: Transformer) -> dict[str, Any]:
 
 
 def _receptive_fields(model: Transformer) -> tuple[tuple[str, WindowSize], ...]:
-    """The receptive field after each layer: the windows of all attention layers before it add up."""
+    """The receptive field after each layer: the sum of the windows of all attention layers up to it."""
     side = "decoder" if model.decoder is not None else "encoder"
     spec = model.output_stack.spec
     total: WindowSize = (0, 0)
@@ -151,7 +151,7 @@ def _receptive_fields(model: Transformer) -> tuple[tuple[str, WindowSize], ...]:
 
 
 def _add_or_none(a: int | None, b: int | None) -> int | None:
-    """The sum of two distances; None, without a limit, if either is."""
+    """The sum of two distances; None (no limit) if either is None."""
     return None if a is None or b is None else a + b
 
 
@@ -178,7 +178,7 @@ TRUE_MEANS_PADDING = ("tgt_key_padding_mask", "src_key_padding_mask")
 
 
 def _guessed_adapter(model: nn.Module, user_call: Callable[..., Any] | None) -> dict[str, Any]:
-    """The fields of the adapter of any module, guessed from the parameter names of its forward."""
+    """The adapter fields of any module, guessed from the parameter names of its forward."""
     names = list(inspect.signature(model.forward).parameters)
     pair = next(
         (pair for pair in SOURCE_TARGET_NAMES if set(pair) <= set(names) and _is_encoder_decoder(model, pair)), None
@@ -212,7 +212,7 @@ def _single_input_call(model: nn.Module, names: list[str]) -> dict[str, Any]:
                 kwargs["position_ids"] = position_ids(attention_mask)
         output = model(ids, **kwargs)
         if "targets" in names and extract_logits(output).shape[1:2] != ids.shape[1:2]:
-            output = model(ids, **kwargs, targets=ids)  # some models answer for the last token alone unless they train
+            output = model(ids, **kwargs, targets=ids)  # nanoGPT returns only the last logits without targets
         return output
 
     accepted_mask = next((mask for mask in masks if _accepts_mask(model, partial(call, mask=mask))), None)
@@ -226,7 +226,7 @@ def _single_input_call(model: nn.Module, names: list[str]) -> dict[str, Any]:
 
 
 def _source_target_call(model: nn.Module, names: list[str], source_name: str, ids_name: str) -> dict[str, Any]:
-    """forward(source, target, masks?) of an encoder-decoder, with the masks of known names that it has."""
+    """forward(source, target, masks?) of an encoder-decoder, with its masks of known names."""
     target_mask_name = next((name for name in TARGET_MASK_NAMES if name in names), None)
     source_mask_name = next((name for name in SOURCE_MASK_NAMES if name in names), None)
 
@@ -250,7 +250,7 @@ def _source_target_call(model: nn.Module, names: list[str], source_name: str, id
 
 
 def _cached_step(model: nn.Module, names: list[str], pair: tuple[str, str] | None) -> Callable[..., Any]:
-    """A step with past_key_values; the padding mask and the positions cover the cached tokens, too."""
+    """A step with past_key_values; the padding mask and the positions include the cached tokens."""
 
     def step(
         ids: Tensor, state: Any, attention_mask: Tensor | None = None, source: Tensor | None = None

@@ -1,6 +1,6 @@
 """headwater.check: test a model against the laws of a Transformer; report the module, the positions and a remedy.
 
-It runs on our models and on any nn.Module from ids [B, L] to logits. The state of the model is preserved: mode,
+It runs on headwater models and on any nn.Module from ids [B, L] to logits. The state of the model is preserved: mode,
 buffers, gradients, hooks and random number generator.
 """
 
@@ -38,7 +38,7 @@ from headwater.training.nonfinite import by_position, is_nonfinite
 
 LAWS = ("numbers", *CLAIMS_BY_LAW, "gradients")
 PADDING_SIDES = ("left", "right")
-PRIME_LENGTHS = (13, 17, 11, 19, 23, 29, 31, 37, 41, 43)  # an axis of a length that no weight has is the positions
+PRIME_LENGTHS = (13, 17, 11, 19, 23, 29, 31, 37, 41, 43)  # a length that no weight has identifies the position axis
 
 
 def check(
@@ -58,11 +58,11 @@ def check(
     """Run the model on pairs of inputs whose outputs must agree, and report where they do not.
 
     model: any nn.Module that takes token ids. vocab: its vocabulary size; by default read from its embedding.
-    call, step: how to call a model whose forward is not understood (see headwater.checker.adapters).
+    call, step: how to call a model whose signature is not recognized (see headwater.checker.adapters).
     causal: whether a position must not see later ones; guessed if None, and stated in the report.
     receptive_field: how far back and ahead a position may depend on others through all layers, for windowed attention.
-    length, num_probes: tokens a row, and how many positions are changed in it. padding_sides: where rows may be padded.
-    seed: of the random tokens. laws: the names of those to check, by default all of LAWS.
+    length, num_probes: tokens per row, and positions that are changed in it. padding_sides: where rows may be padded.
+    seed: of the random tokens. laws: the laws to check, by default all of LAWS.
     """
     start_time = time.monotonic()
     laws = tuple(laws)
@@ -77,7 +77,7 @@ def check(
     description = _(
         "{call}, {mode}, {vocab} tokens",
         call=adapter.description,
-        mode=_("causal") if adapter.causal else _("two-way"),
+        mode=_("causal") if adapter.causal else _("bidirectional"),
         vocab=adapter.vocab,
     )
     seconds = round(time.monotonic() - start_time, 2)
@@ -123,8 +123,8 @@ def _validate(
 
 
 def _make_probes(tested: ModelUnderTest, length: int | None, num_probes: int, padding_sides: tuple[str, ...]) -> Probes:
-    """Random inputs that suit the model; a model that cannot be called at all is refused here."""
-    # the length: no width of the model, so that no axis is mistaken for it, and longer than any window
+    """Random inputs for the model; raises BadInput if the model cannot be called."""
+    # the length: not a width of the model, so that no axis is mistaken for it, and longer than the receptive field
     widths = {size for p in tested.model.parameters() for size in p.shape}
     default_length = next((n for n in PRIME_LENGTHS if n not in widths), PRIME_LENGTHS[0])
     back, ahead = dict(tested.adapter.receptive_fields).get("", (None, None))
@@ -143,13 +143,13 @@ def _make_probes(tested: ModelUnderTest, length: int | None, num_probes: int, pa
         excluded_id=pad_id if isinstance(pad_id, int) else -1,
     )
 
-    # the first call: logits [2, L, V], or [2, V] of a model with one output a row
+    # the first call: logits [2, L, V], or [2, V] of a model with one output per row
     logits = tested.logits(probes.query())
     per_token = logits.dim() == 3
     if logits.dim() not in (2, 3) or (per_token and by_position(logits, 2, probes.length) is None):
         raise BadInput(
             _(
-                "check: answers must be [2, {length}, V] for ids [2, {length}], got {shape}; pass call=",
+                "check: logits must be [2, {length}, V] for ids [2, {length}], got {shape}; pass call=",
                 length=probes.length,
                 shape=tuple(logits.shape),
             )
@@ -167,7 +167,7 @@ def _check_law(law: str, tested: ModelUnderTest, probes: Probes) -> list[Verdict
     if law == "gradients":
         return _check_gradients(tested, probes)
 
-    # verify the claims, until as many have failed as positions are probed
+    # verify the claims, until num_probes of them are violated
     tested.max_rounding = 0.0
     num_claims = 0
     num_compared = 0
@@ -176,14 +176,14 @@ def _check_law(law: str, tested: ModelUnderTest, probes: Probes) -> list[Verdict
         num_claims += 1
         try:
             result = tested.verify(claim)
-        except BadInput as error:  # plain rows were accepted, so this is a fault of the model
+        except BadInput as error:  # unpadded rows were accepted, so this is a fault of the model
             message = _("{error} (while this law was checked)", error=str(error).partition(";")[0])
             return [Verdict(law, "failed", message, remedy=REMEDIES[law])]
         num_compared += bool(result)
         if isinstance(result, Violation):
             violations.append(result)
         if violations and (law == "cache" or len(violations) >= probes.count):
-            break  # what follows a wrong cache is wrong because of it
+            break  # later chunks are wrong because the cache is
 
     # the verdict
     if violations:
@@ -191,13 +191,13 @@ def _check_law(law: str, tested: ModelUnderTest, probes: Probes) -> list[Verdict
     if not num_claims:
         return [Verdict(law, "skipped", skip_reason(law, tested.adapter, probes.per_token))]
     if not num_compared:
-        return [Verdict(law, "skipped", _("the answers are not numbers"))]
-    rounding = _(", to {rounding:.0e} of rounding", rounding=tested.max_rounding) if tested.max_rounding else ""
+        return [Verdict(law, "skipped", _("the outputs are NaN"))]
+    rounding = _(", rounding error {rounding:.0e}", rounding=tested.max_rounding) if tested.max_rounding else ""
     comparisons = _(
-        " ({comparisons}{exactly})",
+        " ({comparisons}{rounding})",
         comparisons=_plural(num_compared, "comparison"),
-        exactly=rounding,
-        judged=num_compared,
+        rounding=rounding,
+        count=num_compared,
     )
     return [Verdict(law, "passed", PASSED_MESSAGES[law] + comparisons)]
 
@@ -205,9 +205,9 @@ def _check_law(law: str, tested: ModelUnderTest, probes: Probes) -> list[Verdict
 def _skip_if_consequence(verdict: Verdict, others: list[Verdict]) -> Verdict:
     """Skip a failure that follows from another: visible padding shifts positions, a leak has a gradient."""
     cause = {"positions": "padding", "gradients": "future"}.get(verdict.law)
-    repeats = verdict.status == "failed" and (verdict.law == "positions" or verdict.key is not None)
-    if repeats and any(other.law == cause and other.status == "failed" for other in others):
-        return Verdict(verdict.law, "skipped", _("not judged, for it follows from {cause}", cause=cause))
+    may_follow = verdict.status == "failed" and (verdict.law == "positions" or verdict.key is not None)
+    if may_follow and any(other.law == cause and other.status == "failed" for other in others):
+        return Verdict(verdict.law, "skipped", _("not reported: it follows from {cause}", cause=cause))
     return verdict
 
 
@@ -216,7 +216,7 @@ def _plural(count: int, noun: str) -> str:
 
 
 def _violation_verdicts(tested: ModelUnderTest, violations: list[Violation]) -> list[Verdict]:
-    """One verdict for each broken claim, at its worst position. A failure in evaluation explains one in training."""
+    """One verdict per violated claim, at its worst position. A failure in evaluation mode explains one in training."""
     violations = [violation for violation in violations if not violation.claim.a.training] or violations
     verdicts: list[Verdict] = []
     for message in dict.fromkeys(violation.claim.message for violation in violations):
@@ -246,7 +246,7 @@ def _violation_verdicts(tested: ModelUnderTest, violations: list[Violation]) -> 
 
 
 def _check_finite(tested: ModelUnderTest, probes: Probes) -> list[Verdict]:
-    """No NaN and no infinity on plain rows and on padded ones: a query without visible keys is a usual source."""
+    """No NaN and no infinity on unpadded and padded rows: a query without visible keys is a frequent cause."""
     queries = [probes.query(), *(claim.a for claim in CLAIMS_BY_LAW["padding"](probes) if claim.exact)]
     for query in queries:
         padded = set(query.model_kwargs) & {"attention_mask", "source_attention_mask"}
@@ -254,11 +254,11 @@ def _check_finite(tested: ModelUnderTest, probes: Probes) -> list[Verdict]:
         nonfinite = tested.first_nonfinite(query)
         if nonfinite:
             row, position = nonfinite.positions[0] if nonfinite.positions else (None, None)
-            message = _("{what} appears first here", what=nonfinite.what) + where
+            message = _("{what} first appears here", what=nonfinite.what) + where
             return [Verdict("numbers", "failed", message, nonfinite.path, row, position, remedy=NONFINITE_REMEDY)]
         if tested.logits(query).isnan().any():
-            message = _("NaN in the answer") + where
-            message += _(", though not while the modules are watched: a fused path makes it")
+            message = _("NaN in the output") + where
+            message += _(", but not while hooks are registered: a fused path produces it")
             return [Verdict("numbers", "failed", message, remedy=NONFINITE_REMEDY)]
     runs = _plural(len(queries), "run")
     message = _("no NaN and no infinity in any module ({runs})", runs=runs, num_runs=len(queries))
@@ -278,7 +278,7 @@ def _check_gradients(tested: ModelUnderTest, probes: Probes) -> list[Verdict]:
         output = tested.adapter.call(query.ids, **query.model_kwargs)
     loss = random_projection_loss(output, tested.seed)
     if not loss.requires_grad:
-        return [Verdict("gradients", "skipped", _("no answer depends on a parameter that can learn"))]
+        return [Verdict("gradients", "skipped", _("no output depends on a trainable parameter"))]
 
     # backward
     future = _future_gradient_verdict(trace, tested, output, query.size[1])
@@ -301,12 +301,14 @@ def _finite_gradients_verdict(count: int) -> Verdict:
 
 
 def _nonfinite_gradient_verdict(names: list[str], trace: BackwardTrace) -> Verdict:
-    message = _("the gradient of {name} is not finite, of {count} parameters in all", name=names[-1], count=len(names))
+    message = _(
+        "the gradient of {name} is not finite; {count} such parameters in total", name=names[-1], count=len(names)
+    )
     return Verdict("gradients", "failed", message, trace.responsible_module(), remedy=NONFINITE_REMEDY)
 
 
 def _future_gradient_verdict(trace: BackwardTrace, tested: ModelUnderTest, output: Any, length: int) -> Verdict | None:
-    """∂ output_i / ∂ token_j = 0 for j > i: finds a leak that is too small to see when a token is changed."""
+    """∂ output_i / ∂ token_j = 0 for j > i: detects a leak that is too small to show when a token is changed."""
     logits = extract_logits(output)
     embeddings = trace.embeddings
     per_token = logits.dim() == 3 and logits.shape[1] == length
@@ -320,7 +322,8 @@ def _future_gradient_verdict(trace: BackwardTrace, tested: ModelUnderTest, outpu
         largest = float(size.max())
         if float(size[key]) > 1e-6 * max(largest, 1e-30):
             message = _(
-                "the answer at position {query} has a gradient to the later token {key}, {ratio:.0e} of its largest",
+                "the output at position {query} has a gradient with respect to the later token {key}, "
+                "{ratio:.0e} of its largest",
                 query=query,
                 key=key,
                 ratio=float(size[key]) / largest,
@@ -338,7 +341,7 @@ def _future_gradient_verdict(trace: BackwardTrace, tested: ModelUnderTest, outpu
 
 
 def _missing_gradient_verdict(names: list[str], executed: set[str]) -> Verdict:
-    """A parameter without gradient of a module that ran is detached; of one that did not run it may be unused here."""
+    """A parameter without gradient is detached if its module was executed, else it may be unused here."""
     detached = [name for name in names if name.rpartition(".")[0] in executed]
     listed = detached or names
     examples = ", ".join(listed[:3]) + (" …" if len(listed) > 3 else "")

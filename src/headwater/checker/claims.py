@@ -1,6 +1,6 @@
 """Claims: pairs of queries to a model whose outputs must agree, and their verification.
 
-B rows, L positions. Exact claims change tokens and keep shapes: a token that must not be seen changes nothing at all.
+B rows, L positions. Exact claims change tokens and keep shapes: an invisible token must not change the output at all.
 Other claims change shapes (alone or in a batch, padded or not, cached or not), where rounding may differ.
 """
 
@@ -27,7 +27,7 @@ CLOSE_TOLERANCE = {torch.float64: 1e-10, torch.float32: 5e-5, torch.float16: 2e-
 
 @dataclass(frozen=True)
 class Query:
-    """One input of the model: ids [B, L] and keyword arguments. prefix: chunks that the cache holds already."""
+    """One input of the model: ids [B, L] and keyword arguments. prefix: chunks that are already in the KV cache."""
 
     ids: Tensor
     model_kwargs: dict[str, Tensor] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class ModelUnderTest:
         self.cached_prefix: tuple[tuple[Tensor, ...], Any] = ((), None)  # the ids of the last chunks, and the KV cache
 
     def logits(self, query: Query) -> Tensor:
-        """Logits [B, L, V] of a query, computed once; [B, V] of a model with one output a row."""
+        """Logits [B, L, V] of a query, computed once; [B, V] of a model with one output per row."""
         if id(query) not in self.logits_cache:
             self.logits_cache[id(query)] = query, self._forward(query, contextlib.nullcontext(None))[0]
         return self.logits_cache[id(query)][1]
@@ -104,7 +104,7 @@ class ModelUnderTest:
         )
 
     def _forward(self, query: Query, recorder: Any) -> tuple[Tensor, list[RecordedCall] | None]:
-        """The logits of a query in its own mode and context, and the calls that the recorder collected."""
+        """The logits of a query in its mode and context, and the recorded module calls."""
         self.model.train(query.training)
         torch.manual_seed(self.seed)
         self.forward_passes += 1
@@ -133,7 +133,7 @@ class ModelUnderTest:
         return state
 
     def _call(self, query: Query) -> Tensor:
-        """A full forward pass; whatever a foreign model raises becomes BadInput."""
+        """A full forward pass; any exception of the model becomes BadInput."""
         try:
             return self.adapter(query.ids, **query.model_kwargs)
         except Fault:
@@ -151,7 +151,7 @@ class ModelUnderTest:
             ) from error
 
     def _step(self, query: Query, state: Any) -> tuple[Tensor, Any]:
-        """A cached step; whatever a foreign model raises becomes BadInput."""
+        """A step with the KV cache; any exception of the model becomes BadInput."""
         assert self.adapter.step is not None
         try:
             return self.adapter.step(query.ids, state, **query.model_kwargs)
@@ -174,7 +174,7 @@ class ModelUnderTest:
         return max(tolerances.get(out.dtype, 0.0), tolerances.get(weight_dtype, 0.0))
 
     def verify(self, claim: Claim) -> Violation | bool:
-        """The violation; else whether the outputs could be compared: NaN cannot, and is reported by another law."""
+        """The violation; else whether the outputs were comparable: NaN is not, and is reported by the law "numbers"."""
         a = self.logits(claim.a)
         b = self.logits(claim.b)
         compared = _row_differences(a, b, claim) if a.dim() == 2 else claim.paired_positions().differences(a, b)
@@ -211,7 +211,7 @@ class ModelUnderTest:
 
 @contextlib.contextmanager
 def preserved_state(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode in a block, after which modes, buffers and the random number generator are restored."""
+    """Evaluation mode in a with-block; modes, buffers and the random number generator are restored afterwards."""
     with (
         torch.random.fork_rng(devices=[]),
         preserved_buffers(model),
@@ -222,7 +222,7 @@ def preserved_state(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def preserved_buffers(model: nn.Module) -> Iterator[None]:
-    """Restore the buffers after a block: running statistics must not change the next forward pass."""
+    """Restore the buffers after a with-block: running statistics must not change the next forward pass."""
     copies = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
         yield
@@ -233,16 +233,16 @@ def preserved_buffers(model: nn.Module) -> Iterator[None]:
 
 
 def _row_differences(a: Tensor, b: Tensor, claim: Claim) -> tuple[Tensor, float]:
-    """Differences of a model with one output a row: rows are compared, whatever the positions."""
+    """Differences of a model with one output per row: rows are compared, positions are ignored."""
     x = a[claim.positions[0]].double()
     y = b[(claim.positions_b or claim.positions)[0]].double()
     return (x - y).abs().nan_to_num(nan=torch.inf).amax(1), float(x.abs().max())
 
 
 def _looks_inverted(path: str | None, a: list[RecordedCall], b: list[RecordedCall], claim: Claim) -> bool:
-    """Whether the changed key is seen before it rather than after it: an inverted causal mask.
+    """Whether positions before the changed key see it rather than those after it: an inverted causal mask.
 
-    A query without any key often sees all of them, so one after it may see it.
+    The mean is compared, because a query without any visible key often attends to all of them.
     """
     key = claim.key or 0
     size = claim.a.size

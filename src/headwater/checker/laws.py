@@ -1,7 +1,7 @@
 """The laws a Transformer must keep (causality, padding, batch, cache, ...), each a generator of claims.
 
 B rows, L positions. Inputs are random tokens; a fault that shows only for certain tokens may be missed. Laws share
-their queries: no forward pass is run twice, and each of two rows probes a position of its own.
+their queries, so that no forward pass runs twice; each of the two rows probes a different position.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Probes:
         return torch.where(mask, new_ids, ids)
 
     def get_or_create(self, key: Any, factory: Callable[[], Query]) -> Query:
-        """The query of that key, created when it is first used."""
+        """The query of a key, created on first use."""
         if key not in self.queries:
             self.queries[key] = factory()
         return self.queries[key]
@@ -121,8 +121,8 @@ def future_claims(probes: Probes) -> Iterator[Claim]:
 
 
 def _with_mode(message: Message, training: bool) -> Message:
-    """The message of a claim, with a note where it holds in training mode."""
-    return _("{says} (in training mode)", says=message) if training else message
+    """The message of a claim, with a note if it is about training mode."""
+    return _("{message} (in training mode)", message=message) if training else message
 
 
 def window_claims(probes: Probes) -> Iterator[Claim]:
@@ -142,8 +142,8 @@ def window_claims(probes: Probes) -> Iterator[Claim]:
         outside = outside_of_module("")
         if len(outside[0]):
             message = _(
-                "sees farther than its window of {reaches} positions back and ahead in all layers together",
-                reaches=receptive_fields[""],
+                "sees beyond its receptive field of {receptive_field} positions (back, ahead), summed over all layers",
+                receptive_field=receptive_fields[""],
             )
             yield Claim("window", message, base, b, outside, exact=True, key=j, positions_for_module=outside_of_module)
 
@@ -161,7 +161,7 @@ def _outside_receptive_field(ids: Tensor, j: int, receptive_field: WindowSize) -
 
 
 def padding_claims(probes: Probes) -> Iterator[Claim]:
-    """Padding: its tokens change no output, on either side; a row padded on the right has the same output as alone."""
+    """Padding: its tokens change no output, on either side; a row padded on the right has the output it has alone."""
     for side in probes.padding_sides:
         if "attention_mask" in probes.adapter.accepts:
             a, mask = _padded_query(probes, side)
@@ -176,21 +176,21 @@ def padding_claims(probes: Probes) -> Iterator[Claim]:
             message = _("sees the source's padding on the {side}", side=SIDES[side])
             yield Claim("padding", message, a, b, everywhere, exact=True)
     if "attention_mask" in probes.adapter.accepts and "right" in probes.padding_sides:
-        message = _("answers differently when it is padded on the right")
+        message = _("outputs change with padding on the right")
         yield _same_without_padding(probes, "right", "padding", message)
     if "source_attention_mask" in probes.adapter.accepts and "right" in probes.padding_sides:
         yield _same_without_source_padding(probes)
 
 
 def position_claims(probes: Probes) -> Iterator[Claim]:
-    """Positions: a row padded on the left has the same output as alone; positions are counted over real tokens."""
+    """Positions: a row padded on the left has the output it has alone; positions are counted over real tokens."""
     if "attention_mask" in probes.adapter.accepts and "left" in probes.padding_sides:
         message = _("counts the padding on the left as positions")
         yield _same_without_padding(probes, "left", "positions", message)
 
 
 def _padded_query(probes: Probes, side: str) -> tuple[Query, Tensor]:
-    """Two rows: one full, one with a third of padding."""
+    """Two rows: one without padding, one of which a third is padding."""
     query = probes.get_or_create(
         ("attention_mask", side), lambda: _with_padding_mask(probes, "attention_mask", side, probes.query().ids)
     )
@@ -217,7 +217,7 @@ def _with_padding_mask(probes: Probes, name: str, side: str, ids: Tensor) -> Que
 
 
 def _same_without_padding(probes: Probes, side: str, law: str, message: Message) -> Claim:
-    """The padded row has the same output as its real tokens alone."""
+    """The padded row has the output of its real tokens alone."""
     b, mask = _padded_query(probes, side)
     real_columns = mask[1].nonzero().flatten()
     unpadded = Query(b.ids[1:, real_columns], {k: v[1:] for k, v in b.model_kwargs.items() if k == "source"})
@@ -229,16 +229,16 @@ def _same_without_padding(probes: Probes, side: str, law: str, message: Message)
 
 
 def _same_without_source_padding(probes: Probes) -> Claim:
-    """The row with a padded source has the same output as with the real tokens of its source alone."""
+    """The row with a padded source has the output of the row with the unpadded source."""
     b, mask = _padded_source_query(probes, "right")
     unpadded = Query(b.ids[1:], {"source": b.model_kwargs["source"][1:, mask[1]]})
     rows, columns = nonzero_positions(torch.ones_like(unpadded.ids))
-    message = _("answers differently when its source is padded on the right")
+    message = _("outputs change with padding on the right of the source")
     return Claim("padding", message, unpadded, b, (rows, columns), exact=False, positions_b=(rows + 1, columns))
 
 
 def document_claims(probes: Probes) -> Iterator[Claim]:
-    """Packing: two documents in one row do not see one another, and each has the same output as alone."""
+    """Packing: two documents in one row do not see each other, and each has the output of the document alone."""
     if "document_ids" not in probes.adapter.accepts or not probes.per_token:
         return
     base = probes.query()
@@ -260,14 +260,14 @@ def document_claims(probes: Probes) -> Iterator[Claim]:
     alone = Query(base.ids[:1, start:])
     columns = torch.arange(probes.length - start, device=probes.device)
     first_row = torch.zeros_like(columns)
-    message = _("a second document answers differently from the same document alone")
+    message = _("a packed document has different outputs from the same document alone")
     yield Claim(
         "documents", message, alone, a, (first_row, columns), exact=False, positions_b=(first_row, columns + start)
     )
 
 
 def batch_claims(probes: Probes) -> Iterator[Claim]:
-    """Batch invariance: other rows, and whether there are any, change no output."""
+    """Batch invariance: other rows, and the batch size, change no output."""
     base = probes.query()
     first_row = torch.zeros_like(base.ids, dtype=torch.bool)
     first_row[0] = True
@@ -278,12 +278,12 @@ def batch_claims(probes: Probes) -> Iterator[Claim]:
         yield Claim("batch", message, a, b, nonzero_positions(first_row), exact=True)
 
     alone = Query(base.ids[:1], {k: v[:1] for k, v in base.model_kwargs.items()})
-    message = _("a row answers differently alone and in a batch")
+    message = _("a row has different outputs alone and in a batch")
     yield Claim("batch", message, alone, base, nonzero_positions(first_row), exact=False)
 
 
 def cache_claims(probes: Probes) -> Iterator[Claim]:
-    """KV cache: decoding in chunks (of one token and of several) has the same output as one full pass."""
+    """KV cache: decoding in chunks (of one token and of several) has the output of one full forward pass."""
     if probes.adapter.step is None or not probes.per_token:
         return
     # full passes, and the positions at which each is cut into chunks
@@ -319,16 +319,16 @@ def _cache_chunk(query: Query, accepted: frozenset[str], first: int, last: int) 
 
 
 def backend_claims(probes: Probes) -> Iterator[Claim]:
-    """Back ends: fused attention has the same output as the eager formula."""
+    """Back ends: fused attention has the output of the eager formula."""
     base = probes.query()
-    message = _("fused attention answers differently from the plain formula")
+    message = _("fused attention and the eager formula give different outputs")
     b = replace(base, context=_eager_attention)
     yield Claim("backend", message, base, b, nonzero_positions(torch.ones_like(base.ids)), exact=False)
 
 
 @contextlib.contextmanager
 def _eager_attention(model: nn.Module) -> Iterator[None]:
-    """Our kernels use the eager formula while a tap has a hook; PyTorch has switches for its own."""
+    """Headwater kernels use the eager formula while a tap has a hook; PyTorch's have switches."""
     handles = [tap.register_forward_hook(lambda *_: None) for tap in model.modules() if isinstance(tap, Tap)]
     fastpath_enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -341,7 +341,7 @@ def _eager_attention(model: nn.Module) -> Iterator[None]:
             handle.remove()
 
 
-CLAIMS_BY_LAW: dict[str, Law] = {  # a law comes after those it rests on
+CLAIMS_BY_LAW: dict[str, Law] = {  # a law comes after the laws it depends on
     "batch": batch_claims,
     "future": future_claims,
     "window": window_claims,

@@ -49,7 +49,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """The verdicts on all laws, with how the model was called."""
+    """The verdicts on all laws, and how the model was called."""
 
     model: str
     call: str
@@ -84,16 +84,16 @@ class CheckReport:
         return {**head, "verdicts": [verdict.to_dict() for verdict in self.verdicts]}
 
     def raise_if_failed(self) -> None:
-        """Raise CheckFailed with the first failure, if a law is broken."""
+        """Raise CheckFailed with the first failure, if a law is violated."""
         if not self.ok:
             first = self.failed[0]
             where = _(" in {module}", module=first.module) if first.module else ""
             raise CheckFailed(
                 _(
-                    "{model}: {law}: {says}{where}; {remedy}",
+                    "{model}: {law}: {message}{where}; {remedy}",
                     model=self.model,
                     law=first.law,
-                    says=first.message,
+                    message=first.message,
                     where=where,
                     remedy=first.remedy,
                 )
@@ -103,9 +103,9 @@ class CheckReport:
     def summary(self) -> Message:
         """How the model was called, and the number of forward passes."""
         return _(
-            "{model}: called as {called}; rows of {length} random tokens, {passes} passes",
+            "{model}: called as {call}; rows of {length} random tokens, {passes} forward passes",
             model=self.model,
-            called=self.call,
+            call=self.call,
             length=self.length,
             passes=self.forward_passes,
         )
@@ -117,7 +117,7 @@ class CheckReport:
             yield from verdict.lines(width, language)
         count = len({verdict.law for verdict in self.failed})
         broken = _("{count} law{value} broken", count=count, value="s" * (count > 1))
-        yield translated(_("all laws kept") if self.ok else broken, language)
+        yield translated(_("all laws hold") if self.ok else broken, language)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.lines()))
@@ -141,52 +141,55 @@ PASSED_MESSAGES = {
     "documents": _("documents in one row do not see one another"),
     "batch": _("other rows change nothing"),
     "cache": _("decoding with a KV cache gives the logits of the full forward pass"),
-    "backend": _("fused attention and the plain formula agree"),
+    "backend": _("fused attention and the eager formula agree"),
 }
 SKIP_REASONS = {
-    "future": _("it may look both ways; causal=True makes it a law"),
+    "future": _("the model may be bidirectional; causal=True makes this a law"),
     "window": _("its attention has no window"),
     "padding": _("no padding mask is known for it; pass call=, with a parameter attention_mask"),
-    "positions": _(
-        "padding on the left is not asked about, or no padding mask is known; pass call=, with attention_mask"
-    ),
+    "positions": _("padding on the left is excluded, or no padding mask is known; pass call=, with attention_mask"),
     "documents": _("it takes no document ids"),
     "cache": _("no cache is known for it; pass step="),
 }
 REMEDIES = {
     "future": _(
-        "Hide later keys before the softmax in every layer. If it is meant to look both ways, pass causal=False."
+        "Mask later keys before the softmax in every layer. If the model is meant to be bidirectional, "
+        "pass causal=False."
     ),
-    "window": _("Let a window of w hide keys with q - k ≥ w: 0 ≤ q - k < w."),
+    "window": _("A window of w must mask keys with q - k ≥ w: 0 ≤ q - k < w."),
     "padding": _(
-        "Hide padded keys before the softmax in every layer (True = may attend), and average real tokens only."
+        "Mask padded keys before the softmax in every layer (True = may attend), and average real tokens only."
     ),
     "positions": _(
-        "Count positions over real tokens: (attention_mask.cumsum(1) - 1).clamp(min=0), and use them in every position."
+        "Count positions over real tokens: (attention_mask.cumsum(1) - 1).clamp(min=0), in every position encoding."
     ),
     "documents": _(
-        "Let a query see a key only where document ids are equal, and count positions from the start of the document."
+        "Let a query attend to a key only if their document ids are equal, and count positions from the "
+        "start of the document."
     ),
-    "batch": _("Keep rows apart: look for a reshape, transpose or norm that mixes the batch axis (BatchNorm does)."),
+    "batch": _(
+        "Rows must be independent: look for a reshape, transpose or norm that mixes the batch axis (BatchNorm does)."
+    ),
     "cache": _(
-        "With q new queries and k keys the triangle ends at the bottom right: key ≤ query + (k "
-        "- q). Keep every token that was read, and count positions on from them."
+        "With q new queries and k keys the causal triangle ends at the bottom right: "
+        "key ≤ query + (k - q). Keep every earlier token in the cache, and continue the positions after them."
     ),
-    "backend": _("Compare the mask, the scale and the dropout that each back end is given."),
+    "backend": _("Compare the mask, the scale and the dropout of the two back ends."),
 }
 NONFINITE_REMEDY = _(
-    "Look at what it divides by, and at rows that may attend to nothing: hide with the "
-    "dtype's smallest number, not with -1e9 or -inf, and set such rows to zero."
+    "Check what it divides by, and rows that may attend to no key: mask with the smallest number of "
+    "the dtype, not with -1e9 or -inf, and set such rows to zero."
 )
 FUTURE_GRADIENT_REMEDY = _(
-    "Hide later keys before the softmax with -inf, not with a number that leaves a small weight."
+    "Mask later keys before the softmax with -inf, not with a number that leaves a small weight."
 )
 DETACHED_REMEDY = _(
-    "Look for .detach(), no_grad, .data or an argmax on the way; or freeze it with requires_grad_(False)."
+    "Look for .detach(), no_grad, .data or an argmax in its path; or freeze it with requires_grad_(False)."
 )
 UNUSED_REMEDY = _("Use them, or freeze them with requires_grad_(False).")
 INVERTED_MASK_REMEDY = _(
-    "The mask is inverted: it shows the future and hides the past. Use one convention, True = may attend."
+    "The mask is inverted: later positions are visible and earlier ones are masked. Use one "
+    "convention, True = may attend."
 )
 BATCH_STATISTIC_REMEDY = _(
     "A statistic over positions (BatchNorm, a mean) carries the future back: normalise each position alone."
@@ -196,14 +199,14 @@ BATCH_STATISTIC_REMEDY = _(
 def skip_reason(law: str, adapter: ModelAdapter, per_token: bool) -> Message:
     """Why a law does not apply to a model."""
     if law in ("future", "documents", "cache") and not per_token:
-        return _("it answers once a row")
+        return _("it has one output per row")
     if law == "documents" and "source" in adapter.accepts:
-        return _("it reads a source, for which packed documents are not asked about")
+        return _("packed documents are not checked for an encoder-decoder")
     return SKIP_REASONS[law]
 
 
 def remedy_for(claim: Claim, violations: list[Violation], inverted: bool) -> Message:
-    """What to do about a broken claim. inverted: its causal mask looks inverted."""
+    """What to do about a violated claim. inverted: its causal mask looks inverted."""
     if claim.law != "future":
         return REMEDIES[claim.law]
     if inverted:
@@ -214,26 +217,27 @@ def remedy_for(claim: Claim, violations: list[Violation], inverted: bool) -> Mes
     ahead = max(distances)
     if ahead < claim.a.size[1] // 2:
         return _(
-            "It sees {ahead} ahead, in all layers together: a mask off by one. Show key ≤ query: tril(diagonal=0).",
+            "It sees {ahead} positions ahead, summed over all layers: a mask off by one. Allow key ≤ query: "
+            "tril(diagonal=0).",
             ahead=ahead,
         )
     return REMEDIES["future"]
 
 
 def violation_message(violations: list[Violation], worst: Violation) -> Message:
-    """The message of a failed law: the worst position, and how many others there are."""
+    """The message of a failed law: the worst position, and the number of others."""
     claim = worst.claim
     num_others = sum(len(violation.positions) for violation in violations) - 1
     text = _(
-        "{says}: position {place} of row {row} changes by {gap:.2g} ({share:.1%} of the largest)",
-        says=claim.message,
-        place=worst.position,
+        "{message}: position {position} of row {row} changes by {difference:.2g} ({relative:.1%} of the largest)",
+        message=claim.message,
+        position=worst.position,
         row=worst.row,
-        gap=worst.difference,
-        share=worst.relative_difference,
+        difference=worst.difference,
+        relative=worst.relative_difference,
     )
     if claim.key is not None:
         text = text + _(" with the token at position {key}", key=claim.key)
     if num_others:
-        text = text + _("; {more} more positions do", more=num_others)
+        text = text + _("; so do {more} more positions", more=num_others)
     return text

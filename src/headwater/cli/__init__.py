@@ -23,7 +23,7 @@ from headwater.i18n import _, language_of, set_language
 
 
 class Verb(NamedTuple):
-    """A command of headwater: its line of help, and the module and functions that implement it."""
+    """A command of headwater: its help text, and the module and functions that implement it."""
 
     help: str
     module: str
@@ -31,22 +31,22 @@ class Verb(NamedTuple):
     run: str = "run"
 
 
-# Group -> verb -> where it is implemented.
+# Group -> verb -> its implementation.
 VERBS: dict[str, dict[str, Verb]] = {
-    _("Looking at models"): {
+    _("Inspecting models"): {
         "show": Verb(
             _("draw a model with shapes, parameters and costs, before anything is allocated"), "headwater.cli.show"
         ),
         "check": Verb(
-            _("prove that a model sees neither the future nor the padding, and find where it does"),
+            _("check that a model sees neither the future nor the padding, and locate the module that does"),
             "headwater.cli.check",
         ),
         "inspect": Verb(
-            _("look inside a model as it reads a text: attention, heads, losses, logit lens, gradients; with pictures"),
+            _("inspect a model on a text: attention, heads, losses, logit lens, gradients; with figures"),
             "headwater.cli.inspect",
         ),
         "ui": Verb(
-            _("a page in the browser: attention, next token, training, anatomy; nothing leaves this machine"),
+            _("a page in the browser: attention, next token, training, architecture; nothing leaves this machine"),
             "headwater.cli.ui",
         ),
     },
@@ -74,7 +74,7 @@ VERBS: dict[str, dict[str, Verb]] = {
             "run_tag",
         ),
         "backtranslate": Verb(
-            _("back-translation: training pairs from text in one language"), "headwater.cli.backtranslate"
+            _("back-translation: training pairs from monolingual text"), "headwater.cli.backtranslate"
         ),
         "answer": Verb(
             _("find the span of a text that answers a question"),
@@ -86,16 +86,14 @@ VERBS: dict[str, dict[str, Verb]] = {
     _("Using models"): {
         "generate": Verb(_("continue a prompt, or generate from a source text"), "headwater.cli.generate"),
         "chat": Verb(_("chat with a model in the terminal"), "headwater.cli.chat"),
-        "embed": Verb(_("sentence embeddings, and how similar they are"), "headwater.cli.embed"),
+        "embed": Verb(_("sentence embeddings and their cosine similarities"), "headwater.cli.embed"),
         "convert": Verb(_("convert an old checkpoint (a pickle) to a folder that loads"), "headwater.cli.convert"),
-        "models": Verb(_("the models that can be installed here without a hub"), "headwater.cli.models"),
+        "models": Verb(_("the models that can be installed without a model hub"), "headwater.cli.models"),
     },
     _("Your machine"): {
-        "doctor": Verb(
-            _("what this machine has, how fast it is, and what to do about each problem"), "headwater.cli.doctor"
-        ),
+        "doctor": Verb(_("the environment, its speed, and a remedy for each problem"), "headwater.cli.doctor"),
         "bench": Verb(
-            _("training and decoding speed beside torch.nn.Transformer, and whether the machine was quiet enough"),
+            _("training and decoding speed compared with torch.nn.Transformer, and whether the machine was quiet"),
             "headwater.cli.bench",
         ),
     },
@@ -115,7 +113,7 @@ def run_command(argv: Sequence[str] | None) -> int:
     """Run one command in the language it selects, and turn an error into one line and an exit code."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal without Chinese must not end a training run
+            stream.reconfigure(errors="replace")  # an encoding without Chinese must not stop a training run
     try:
         argv = sys.argv[1:] if argv is None else argv
         settings, remaining = extract_common_flags(normalize_flags(argv))
@@ -138,10 +136,7 @@ def run_command(argv: Sequence[str] | None) -> int:
         if is_out_of_memory(error):
             return report_error(
                 Unavailable.exit_code,
-                _(
-                    "the machine has no more memory, or no more threads; end other programs, or give it less "
-                    "to do (a smaller model, --micro-batch-tokens)"
-                ),
+                _("out of memory or threads; close other programs, or use a smaller model or --micro-batch-tokens"),
             )
         if not isinstance(error, ModuleNotFoundError):
             raise  # a bug of headwater
@@ -204,7 +199,7 @@ def build_parser(verb: str) -> CommandParser:
 
 
 def find_verb(verb: str) -> Verb:
-    """The entry of a verb in VERBS; a misspelt one is rejected with the nearest known."""
+    """The entry of a verb in VERBS; a misspelt one raises BadSetting with the nearest name."""
     verbs = {name: entry for group in VERBS.values() for name, entry in group.items()}
     if verb in verbs:
         return verbs[verb]
@@ -221,7 +216,7 @@ def find_verb(verb: str) -> Verb:
 
 
 def overview() -> str:
-    """The help of `headwater` itself: every verb with its line, by group."""
+    """The help of `headwater` itself: every verb with its help text, by group."""
     lines = [
         _("headwater: one Transformer core, and the family that flows from it"),
         "",

@@ -1,4 +1,4 @@
-"""The command headwater bench: training and decoding speed, beside torch.nn.Transformer, and whether it was quiet."""
+"""The command headwater bench: training and decoding speed compared with torch.nn.Transformer, and the CPU load."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from headwater.i18n import _
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     workloads_help = _("a: encoder-decoder 256/3+3, c: GPT 384/6, small (a c)")
-    add("--work", nargs="+", default=["a", "c"], metavar="W", help=workloads_help)
-    add("--rounds", type=int, default=5, metavar="N", help=_("repeats, in turn (5)"))
+    add("--workload", nargs="+", default=["a", "c"], metavar="W", help=workloads_help)
+    add("--rounds", type=int, default=5, metavar="N", help=_("interleaved rounds (5)"))
     add("--model", metavar="MODEL", help=_("also the decoding speed of this model"))
-    add("--tokens", type=int, default=64, metavar="N", help=_("tokens to write (64)"))
+    add("--tokens", type=int, default=64, metavar="N", help=_("tokens to generate (64)"))
     add("--json", action="store_true", help=_("the report as JSON"))
-    add("--out", metavar="FOLDER", help=_("write bench.json and bench.md there"))
+    add("--out", metavar="FOLDER", help=_("write bench.json and bench.md into this folder"))
 
 
 def run(args: argparse.Namespace) -> None:
     if args.rounds < 1 or args.tokens < 2:
         raise BadSetting(
             _(
-                "bench needs --rounds of 1 and --tokens of 2 at least, got {rounds} and {tokens}",
+                "bench: --rounds must be at least 1 and --tokens at least 2, got {rounds} and {tokens}",
                 rounds=args.rounds,
                 tokens=args.tokens,
             )
         )
     from headwater.bench import WORKLOADS, run_benchmarks
 
-    for name in args.work:
+    for name in args.workload:
         if name not in WORKLOADS:
             raise BadSetting(
-                _("--work: no work is called {name!r}; {nearest}", name=name, nearest=nearest(name, WORKLOADS))
+                _("--workload: there is no workload {name!r}; {nearest}", name=name, nearest=nearest(name, WORKLOADS))
             )
-    report = run_benchmarks(args.work, args.rounds, args.model, args.tokens)
+    report = run_benchmarks(args.workload, args.rounds, args.model, args.tokens)
     if args.out:
         folder = Path(args.out)
         folder.mkdir(parents=True, exist_ok=True)
@@ -48,13 +48,14 @@ def run(args: argparse.Namespace) -> None:
 
 
 def markdown_table(report: dict[str, Any]) -> str:
-    """The benchmark report as Markdown tables, which a terminal shows well too."""
+    """The benchmark report as Markdown tables."""
     lines = [f"| {_('limit')} | |", "|---|---|", *(f"| {n} | {v:g} |" for n, v in report["limits"].items())]
     heads = (_("training step"), "headwater ms", "torch.nn.Transformer ms", _("× as fast"), _("of matmul peak"))
     lines += ["", "| " + " | ".join(map(str, heads)) + " |", "|---" * len(heads) + "|"]
-    for name, work in report["training"].items():
-        cells = [format_median(figures) for figures in work["step_ms"].values()]
-        lines.append(f"| {name} | {' | '.join(cells)} | {work['speedup']:.2f} | {work['matmul_peak_fraction']:.0%} |")
+    for name, result in report["training"].items():
+        cells = [format_median(stats) for stats in result["step_ms"].values()]
+        ratios = f"{result['speedup']:.2f} | {result['matmul_peak_fraction']:.0%}"
+        lines.append(f"| {name} | {' | '.join(cells)} | {ratios} |")
     for model, figures in report.get("decoding", {}).items():
         lines += [
             "",
@@ -72,15 +73,17 @@ def format_median(stats: dict[str, float]) -> str:
 
 
 def verdict(report: dict[str, Any]) -> str:
-    """How the figures were measured, and whether other programs disturbed them."""
+    """How the figures were measured, and whether other processes disturbed them."""
     method = _(
-        "rounds in turn: {rounds}, threads: {threads}; medians [quartiles]",
+        "{rounds} interleaved rounds, {threads} threads; medians [quartiles]",
         rounds=report["rounds"],
         threads=report["threads"],
     )
     if report["quiet"] is None:
-        return method + _("; this system does not tell what else was running")
+        return method + _("; the load of other processes is unknown on this system")
     other_load = f"{report['other_load']:.0%}"
     if report["quiet"]:
-        return method + _("; the machine was quiet (others took {share})", share=other_load)
-    return method + _("; the machine was BUSY: others took {share} of it, do not trust these figures", share=other_load)
+        return method + _("; the machine was quiet (other processes used {load} of the CPUs)", load=other_load)
+    return method + _(
+        "; the machine was BUSY: other processes used {load} of the CPUs, do not trust these figures", load=other_load
+    )

@@ -1,4 +1,4 @@
-"""The command headwater chat MODEL: a conversation in the terminal. Ctrl-C stops the reply, not the program."""
+"""The command headwater chat MODEL: a chat in the terminal. Ctrl-C stops the reply, not the program."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from headwater.cli import kernels
 from headwater.cli.common import gc_paused
 from headwater.cli.parser import add_sampling_arguments, escape_control, sampling_settings
-from headwater.errors import BadFile, Fault, TooLong
+from headwater.errors import BadFile, BadInput, Fault, TooLong
 from headwater.i18n import _
 
 if TYPE_CHECKING:
+    from headwater.families.hf_folder import LoadedModel
     from headwater.generation.prefix_cache import Prefix
 
 
@@ -51,10 +52,15 @@ def run(args: argparse.Namespace) -> None:
 
 
 class ChatSession:
-    """A chat with its messages so far; their KV cache is kept, so that each turn prefills only what is new."""
+    """A chat with its messages; their KV cache is kept, so that each turn prefills only the new tokens."""
 
-    def __init__(self, loaded: Any, system: str | None, settings: dict[str, Any], escape: Callable[[str], str]) -> None:
+    def __init__(
+        self, loaded: LoadedModel, system: str | None, settings: dict[str, Any], escape: Callable[[str], str]
+    ) -> None:
+        if loaded.tokenizer is None:
+            raise BadInput(_("chat: the model must have a tokenizer, this one has none; use a chat model"))
         self.loaded = loaded
+        self.tokenizer = loaded.tokenizer
         self.settings = settings
         self.escape = escape
         self.system = [{"role": "system", "content": system}] if system else []
@@ -62,7 +68,7 @@ class ChatSession:
         self.prefix: Prefix | None = None
 
     def handle_line(self, line: str) -> bool:
-        """Run a command or reply; False when the conversation is over. An error is printed, and the chat goes on."""
+        """Run a command or reply; False at the end of the chat. An error is printed, and the chat continues."""
         try:
             if line.startswith("/"):
                 return self.run_command(*line[1:].split(maxsplit=1))
@@ -83,7 +89,7 @@ class ChatSession:
                 print(_("a new conversation"))
             case "system":
                 self.system = [{"role": "system", "content": argument}] if argument else []
-                print(_("from now on"))
+                print(_("system prompt set"))
             case "save" if argument:
                 self.save(argument)
             case _:
@@ -128,12 +134,12 @@ class ChatSession:
         self.messages.append({"role": "assistant", "content": "".join(texts)})
 
     def encode_conversation(self) -> list[int]:
-        """Token ids of the conversation in the chat template; where it has grown too long, without the oldest turns."""
+        """Token ids of the conversation in the chat template; the oldest turns are dropped if it is too long."""
         from headwater.generation.prefix_cache import Prefix
         from headwater.text.chat import encode_chat
 
         while True:
-            ids = encode_chat(self.loaded.tokenizer, [*self.system, *self.messages])
+            ids = encode_chat(self.tokenizer, [*self.system, *self.messages])
             max_positions = self.loaded.max_positions
             max_tokens = self.settings["max_tokens"] or 1
             if max_positions is None or len(ids) + max_tokens <= max_positions:
@@ -141,13 +147,13 @@ class ChatSession:
             if len(self.messages) < 3:
                 raise TooLong(
                     _(
-                        "chat: there are {max_positions} positions, the message needs {num_ids}; shorten it",
+                        "chat: the model has {max_positions} positions, the message needs {num_ids}; shorten it",
                         max_positions=max_positions,
                         num_ids=len(ids),
                     )
                 )
             self.messages = self.messages[2:]
-            print(_("[the oldest turn is forgotten]"), file=sys.stderr)
+            print(_("[the oldest turn is dropped]"), file=sys.stderr)
         if self.prefix is None:
             self.prefix = Prefix(self.loaded.model, ids)
         else:
@@ -158,7 +164,7 @@ class ChatSession:
 def command_help() -> str:
     """The help of the chat commands."""
     return _(
-        "/help           this list\n/reset          a new conversation\n/system TEXT    set "
-        "the system prompt\n/save FILE      write the conversation as JSON\n/exit           "
-        "end (or Ctrl-D)\nCtrl-C stops an answer"
+        "/help           this list\n/reset          a new conversation\n/system TEXT    set the system "
+        "prompt\n/save FILE      write the conversation as JSON\n/exit           end (or Ctrl-D)\nCtrl-C "
+        "stops the reply"
     )

@@ -1,4 +1,4 @@
-"""The command headwater check: whether a model keeps the laws; if not, which module and positions, and exit code 8."""
+"""The command headwater check: tests a model against the laws; names module and positions; exit code 8 on failure."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     model = _(
-        "a preset, a model (folder, run, .gguf, known name), a spec file, or file.py:name of an "
-        "nn.Module or of what makes one (the file is run)"
+        "a preset, a model (folder, run, .gguf, known name), a spec file, or file.py:NAME, an nn.Module "
+        "or what builds one (the file is executed)"
     )
     sides = _("where rows may be padded (both)")
     add("model", metavar="MODEL", help=model)
-    add("--vocab", type=int, metavar="N", help=_("the number of tokens"))
-    add("--length", type=int, metavar="L", help=_("tokens a row"))
+    add("--vocab", type=int, metavar="N", help=_("vocabulary size"))
+    add("--length", type=int, metavar="L", help=_("tokens per row"))
     add("--probes", type=int, default=4, metavar="N", help=_("positions to change in a row (4)"))
     add("--seed", type=int, default=0, metavar="N", help=_("random seed for tokens and initial weights (0)"))
-    add("--only", metavar="LAW,…", help=_("these laws alone"))
+    add("--only", metavar="LAW,…", help=_("only these laws"))
     add("--pad", choices=("left", "right", "both"), default="both", help=sides)
-    add("--two-way", action="store_true", help=_("a position may see later ones"))
+    add("--bidirectional", action="store_true", help=_("a position may see later ones"))
     add("--json", action="store_true", help=_("the report as JSON"))
 
 
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     report = check(
         resolve_model(args.model, args.vocab, args.seed),
         vocab=args.vocab,
-        causal=False if args.two_way else None,
+        causal=False if args.bidirectional else None,
         length=args.length,
         num_probes=args.probes,
         seed=args.seed,
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def resolve_model(name: str, vocab: int | None, seed: int) -> nn.Module:
-    """Load or build the model that a user names; a preset too large for this machine is rejected before it is built."""
+    """Load or build the model of a name; raises BadSetting if a preset does not fit into memory."""
     from headwater.doctor.environment import memory_gb
     from headwater.families.hub import HUB
     from headwater.families.load import load
@@ -67,7 +67,7 @@ def resolve_model(name: str, vocab: int | None, seed: int) -> nn.Module:
     if colon and file.endswith(".py"):
         return load_from_file(Path(file), attribute)
     if name.endswith(".py"):
-        raise BadSetting(_("{name}: say which model of the file is meant, got none; {name}:NAME", name=name))
+        raise BadSetting(_("{name}: name the model in the file, got none; {name}:NAME", name=name))
     if name in HUB or Path(name).is_dir() or name.endswith(".gguf"):
         return load(name).model
     spec = resolve_spec(name, vocab)
@@ -76,7 +76,7 @@ def resolve_model(name: str, vocab: int | None, seed: int) -> nn.Module:
     if free_gb is not None and needed > free_gb:
         raise BadSetting(
             _(
-                "{name}: it needs {needed:.1f} GB to be checked, {free:.1f} are free; try a smaller one",
+                "{name}: checking it needs {needed:.1f} GB of memory, {free:.1f} are free; try a smaller one",
                 name=name,
                 needed=needed,
                 free=free_gb,
@@ -86,13 +86,13 @@ def resolve_model(name: str, vocab: int | None, seed: int) -> nn.Module:
 
 
 def load_from_file(path: Path, attribute: str) -> nn.Module:
-    """Run a user's Python file and get the model from it: an nn.Module, or a class or function that builds one."""
+    """Execute a Python file and get a model from it: an nn.Module, or a class or function that builds one."""
     from torch import nn
 
     if not path.is_file():
         raise NotFound(_("{path}: there is no such file; correct the path", path=path))
 
-    # run the file; whatever it raises becomes one line
+    # execute the file; any exception becomes one line
     module: Any = None
     loader = importlib.util.spec_from_file_location(path.stem, path)
     try:
@@ -117,7 +117,7 @@ def load_from_file(path: Path, attribute: str) -> nn.Module:
                 nearest=nearest(attribute, names),
             )
         ) from None
-    except Exception as error:  # any error of the user's own file
+    except Exception as error:  # any error of the user's file
         raise BadFile(
             _(
                 "{path}: it raised {name}: {error}; run it with python to see where",
@@ -130,7 +130,7 @@ def load_from_file(path: Path, attribute: str) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise BadSetting(
             _(
-                "{path}:{attribute} must be or make an nn.Module, got {name}; name another",
+                "{path}:{attribute} must be an nn.Module or build one, got {name}; name another",
                 path=path,
                 attribute=attribute,
                 name=type(model).__name__,

@@ -1,4 +1,4 @@
-"""Shared by the prediction commands: flags, loading a run, running predictions; and a pause of garbage collection."""
+"""Shared code of the prediction commands: flags, loading a run, running predictions; and a pause of the GC."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ JOB_FLAGS = ("run", "texts", "as_text", "column", "format", "json")  # a resumed
 def add_predict_arguments(parser: CommandParser) -> None:
     """Add the arguments of a command that predicts with a trained model."""
     parser.add_argument("run", help=_("the folder of a run or of a model"))
-    help_text = _("texts, files with one text a line, tables (CSV, TSV, JSONL), or - for the standard input")
+    help_text = _("texts, files with one text per line, tables (CSV, TSV, JSONL), or - for the standard input")
     parser.add_argument("texts", nargs="*", help=help_text)
     inputs.add_input_arguments(parser)
-    parser.add_argument("--json", action="store_true", help=_("a JSON object a line"))
-    help_text = _("write to this new file; stopped, the same command goes on")
+    parser.add_argument("--json", action="store_true", help=_("one JSON object per line"))
+    help_text = _("write to this new file; if interrupted, the same command resumes")
     parser.add_argument("--out", "-o", metavar="FILE", help=help_text)
 
 
@@ -53,7 +53,7 @@ def load_for_task(args: argparse.Namespace, task: str) -> Predictor:
 
 
 def predict_inputs(args: argparse.Namespace, task_name: str, columns: tuple[str, ...] = (), **options: Any) -> None:
-    """Predict every input text: a line each, or its table with columns added. columns: other names for these."""
+    """Predict every input: one line each, or the input table with added columns. columns: names of the added ones."""
     from headwater.tasks import get_task
 
     predictor = load_for_task(args, task_name)
@@ -81,7 +81,7 @@ def predict_inputs(args: argparse.Namespace, task_name: str, columns: tuple[str,
 def gc_paused() -> Iterator[None]:
     """Disable the garbage collector during imports and model loading (saves an eighth of the start-up time).
 
-    The half a million objects that are created then live until the command ends, so they are frozen afterwards.
+    The objects that are created meanwhile (half a million) live until the command ends, so they are frozen afterwards.
     """
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""The command headwater convert OLD NEW: a run for transformers or as GGUF; an old checkpoint as safetensors."""
+"""The command headwater convert OLD NEW: converts a run to transformers or GGUF, an old checkpoint to safetensors."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def add_arguments(parser: CommandParser) -> None:
     add = parser.add_argument
     old = _("a run, a model folder, a .gguf file, an old checkpoint (pytorch_model.bin, fairseq), or a known name")
     layout = _("transformers, headwater, or a model_type such as llama; auto: transformers where a family fits")
-    vocabulary = _("where the tokenizer's files lie, if not in OLD")
-    drop = _("leave out tensors of this name; may be given again")
+    vocabulary = _("folder of the tokenizer files, if not OLD")
+    drop = _("drop tensors whose name matches; may be repeated")
     add("old", metavar="OLD", help=old)
     add("new", metavar="NEW", help=_("the folder or .gguf file to write"))
     add("--layout", default="auto", metavar="LAYOUT", help=layout)
     add("--vocabulary", metavar="FOLDER", help=vocabulary)
     add("--drop", action="append", default=[], metavar="PATTERN", help=drop)
-    add("--force", action="store_true", help=_("write into a folder that is there"))
+    add("--force", action="store_true", help=_("write into an existing folder"))
 
 
 def run(args: argparse.Namespace) -> None:
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
     )
     _print_layout(result)
     if result.dropped:
-        print(_("left out: {dropped}", dropped=", ".join(result.dropped)))
+        print(_("dropped tensors: {dropped}", dropped=", ".join(result.dropped)))
     if result.tokenizer_note:
         print(_("note: ") + str(result.tokenizer_note))
     print(_("loaded again and compared: equal"))
@@ -64,10 +64,10 @@ REWRITES = {
 
 
 def _print_layout(converted: ConversionResult) -> None:
-    """Print what was rewritten so that a family matches, or why none does."""
+    """Print the rewrites that made a family match, or why none matches."""
     if converted.rewrites:
         changes = join("; ", (REWRITES[name] for name in converted.rewrites))
-        print(_("rewritten, with the same answers: {changes}", changes=changes))
+        print(_("rewritten, with the same outputs: {changes}", changes=changes))
     if converted.mismatch is not None:
         name = converted.mismatch.family
         difference = converted.mismatch.difference

@@ -1,4 +1,4 @@
-"""The command headwater demo: trains a model that translates dates of eleven languages, in a minute and a half."""
+"""The command headwater demo: trains a model that translates dates between eleven languages, in 90 seconds."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ EXAMPLES = ("le 15 novembre 2026", _(">>zh 15 November 2026"), "3. März 1987")
 
 
 def add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("--out", default="runs", help=_("where the run is written [runs]"))
-    parser.add_argument("--rows", type=int, default=50_000, help=_("dates to learn from [50000]"))
-    parser.add_argument("--steps", type=int, default=0, help=_("steps, in place of the usual number"))
+    parser.add_argument("--out", default="runs", help=_("folder to write the run to [runs]"))
+    parser.add_argument("--rows", type=int, default=50_000, help=_("dates to train on [50000]"))
+    parser.add_argument("--steps", type=int, default=0, help=_("number of steps, instead of the default"))
     parser.add_argument("--no-ask", action="store_true", help=_("do not ask for dates at the end"))
 
 
@@ -64,10 +64,10 @@ def introduction(rows: int) -> str:
 def next_steps(run: Path, data: Path) -> str:
     """The commands to try next."""
     return _(
-        "What next:\n"
-        '  headwater translate {run} ">>ja 7 juillet 2031"      ask it again\n'
-        "  headwater train {data}/train.tsv                     the same way with a file of your own\n"
-        "  {run}/plots/                                         its curves, and where it looked (attention.png)",
+        'What next:\n  headwater translate {run} ">>ja 7 juillet 2031"      translate another date\n  '
+        "headwater train {data}/train.tsv                     train the same way on a file of your own\n  "
+        "{run}/plots/                                         loss curves, and cross-attention "
+        "(attention.png)",
         run=run,
         data=data,
     )
@@ -80,7 +80,12 @@ def print_plan(setup: TrainSetup) -> None:
     max_steps = setup.config.max_steps
     seconds = f"{max_steps * setup.step_seconds:.0f}"
     print(
-        _("{size:,} weights, {max_steps} steps, about {seconds} s\n", size=size, max_steps=max_steps, seconds=seconds),
+        _(
+            "{size:,} parameters, {max_steps} steps, about {seconds} s\n",
+            size=size,
+            max_steps=max_steps,
+            seconds=seconds,
+        ),
         flush=True,
     )
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help=_("the report as JSON"))
-    parser.add_argument("--no-speed", action="store_true", help=_("measure no speed"))
+    parser.add_argument("--no-speed", action="store_true", help=_("skip the speed measurement"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     facts["backends"]["C kernels"] = missing.reason if missing else True
     findings = checks.run_checks(facts)
     if missing:
-        differs = _("; the greedy text of a packed model may differ")
+        differs = _("; the greedy text of a quantized model may differ")
         findings.append(checks.Finding("note", f"{missing}{differs}", missing.remedy))
     if args.json:
         facts["findings"] = [dataclasses.asdict(finding) for finding in findings]
@@ -53,7 +53,7 @@ LABELS = {
     "system": _("system"),
     "processor": _("processor"),
     "cores": _("cores"),
-    "cores we may use": _("cores we may use"),
+    "usable cores": _("usable cores"),
     "features": _("features"),
     "load": _("load"),
     "memory GB": _("memory GB"),
@@ -61,7 +61,7 @@ LABELS = {
     "disk free GB": _("disk free GB"),
     "shared memory GB": _("shared memory GB"),
     "torch": _("torch"),
-    "torch between operations": _("torch between operations"),
+    "torch inter-op threads": _("torch inter-op threads"),
     "encoding": _("encoding"),
     "file names": _("file names"),
     "locale": _("locale"),
@@ -105,7 +105,7 @@ def print_report(facts: dict[str, Any], findings: list[Finding]) -> None:
 
 
 def print_lines(*lines: str) -> None:
-    """Print with rich's colours; without rich (a broken installation) as plain text."""
+    """Print with rich's colors; without rich (a broken installation) as plain text."""
     try:
         from rich.console import Console
     except ModuleNotFoundError:

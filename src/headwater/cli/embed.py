@@ -13,10 +13,10 @@ from headwater.i18n import _
 
 def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("model", help=_("a sentence encoder, such as minilm"))
-    help_text = _("texts, files with one text a line, tables (CSV, TSV, JSONL), or - for the standard input")
+    help_text = _("texts, files with one text per line, tables (CSV, TSV, JSONL), or - for the standard input")
     parser.add_argument("texts", nargs="*", help=help_text)
     inputs.add_input_arguments(parser)
-    parser.add_argument("--json", action="store_true", help=_("the vectors, a JSON line each"))
+    parser.add_argument("--json", action="store_true", help=_("the vectors, one JSON object per line"))
 
 
 def run(args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""The command headwater eval RUN FILE …: evaluates a trained model on other data, in the metrics of its task."""
+"""The command headwater eval RUN FILE …: evaluates a trained model on other data, with the metrics of its task."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from headwater.i18n import _, display_width, padded
 
 def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("run", help=_("the folder of a run"))
-    parser.add_argument("files", nargs="+", help=_("what to measure on, in any layout of train"))
+    parser.add_argument("files", nargs="+", help=_("data files, in any layout that train reads"))
     parser.add_argument(
         "--columns",
         metavar="A=B",
         default="",
-        help=_("where the file names them otherwise than in training: source=en,target=de"),
+        help=_("columns whose names differ from those in training: source=en,target=de"),
     )
-    parser.add_argument("--beam", type=int, default=4, help=_("for text to text [4]; 1: greedy"))
-    parser.add_argument("--rows", type=int, default=10**9, help=_("at most so many rows"))
+    parser.add_argument(
+        "--beam", type=int, default=4, help=_("beam width of a sequence-to-sequence model [4]; 1: greedy")
+    )
+    parser.add_argument("--rows", type=int, default=10**9, help=_("maximum number of rows"))
     parser.add_argument("--json", action="store_true", help=_("as JSON"))
 
 
@@ -60,8 +62,8 @@ def run(args: argparse.Namespace) -> None:
 
 
 MAX_CLASSES = 30  # rows of the table of classes
-MAX_CONFUSED_PAIRS = 10  # pairs that are listed where the matrix is too wide
-MAX_LABEL_WIDTH = 24  # columns of the terminal that the name of a class takes
+MAX_CONFUSED_PAIRS = 10  # pairs that are listed if the matrix is too wide
+MAX_LABEL_WIDTH = 24  # terminal columns of the name of a class
 MAX_HEADING_WIDTH = 10
 
 ConfusionMatrix = Mapping[str, Mapping[str, int]]  # reference -> output -> rows
@@ -72,7 +74,7 @@ def report_lines(report: Mapping[str, Any], width: int = 80) -> Iterator[str]:
     if baseline := report.get("majority_baseline"):
         baseline_label = escape_control(baseline["label"])
         accuracy = f"{baseline['accuracy']:.4g}"
-        yield _("baseline     {accuracy} (always {always})", accuracy=accuracy, always=baseline_label)
+        yield _("baseline     {accuracy} (always {label})", accuracy=accuracy, label=baseline_label)
     if classes := report.get("classes") or report.get("entities"):
         yield ""
         yield from class_lines(classes, report)
@@ -101,7 +103,7 @@ def _score_columns(scores: Mapping[str, Any]) -> str:
 
 
 def confusion_lines(names: Sequence[str], confusion: ConfusionMatrix, width: int) -> Iterator[str]:
-    """The matrix under the names of its columns, or under their numbers; where both are too wide, the worst pairs."""
+    """The confusion matrix with named columns, or with numbered ones; if both are too wide, the worst pairs."""
     labels = [short_label(name) for name in names]
     numbers = [str(number) for number in range(1, len(names) + 1)]
     numbered = [f"{number} {label}" for number, label in zip(numbers, labels, strict=True)]
@@ -116,7 +118,7 @@ def confusion_lines(names: Sequence[str], confusion: ConfusionMatrix, width: int
 
 
 def _cell_width(heads: Sequence[str], counts: Sequence[Sequence[int]]) -> int:
-    """Columns of the terminal that a number takes, with the space before it."""
+    """Terminal columns of a number with the space before it."""
     return 2 + max(*map(display_width, heads), *(len(str(count)) for row in counts for count in row))
 
 
@@ -125,7 +127,7 @@ def _matrix_width(rows: Sequence[str], heads: Sequence[str], counts: Sequence[Se
 
 
 def _matrix_lines(rows: Sequence[str], heads: Sequence[str], counts: Sequence[Sequence[int]]) -> Iterator[str]:
-    """A row for each label, a column for each prediction."""
+    """One row per label, one column per prediction."""
     size = max(map(display_width, rows))
     cell = _cell_width(heads, counts)
     yield _("confusion matrix: a row is the label, a column the prediction")
@@ -143,7 +145,7 @@ def _confused_pair_lines(confusion: ConfusionMatrix) -> Iterator[str]:
 
 
 def short_label(label: str) -> str:
-    """A label in one short line."""
+    """A label on one line, truncated to MAX_LABEL_WIDTH."""
     name = escape_control(" ".join(label.split()))
     while display_width(name) > MAX_LABEL_WIDTH:
         name = name.removesuffix("…")[:-1] + "…"

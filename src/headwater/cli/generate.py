@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from headwater.cli import inputs, kernels
 from headwater.cli.common import gc_paused
@@ -14,21 +14,25 @@ from headwater.cli.parser import add_sampling_arguments, escape_control, samplin
 from headwater.errors import BadInput, BadSetting
 from headwater.i18n import _
 
+if TYPE_CHECKING:
+    from headwater.generation.beam import Beam
+    from headwater.generation.speculative import Drafter
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     help_text = _("a folder, a run, a .gguf file or a known name (headwater models)")
     parser.add_argument("model", metavar="MODEL", help=help_text)
-    help_text = _("the beginning of the text, or a file that holds it; where it is not given, a pipe is read")
+    help_text = _("the prompt, or a file with it; default: read from a pipe")
     parser.add_argument("prompt", nargs="?", help=help_text)
     help_text = _("the prompt is a text, even if it looks like a file name")
     parser.add_argument("--as-text", action="store_true", help=help_text)
     add_sampling_arguments(parser)
-    help_text = _("beam search with so many beams")
+    help_text = _("beam search with N beams")
     parser.add_argument("--beam", type=int, metavar="N", help=help_text)
     parser.add_argument("--n", type=int, default=1, metavar="N", help=_("number of completions"))
     help_text = _("speculative decoding by prompt lookup: faster, the same text")
     parser.add_argument("--prompt-lookup", action="store_true", help=help_text)
-    help_text = _("print each token as it comes (the default on a terminal)")
+    help_text = _("print each token as it is generated (the default on a terminal)")
     parser.add_argument("--stream", action=argparse.BooleanOptionalAction, default=None, help=help_text)
     help_text = _("the distribution at each step, before and after each logits processor")
     parser.add_argument("--trace", action="store_true", help=help_text)
@@ -39,9 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     prompt = prompt_or_stdin(args.prompt, args.as_text)
     if not prompt:
-        raise BadInput(
-            _('generate: the prompt must not be empty, got ""; give a beginning, such as "Once upon a time"')
-        )
+        raise BadInput(_('generate: the prompt must not be empty, got ""; give a text such as "Once upon a time"'))
     settings = {**sampling_settings(args), "trace": args.trace}
     strategy = decoding_strategy(args)
     escape: Callable[[str], str] = str if args.raw else escape_control
@@ -49,14 +51,15 @@ def run(args: argparse.Namespace) -> None:
     with gc_paused():
         from headwater.families.load import load
         from headwater.generation.api import generate, stream
+        from headwater.generation.beam import Beam
 
         loaded = load(args.model)
     kernels.warn_missing()
 
-    # Token by token, where nothing but one text is printed.
-    can_stream = not (args.json or args.trace or args.beam or args.n > 1)
+    # Stream token by token, if only one text is printed.
+    can_stream = not (args.json or args.trace or args.n > 1)
     wants_stream = sys.stdout.isatty() if args.stream is None else args.stream
-    if can_stream and wants_stream:
+    if can_stream and wants_stream and not isinstance(strategy, Beam):
         for event in stream(loaded, prompt, strategy=strategy, **settings):
             print(escape(event.text), end="", flush=True)
         print()
@@ -73,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def prompt_or_stdin(prompt: str | None, as_text: bool) -> str:
-    """The prompt: the argument, the file it names, or all of the standard input."""
+    """The prompt: the argument, the content of the file it names, or the standard input."""
     if prompt is not None:
         return inputs.read_prompt(prompt, as_text)
     if sys.stdin.isatty():
@@ -82,11 +85,11 @@ def prompt_or_stdin(prompt: str | None, as_text: bool) -> str:
         return sys.stdin.read().replace("\r\n", "\n").rstrip("\n")
     except UnicodeDecodeError as error:
         raise BadInput(
-            _("generate: a prompt must be UTF-8, got a pipe that is not at byte {start}; convert it", start=error.start)
+            _("generate: the prompt must be UTF-8, byte {start} of the pipe is not; convert it", start=error.start)
         ) from None
 
 
-def decoding_strategy(args: argparse.Namespace) -> Any:
+def decoding_strategy(args: argparse.Namespace) -> Beam | Drafter | None:
     """The strategy of generate(): beam search, prompt lookup, or None."""
     if args.beam and args.prompt_lookup:
         raise BadSetting(_("generate: --beam and --prompt-lookup exclude each other, got both; choose one"))

@@ -1,8 +1,9 @@
-"""Inputs of a command: texts from its arguments, files with a text a line, tables, or the standard input.
+"""Inputs of a command: texts from its arguments, files with one text per line, tables, or the standard input.
 
 One rule for every verb that takes texts. An argument is a file if one of that name exists, or if it looks like a file
 name: it ends in a data extension (.csv, .txt, .jsonl, .gz …), or it has a path separator, a letter and no space
-(1987/03/15 is a text). A file that does not exist is an error. Everything else is a text; --as-text makes all texts.
+(1987/03/15 is a text). A file that does not exist is an error. Everything else is a text; --as-text makes all of them
+texts.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
 
 TABLES = (".csv", ".tsv", ".tab", ".jsonl", ".ndjson", ".json")
 EXTENSIONS = (*TABLES, ".txt", ".text", ".conll", ".conllu", ".bio", ".iob", ".iob2", ".gz")
-MAX_PROMPT_BYTES = 2**26  # bytes of a file that is one prompt
+MAX_PROMPT_BYTES = 2**26  # of a prompt file
 
 
 class InputEntry(NamedTuple):
-    """One input of a model: a text, two texts or a list of words; cells: the table row it comes from."""
+    """One input of a model: a text, two texts or a list of words. cells: its table row."""
 
     text: Any
     cells: Mapping[str, Any] = {}
@@ -56,9 +57,9 @@ def add_input_arguments(parser: CommandParser) -> None:
     """Add the flags that decide how the inputs are read."""
     help_text = _("every argument is a text, even one that looks like a file name")
     parser.add_argument("--as-text", action="store_true", help=help_text)
-    help_text = _("the column of a table to read; else the one it was trained on")
+    help_text = _("the table column to read; default: the one the model was trained on")
     parser.add_argument("--column", metavar="NAME", help=help_text)
-    help_text = _("what the standard input holds: lines, csv, tsv or jsonl [lines]")
+    help_text = _("format of the standard input: lines, csv, tsv or jsonl [lines]")
     parser.add_argument("--format", choices=("lines", "csv", "tsv", "jsonl"), default="lines", help=help_text)
 
 
@@ -80,7 +81,7 @@ def looks_like_file(argument: str) -> bool:
 
 
 def resolve_file(argument: str, files_only: bool = False) -> Path | None:
-    """The file that an argument names; None where it is a text."""
+    """The file that an argument names; None if it is a text."""
     if not (files_only or looks_like_file(argument) or _is_file(argument)):
         return None
     from headwater.data.readers.byte_streams import stat_regular
@@ -104,14 +105,14 @@ def _is_file(argument: str) -> bool:
 
 
 def read_prompt(argument: str, as_text: bool) -> str:
-    """A prompt from an argument: the text itself, or all of the file it names."""
+    """A prompt from an argument: the text itself, or the content of the file it names."""
     path = None if as_text else resolve_file(argument)
     if path is None:
         return argument
     if path.stat().st_size > MAX_PROMPT_BYTES:
         raise TooLong(
             _(
-                "{path} must have at most {limit:,} bytes to be one prompt, it is larger; shorten it",
+                "{path} must have at most {limit:,} bytes to be a prompt, it is larger; shorten it",
                 path=path,
                 limit=MAX_PROMPT_BYTES,
             )
@@ -130,22 +131,22 @@ def read_text_lines(path: Path) -> Iterator[str]:
         if line.error:
             raise BadInput(
                 _(
-                    "{path}:{number} can not be read, it is {fault}; cut it",
+                    "{path}:{number} cannot be read: {reason}; fix or remove the line",
                     path=path,
                     number=line.number,
-                    fault=line.error,
+                    reason=line.error,
                 )
             )
         yield line.text
 
 
 def stdin_lines() -> Iterator[str]:
-    """The lines of the standard input, as they come."""
+    """The lines of the standard input, as they arrive."""
     for number, line in enumerate(sys.stdin, 1):
         if any("\ud800" <= c <= "\udfff" for c in line):
             raise BadInput(
                 _(
-                    "the standard input must be UTF-8, line {number} is not; give its file, or write it anew",
+                    "the standard input must be UTF-8, line {number} is not; give the file, or convert it to UTF-8",
                     number=number,
                 )
             )
@@ -157,7 +158,7 @@ def stdin_lines() -> Iterator[str]:
 
 @dataclass(frozen=True)
 class InputTable:
-    """A table file. column_names: all of its columns; input_columns: those that the model reads."""
+    """A table file. column_names: all of its columns; input_columns: those that the model takes."""
 
     file_group: FileGroup
     column_names: tuple[str, ...]
@@ -177,7 +178,7 @@ class InputTable:
         return self.file_group.file_format in ("jsonl", "json")
 
     def entries(self) -> Iterator[InputEntry]:
-        """The rows in file order; a row that can not be read is an error: none is skipped in silence."""
+        """The rows in file order; raises BadFile for a malformed row, so that none is skipped silently."""
         from headwater.data.readers.lines import DEFAULT_DECODE_OPTIONS, BadRows
         from headwater.data.readers.source import read_table
 
@@ -189,11 +190,11 @@ class InputTable:
 
         for row in read_table(self.file_group, DEFAULT_DECODE_OPTIONS, Strict()):
             texts = [self._cell(row.cells.get(name), name, row.line) for name in self.input_columns]
-            pair = bool(self.example_format.second_input_role)  # two texts, the second of them perhaps empty
+            pair = bool(self.example_format.second_input_role)  # two texts; the second may be empty
             yield InputEntry((texts[0], "".join(texts[1:])) if pair else texts[0], row.cells)
 
     def _cell(self, value: Any, name: str, line: int) -> Any:
-        """A cell as text, or as the list of words that tagging takes; other lists and objects are refused."""
+        """A cell as text, or as a list of words for token classification; other lists and objects raise BadInput."""
         if value is None:
             return ""
         if self.example_format.reads_words and isinstance(value, list) and all(isinstance(word, str) for word in value):
@@ -201,7 +202,7 @@ class InputTable:
         if isinstance(value, (dict, list)):
             raise BadInput(
                 _(
-                    "{path}:{line}: column {name!r} must hold text, it holds a {type}; give --column",
+                    "{path}:{line}: column {name!r} must be text, it is a {type}; give --column",
                     path=self.path,
                     line=line,
                     name=name,
@@ -214,13 +215,13 @@ class InputTable:
 def open_table(
     path: Path, example_format: ExampleFormat, column: str | None, trained_columns: Mapping[str, str]
 ) -> InputTable:
-    """A table with the column to read: --column, else that of training, else the one that training would choose."""
+    """A table with its input column: --column, else that of training, else the one that training would choose."""
     source = _resolve_layout(path, column, trained_columns.get(example_format.input_role))
     group = source.file_groups[0]
     names = group.header or _json_keys(group)
     if duplicate := next((name for name in names if names.count(name) > 1), ""):
         raise BadFile(
-            _("{path} must name each column once, two are called {twice!r}; rename one", path=path, twice=duplicate)
+            _("{path} must have unique column names, two are {name!r}; rename one", path=path, name=duplicate)
         )
     input_columns: tuple[str, ...] = (source.roles["text"],)
     second_role = example_format.second_input_role
@@ -230,7 +231,7 @@ def open_table(
 
 
 def _resolve_layout(path: Path, column: str | None, trained_column: str | None) -> DataSource:
-    """Detect the layout of a table as that of a corpus, whose column for the role "text" is the one to read."""
+    """Detect the layout of a table as that of a language-model corpus: its "text" column is the input column."""
     from headwater.data.readers.detect import SourceOptions, detect_source
 
     if column:
@@ -241,9 +242,7 @@ def _resolve_layout(path: Path, column: str | None, trained_column: str | None) 
     try:
         return detect_source([path], options=SourceOptions("language-model"))
     except BadSetting:
-        raise BadSetting(
-            _("nothing says which column of {path} holds the text; give --column NAME", path=path)
-        ) from None
+        raise BadSetting(_("the text column of {path} cannot be determined; give --column NAME", path=path)) from None
 
 
 def _json_keys(group: FileGroup) -> tuple[str, ...]:
@@ -302,7 +301,7 @@ class CommandInputs:
     sources: Sequence[tuple[str, Path | None]] = ()  # a text or -, or a name with its file
     tables: Sequence[InputTable] = ()
     as_text: bool = False
-    interactive: bool = False  # a person types
+    interactive: bool = False  # typed in a terminal
 
     def entries(self) -> Iterator[InputEntry]:
         for table in self.tables:
@@ -319,7 +318,7 @@ class CommandInputs:
 def open_inputs(
     arguments: list[str], options: InputOptions, task: str = "", trained_columns: Mapping[str, str] | None = None
 ) -> CommandInputs:
-    """The inputs that the arguments name; without any, the standard input. Every file is checked before one is read.
+    """The inputs of the arguments; without any, the standard input. All files are checked before one is read.
 
     trained_columns: role -> column of the table that the model was trained on.
     """
@@ -363,7 +362,7 @@ def _is_table(path: Path) -> bool:
 
 
 def _check_same_columns(tables: Sequence[InputTable]) -> None:
-    """Several tables become one, so they must have the same format and, unless they are JSON, the same columns."""
+    """Several tables are concatenated, so they must have the same format and, unless JSON, the same columns."""
     first = tables[0]
     for other in tables[1:]:
         is_same = (

@@ -5,42 +5,47 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from headwater.cli import inputs, kernels
 from headwater.cli.parser import escape_control
 from headwater.errors import BadInput, BadSetting
 from headwater.i18n import _, language
 
+if TYPE_CHECKING:
+    from headwater.families.hf_folder import LoadedModel
+    from headwater.inspection.api import Inspection
+    from headwater.training.predict import Predictor
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     help_text = _("a folder, a run, a .gguf file or a known name (headwater models)")
     add("model", metavar="MODEL", help=help_text)
-    help_text = _("what it shall read, or a file with it; for a translator, the source")
+    help_text = _("the input text, or a file with it; for an encoder-decoder, the source")
     add("text", help=help_text)
     help_text = _("the text is a text, even if it looks like a file name")
     add("--as-text", action="store_true", help=help_text)
-    help_text = _("what it shall write, where it has a decoder beside an encoder (else it writes)")
+    help_text = _("the target text of an encoder-decoder; default: generated")
     add("--target", metavar="TEXT", help=help_text)
     help_text = _(
-        "analyses, with commas: next, losses, heads, alignment, attention, lens, attribution, "
+        "analyses, separated by commas: next, losses, heads, alignment, attention, lens, attribution, "
         "gradients, ablation, positions, costs (all but ablation)"
     )
     add("--analyses", metavar="ANALYSIS,…", help=help_text)
-    add("--layer", type=int, metavar="N", help=_("this layer alone, from 0"))
-    add("--head", type=int, metavar="N", help=_("this head alone, from 0"))
+    add("--layer", type=int, metavar="N", help=_("only this layer, from 0"))
+    add("--head", type=int, metavar="N", help=_("only this head, from 0"))
     help_text = _("encoder.self_attn, decoder.self_attn or decoder.cross_attn")
     add("--kind", metavar="KIND", help=help_text)
-    help_text = _("write a report, pictures and data into this folder")
+    help_text = _("write a report, figures and data into this folder")
     add("--out", metavar="DIR", help=help_text)
-    add("--svg", action="store_true", help=_("pictures as SVG"))
+    add("--svg", action="store_true", help=_("figures as SVG"))
     add("--json", action="store_true", help=_("print everything as JSON"))
 
 
 def run(args: argparse.Namespace) -> None:
     if args.head is not None and args.layer is None:
-        raise BadSetting(_("inspect: --head needs --layer, got it alone; say which layer, from 0"))
+        raise BadSetting(_("inspect: --head needs --layer, got none; give a layer, from 0"))
     from headwater.inspection.api import inspect
 
     analyses = [name.strip() for name in args.analyses.split(",")] if args.analyses else None
@@ -48,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
     if model.tokenizer is None:
         raise BadInput(
             _(
-                "{model}: it has no tokenizer, so it reads no text; use headwater.inspect with token ids",
+                "{model}: it has no tokenizer, so it takes no text; use headwater.inspect with token ids",
                 model=args.model,
             )
         )
@@ -66,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
         print(line)
 
 
-def load_model(name: str) -> Any:
+def load_model(name: str) -> LoadedModel | Predictor:
     """Load a model of any kind, or a training run."""
     from headwater.families.load import find_model, load
     from headwater.weights.native import is_native
@@ -79,13 +84,13 @@ def load_model(name: str) -> Any:
     return load(name)
 
 
-def summary(report: Any) -> list[str]:
+def summary(report: Inspection) -> list[str]:
     """The inspection report as lines of text."""
-    size = f"{len(report.inputs.source or report.inputs.tokens)} {_('tokens read')}"
+    size = f"{len(report.inputs.source or report.inputs.tokens)} {_('input tokens')}"
     lines = [f"{report.name}{_(': ')}{size}", ""]
     if report.inputs.source:
         output_text = "".join(token.text for token in report.inputs.next_tokens if token.piece_index == 1)
-        lines += [f"{_('written: ')}{output_text.strip()}", ""]
+        lines += [f"{_('generated: ')}{output_text.strip()}", ""]
     body = report.lines() or [line for result in report.results.values() for line in result.lines()]
     lines += [str(line) for line in body]
     return lines + [f"{name}{_(': ')}{report.skipped[name]}" for name in report.too_long]
@@ -94,6 +99,9 @@ def summary(report: Any) -> list[str]:
 def output_lines(folder: str | None, paths: list[Path]) -> list[str]:
     """Where the report was written, or how to write one."""
     if folder is None:
-        return ["", _("--out DIR writes a report with pictures")]
+        return ["", _("--out DIR writes a report with figures")]
     num_others = len(paths) - 1
-    return ["", _("written: {written} and {rest} more files beside it", written=paths[0], rest=num_others)]
+    return [
+        "",
+        _("wrote {report} and {num_others} more files to the same folder", report=paths[0], num_others=num_others),
+    ]

@@ -1,4 +1,4 @@
-"""The warning, once on stderr, that the C kernels are missing: why, what it costs and what to do."""
+"""A warning on stderr, printed once, that the C kernels are missing: the reason, the cost and the remedy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headwater.i18n import _
 
 
 class MissingKernels(NamedTuple):
-    """Why there are no C kernels here, and what to do about it."""
+    """Why the C kernels are missing, and the remedy."""
 
     reason: str
     remedy: str
@@ -24,7 +24,7 @@ class MissingKernels(NamedTuple):
 
 
 def missing_kernels() -> MissingKernels | None:
-    """Why the C kernels are missing; None where they are available."""
+    """Why the C kernels are missing; None if they are available."""
     from headwater.cpu import build
 
     reason = build.unavailable_reason()
@@ -44,7 +44,7 @@ reported: set[MissingKernels | None] = set()  # empty until a verb runs a model
 
 
 def warn_missing() -> None:
-    """Warn that the C kernels are missing, once in a process; called by the verbs that run a model."""
+    """Warn that the C kernels are missing, once per process; called by the verbs that run a model."""
     missing = missing_kernels()
     if missing is not None and missing not in reported:
         line = _("note: {missing}; {remedy}", missing=missing, remedy=missing.remedy)

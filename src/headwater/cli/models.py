@@ -1,4 +1,4 @@
-"""The command headwater models: the models that are installed as Python packages, and how to install them."""
+"""The command headwater models: models that are distributed as Python packages, and how to install them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headwater.i18n import _
 
 
 def add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("--json", action="store_true", help=_("for programs"))
+    parser.add_argument("--json", action="store_true", help=_("one JSON object per line"))
 
 
 def run(args: argparse.Namespace) -> None:
@@ -20,7 +20,9 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         for name, model, path in models:
             existing = str(path) if path and path.exists() else None
-            print(json.dumps({"name": name, "what": model.description, "package": model.package, "path": existing}))
+            print(
+                json.dumps({"name": name, "description": model.description, "package": model.package, "path": existing})
+            )
         return
     for name, model, path in models:
         is_installed = path is not None and path.exists()

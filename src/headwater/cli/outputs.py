@@ -1,7 +1,7 @@
-"""Outputs of a prediction command: a line each, JSON, or the input table with columns added; resumable in a file.
+"""Outputs of a prediction command: text lines, JSON lines, or the input table with columns added; resumable in a file.
 
 A file is written in windows of rows, which are batched by length and written in their original order. Finished windows
-are in OUT.part; the same command, after an interruption, resumes there and writes the same file.
+are in OUT.part; after an interruption the same command resumes there, and the file is the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headwater.i18n import _
 from headwater.io.files import read_limited
 from headwater.io.strict_json import parse_json_object
 
-BATCH_SIZE = 32  # texts of a batch
+BATCH_SIZE = 32  # texts per batch
 WINDOW = 256  # rows that are sorted by length and written together
 MAX_JOB_BYTES = 2**26
 
@@ -64,7 +64,7 @@ def build_writer(inputs: CommandInputs, output_format: OutputFormat, as_json: bo
 
 @dataclass(frozen=True)
 class LineWriter:
-    """One line for each prediction."""
+    """One line per prediction."""
 
     output_format: OutputFormat
 
@@ -77,7 +77,7 @@ class LineWriter:
 
 @dataclass(frozen=True)
 class JsonLinesWriter:
-    """One JSON object for each text: {"input": the text, "output": the prediction}."""
+    """One JSON object per text: {"input": the text, "output": the prediction}."""
 
     def header(self) -> str:
         return ""
@@ -104,7 +104,7 @@ class JsonTableWriter:
 
 @dataclass(frozen=True)
 class DelimitedWriter:
-    """A row of CSV (quoted where it must be) or TSV (never quoted), with the columns of the prediction added."""
+    """Rows of CSV (quoted where needed) or TSV (never quoted), with the columns of the prediction added."""
 
     output_format: OutputFormat
     column_names: tuple[str, ...]
@@ -134,7 +134,7 @@ class DelimitedWriter:
 
 
 def unused_column_names(added: Sequence[str], existing: Sequence[str]) -> list[str]:
-    """The names of the added columns; one that the table has already becomes predicted_NAME.
+    """The names of the added columns; a name that the table already has becomes predicted_NAME.
 
     >>> unused_column_names(("label", "probability"), ("text", "label"))
     ['predicted_label', 'probability']
@@ -157,7 +157,7 @@ def _cell_text(value: Any) -> str:
 def print_predictions(
     inputs: CommandInputs, writer: RowWriter, predict: PredictFn, escape: Callable[[str], str]
 ) -> None:
-    """Predict in batches and print each batch at once; line by line where the input is typed."""
+    """Predict in batches and print each batch; line by line if the input is typed."""
     print(escape(writer.header()), end="")
     entries = inputs.entries()
     size = 1 if inputs.interactive else BATCH_SIZE
@@ -168,7 +168,7 @@ def print_predictions(
 
 
 def predict_entries(entries: Sequence[InputEntry], predict: PredictFn) -> list[Any]:
-    """The prediction of each entry, in batches of similar length; None for one that is blank."""
+    """The prediction of each entry, in batches of similar length; None for a blank entry."""
     outputs: list[Any] = [None] * len(entries)
     order = sorted((i for i, entry in enumerate(entries) if not entry.is_blank), key=lambda i: entries[i].length)
     for first in range(0, len(order), BATCH_SIZE):
@@ -184,12 +184,12 @@ def predict_entries(entries: Sequence[InputEntry], predict: PredictFn) -> list[A
 class ResumableFile:
     """A file written in windows of rows that a repeated command resumes.
 
-    OUT.part has complete windows; OUT.job has the options, and a line [rows, bytes] after each window.
+    OUT.part has the finished windows; OUT.job has the options, and one line [rows, bytes] per window.
     """
 
     def __init__(self, out: Path, options: dict[str, Any]) -> None:
         if out.exists():
-            raise BadSetting(_("--out must be a new file, {out} is there already; choose another name", out=out))
+            raise BadSetting(_("--out must be a new file, {out} already exists; choose another name", out=out))
         self.out = out
         self.part_path = out.with_name(out.name + ".part")
         self.job_path = out.with_name(out.name + ".job")
@@ -202,7 +202,8 @@ class ResumableFile:
             if saved.get(name) != value:
                 raise BadSetting(
                     _(
-                        "{part} was begun with {name} {saved!r}, got {value!r}; finish it with that, or remove it",
+                        "{part} was started with {name} {saved!r}, got {value!r}; use the same value, or remove "
+                        "the file",
                         part=self.part_path,
                         name=name,
                         saved=saved.get(name),
@@ -211,7 +212,7 @@ class ResumableFile:
                 )
 
     def _saved_options(self) -> dict[str, Any] | None:
-        """The options that the part was begun with; None where there is no part, or its job file is incomplete."""
+        """The options that the part was started with; None if there is no part, or its job file is incomplete."""
         try:
             return parse_json_object(self._job_lines()[0], self.job_path) if self.part_path.exists() else None
         except Fault:
@@ -221,7 +222,7 @@ class ResumableFile:
         return read_limited(self.job_path, MAX_JOB_BYTES).split(b"\n")
 
     def write(self, entries: Iterator[InputEntry], writer: RowWriter, predict: PredictFn) -> int:
-        """Predict and write the entries that are not in the part yet; returns the number of all."""
+        """Predict and write the entries that are not in the part yet; returns the number of all entries."""
         count = self._resume(writer.header().encode())
         for _unused in islice(entries, count):
             pass
@@ -255,7 +256,7 @@ class ResumableFile:
         return rows
 
     def _finished_windows(self) -> Iterable[tuple[int, int]]:
-        for line in self._job_lines()[1:-1]:  # what follows the last newline is incomplete
+        for line in self._job_lines()[1:-1]:  # the text after the last newline is incomplete
             try:
                 rows, end = json.loads(line)
             except ValueError:

@@ -12,14 +12,14 @@ from headwater.errors import BadSetting, nearest
 from headwater.i18n import LANGUAGES, _, join
 
 COMMON_FLAGS = {
-    "--lang": _("language of these texts; else that of HEADWATER_LANG or of the locale"),
-    "--traceback": _("on an error, also show where in the code it arose"),
-    "--help": _("this text"),
+    "--lang": _("language of help and messages; default: HEADWATER_LANG, else the locale"),
+    "--traceback": _("on an error, also print the traceback"),
+    "--help": _("show this help"),
 }
 
 
 def _translated(text: str) -> str:
-    """A text of argparse in the language in effect."""
+    """A text of argparse in the current language."""
     return str(_(text))
 
 
@@ -29,13 +29,13 @@ NARGS_FORMATS = {None: "{}", "?": "[{}]", "*": "[{} …]", "+": "{} …"}
 
 
 class BilingualHelpFormatter(argparse.HelpFormatter):
-    """argparse's help in the language in effect, with a usage line of positional arguments only."""
+    """argparse's help in the current language, with a usage line of positional arguments only."""
 
     def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
         super().add_usage(usage, (), (), _("usage: "))
 
     def format_help(self) -> str:
-        """A heading in Chinese ends with a Chinese colon."""
+        """The help text; a Chinese heading ends with a Chinese colon."""
         return re.sub("(?<=[\u4e00-\u9fff]):$", "：", super().format_help(), flags=re.MULTILINE)
 
 
@@ -51,12 +51,12 @@ class CommandParser(argparse.ArgumentParser):
             formatter_class=BilingualHelpFormatter,
         )
         self.bool_flags: set[str] = set()
-        self._positionals.title = _("what to give")
+        self._positionals.title = _("arguments")
         self._optionals.title = _("flags")
 
     def add_common_flags(self) -> None:
         """Add the flags of every verb. main() has already acted on --lang and --traceback; here they get their help."""
-        group = self.add_argument_group(_("everywhere"))
+        group = self.add_argument_group(_("common flags"))
         group.add_argument("--lang", choices=LANGUAGES, help=str(COMMON_FLAGS["--lang"]))
         group.add_argument("--traceback", action="store_true", help=str(COMMON_FLAGS["--traceback"]))
         group.add_argument("-h", "--help", action="help", help=str(COMMON_FLAGS["--help"]))
@@ -76,7 +76,7 @@ class CommandParser(argparse.ArgumentParser):
         self.bool_flags.add(flag)
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse the arguments; flags may stand between them. What is not known is rejected."""
+        """Parse the arguments; flags may be anywhere between them. Raises BadSetting for unknown ones."""
         self.usage = self.usage_line().replace("%", "%%")
         argv = expand_bool_flags(argv, self.bool_flags)
         known, unknown = self.parse_known_intermixed_args(argv)
@@ -132,7 +132,7 @@ def normalize_flags(argv: Sequence[str]) -> list[str]:
 
 
 def extract_common_flags(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """--lang and --traceback as environment variables, wherever they stand, and the other words in order.
+    """--lang and --traceback, at any position, as environment variables; and the other words in order.
 
     >>> extract_common_flags(["--lang", "zh", "doctor", "--json", "--traceback"])
     ({'HEADWATER_LANG': 'zh', 'HEADWATER_TRACEBACK': '1'}, ['doctor', '--json'])
@@ -163,13 +163,13 @@ def extract_common_flags(argv: Sequence[str]) -> tuple[dict[str, str], list[str]
 
 # ------------------------------------------------------------------------------------- escaping of terminal output
 
-# C0 and C1 control characters (among them the escape that begins every terminal command) except tab and newline; and
-# the marks that change the direction of writing, with which a line can be made to read as another.
+# C0 and C1 control characters (among them ESC, which starts every terminal command) except tab and newline; and the
+# bidirectional marks, which can make a line read as another.
 UNSAFE_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def escape_control(text: str) -> str:
-    r"""Escape each unsafe character as \xNN or \uNNNN; each by itself, so that a stream may come in pieces.
+    r"""Escape each unsafe character as \xNN or \uNNNN, one by one, so that a stream may be escaped in pieces.
 
     >>> escape_control("red: \x1b[31m 你好")
     'red: \\x1b[31m 你好'
@@ -178,7 +178,7 @@ def escape_control(text: str) -> str:
 
 
 def escape_for_terminal(text: str) -> str:
-    """Escape control characters if the output is a terminal; a file or a pipe gets the text as it is."""
+    """Escape control characters if the output is a terminal; a file or a pipe gets the text unchanged."""
     return escape_control(text) if sys.stdout.isatty() else text
 
 
@@ -187,14 +187,14 @@ def escape_for_terminal(text: str) -> str:
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     """Add a flag for each sampling parameter."""
-    group = parser.add_argument_group(_("sampling (greedy, where none is given)"))
+    group = parser.add_argument_group(_("sampling (default: greedy)"))
     flags = {
         "temperature": (float, _("0 is greedy, higher more varied; 0.7 is usual")),
         "top-k": (int, _("only the K most probable tokens")),
         "top-p": (float, _("only the most probable tokens whose probabilities sum to this")),
-        "min-p": (float, _("only tokens at least this many times as probable as the best")),
+        "min-p": (float, _("only tokens with at least this fraction of the highest probability")),
         "repetition-penalty": (float, _("above 1: tokens of prompt and output become less probable")),
-        "no-repeat-ngram-size": (int, _("no sequence of N tokens twice")),
+        "no-repeat-ngram-size": (int, _("no n-gram of N tokens twice")),
     }
     for name, (kind, help_text) in flags.items():
         group.add_argument(f"--{name}", type=kind, metavar="N", help=help_text)
@@ -202,7 +202,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, default=0, metavar="N", help=help_text)
     help_text = _("maximum number of output tokens (256, or what fits)")
     group.add_argument("--max-tokens", type=int, metavar="N", help=help_text)
-    help_text = _("end the output before this text; may be given again")
+    help_text = _("end the output before this text; may be repeated")
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help=help_text)
     help_text = _("let control characters of the output act on the terminal")
     group.add_argument("--raw", action="store_true", help=help_text)

@@ -62,13 +62,13 @@ def run_tag(args: argparse.Namespace) -> None:
 
 def add_answer_arguments(parser: CommandParser) -> None:
     parser.add_argument("run", help=_("the folder of a run or of a model"))
-    help_text = _("one or more, each in quotes, or files with one a line")
+    help_text = _("one or more questions, each in quotes, or files with one per line")
     parser.add_argument("questions", nargs="+", help=help_text)
     help_text = _("every question is a text, even one that looks like a file name")
     parser.add_argument("--as-text", action="store_true", help=help_text)
     help_text = _("the file to find the answer in; - is the standard input")
     parser.add_argument("--text", default="-", help=help_text)
-    parser.add_argument("--json", action="store_true", help=_("a JSON object a line"))
+    parser.add_argument("--json", action="store_true", help=_("one JSON object per line"))
 
 
 def run_answer(args: argparse.Namespace) -> None:
@@ -77,7 +77,7 @@ def run_answer(args: argparse.Namespace) -> None:
     questions = read_questions(args)
     context = _read_context(args.text)
     if not context.strip():
-        raise BadInput(_("answer: there must be a text to find the answer in, it is empty; give --text FILE"))
+        raise BadInput(_("answer: the text to find the answer in must not be empty; give --text FILE"))
     predictor = common.load_for_task(args, "question-answering")
     kernels.warn_missing()
     for question in questions:
@@ -89,16 +89,16 @@ def run_answer(args: argparse.Namespace) -> None:
 
 
 def read_questions(args: argparse.Namespace) -> list[str]:
-    """The questions, some of them perhaps in files with one a line."""
+    """The questions, from the arguments and from files with one question per line."""
     if "-" in args.questions and args.text == "-" and not args.as_text:
         raise BadSetting(
-            _("answer: questions and --text can not both be the standard input; give one of them as a file")
+            _("answer: questions and --text cannot both be the standard input; give one of them as a file")
         )
     sources = inputs.open_inputs(args.questions, inputs.InputOptions(as_text=args.as_text))
     if sources.tables:
         raise BadInput(
             _(
-                "answer: {path} is a table, which is not read here; give questions, one a line",
+                "answer: {path} is a table, which is not supported here; give questions, one per line",
                 path=sources.tables[0].path,
             )
         )
@@ -106,14 +106,14 @@ def read_questions(args: argparse.Namespace) -> list[str]:
 
 
 def _read_context(path: str) -> str:
-    """The text that answers are searched in: a file, or the standard input."""
+    """The context of the questions: a file, or the standard input."""
     if path == "-":
         return sys.stdin.read().replace("\r\n", "\n")
     if not Path(path).is_file():
-        raise NotFound(_("--text must be a file, {path} is not there; - reads the standard input", path=path))
+        raise NotFound(_("--text must be a file, {path} does not exist; - reads the standard input", path=path))
     try:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise BadInput(
-            _("{path} must be UTF-8, byte {start} is not; write it anew in UTF-8", path=path, start=error.start)
+            _("{path} must be UTF-8, byte {start} is not; convert it to UTF-8", path=path, start=error.start)
         ) from None

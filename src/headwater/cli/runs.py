@@ -13,17 +13,18 @@ from headwater.i18n import _
 STATES = {
     "finished": _("finished"),
     "early_stopping": _("stopped early"),
-    "time_limit": _("out of time"),
+    "time_limit": _("time limit reached"),
     "interrupted": _("stopped (signal)"),
     "diverged": _("stopped (NaN)"),
     "unfinished": _("unfinished"),
 }
-STATE_WIDTH = 16  # columns of the longest state
+STATE_WIDTH = 18  # terminal columns of the longest state
+NOT_METRICS = ("step", "split", "best", "num_examples", "time")
 
 
 def add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("folder", nargs="?", default="runs", help=_("where to look [runs]"))
-    parser.add_argument("--json", action="store_true", help=_("a JSON object a line"))
+    parser.add_argument("folder", nargs="?", default="runs", help=_("folder of the runs [runs]"))
+    parser.add_argument("--json", action="store_true", help=_("one JSON object per line"))
 
 
 def run(args: argparse.Namespace) -> None:
@@ -35,21 +36,21 @@ def run(args: argparse.Namespace) -> None:
             print(json.dumps(summary, ensure_ascii=False))
         return
     if not summaries:
-        print(_("no runs in {folder}; headwater train FILE begins one", folder=args.folder))
+        print(_("no runs in {folder}; headwater train FILE starts one", folder=args.folder))
     for summary in summaries:
-        scores = "  ".join(f"{name} {value:.4g}" for name, value in summary["scores"].items())
+        metrics = "  ".join(f"{name} {value:.4g}" for name, value in summary["best_metrics"].items())
         state = padded(str(STATES.get(summary["state"], summary["state"])), STATE_WIDTH)
-        print(f"{summary['run']:<40} {state} {_('step')} {summary['step']:<8} {scores}")
+        print(f"{summary['run']:<40} {state} {_('step')} {summary['step']:<8} {metrics}")
 
 
 def run_summary(folder: Path) -> dict[str, Any]:
-    """The state, step and best metrics of a run, from metrics.jsonl alone: quick, and safe while it trains."""
+    """The state, step and best metrics of a run, from metrics.jsonl alone: fast, and safe while it trains."""
     from headwater.training.callbacks import read_jsonl
 
     lines = read_jsonl(folder / "metrics.jsonl")
     best = [line for line in lines if line.get("split") in ("valid", "final") and line.get("best")]
     ends = [line["stop_reason"] for line in lines[-1:] if "stop_reason" in line]
-    leave_out = ("step", "split", "best", "num_examples", "time")
-    scores = {k: v for k, v in (best[-1] if best else {}).items() if k not in leave_out and v is not None}
-    steps = max((line["step"] for line in lines), default=0)
-    return {"run": str(folder), "state": ends[0] if ends else "unfinished", "step": steps, "scores": scores}
+    best_line = best[-1] if best else {}
+    metrics = {name: value for name, value in best_line.items() if name not in NOT_METRICS and value is not None}
+    step = max((line["step"] for line in lines), default=0)
+    return {"run": str(folder), "state": ends[0] if ends else "unfinished", "step": step, "best_metrics": metrics}

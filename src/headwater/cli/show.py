@@ -1,4 +1,4 @@
-"""The command headwater show: a model as a tree with shapes, parameters and costs. Nothing is allocated."""
+"""The command headwater show: the module tree of a model with shapes, parameters and costs, without allocating it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    model = _("a preset (none: they are listed) or a file with a spec")
-    length = _("tokens a row (1024, or as many as it has positions)")
+    model = _("a preset (none: list them all) or a spec file")
+    length = _("tokens per row (1024, or the number of positions)")
     add("model", metavar="MODEL", nargs="?", help=model)
-    add("--vocab", type=int, metavar="N", help=_("another vocabulary"))
-    add("--batch", type=int, default=1, metavar="B", help=_("rows at a time (1)"))
+    add("--vocab", type=int, metavar="N", help=_("vocabulary size"))
+    add("--batch", type=int, default=1, metavar="B", help=_("batch size (1)"))
     add("--length", type=int, metavar="L", help=length)
-    add("--dtype", default="fp32", metavar="fp32|bf16|fp16", help=_("numbers (fp32)"))
+    add("--dtype", default="fp32", metavar="fp32|bf16|fp16", help=_("data type (fp32)"))
     add("--depth", type=int, metavar="N", help=_("levels of the tree (all)"))
     add("--json", action="store_true", help=_("the same as JSON"))
 
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     if args.model is None:
         return print_presets(args.json)
     if args.depth is not None and args.depth < 0:
-        raise BadSetting(_("--depth must be at least 0, got {depth}; 0 shows the totals alone", depth=args.depth))
+        raise BadSetting(_("--depth must be at least 0, got {depth}; 0 shows only the totals", depth=args.depth))
     spec = resolve_spec(args.model, args.vocab)
     costs = count(spec, args.batch, args.length, args.dtype)
     if args.json:
@@ -70,9 +70,9 @@ def print_tree(name: str, costs: ModelCosts, depth: int | None) -> None:
 
     console = Console(highlight=False)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column(_("part"), no_wrap=True)
+    table.add_column(_("module"), no_wrap=True)
     table.add_column(_("parameters"), justify="right", no_wrap=True)
-    table.add_column(_("shape, or formula for one"), overflow="fold")
+    table.add_column(_("shape, or formula of one"), overflow="fold")
     for branch, node in tree_lines(costs.tree, depth):
         repeated = f" [bold]×{node.repeats}[/bold]" if node.repeats > 1 else ""
         table.add_row(
@@ -88,7 +88,7 @@ def print_tree(name: str, costs: ModelCosts, depth: int | None) -> None:
 def tree_lines(
     node: ModuleNode, depth: int | None, indent: str = "", branch: str = "", level: int = 0
 ) -> Iterator[tuple[str, ModuleNode]]:
-    """Each node of the tree with the branch lines before it."""
+    """Each node of the tree with its indentation and branch lines."""
     yield indent + branch, node
     if depth is not None and level >= depth:
         return
@@ -129,7 +129,7 @@ MEMORY = {
 
 
 def print_totals(console: Console, costs: ModelCosts) -> None:
-    """Print the totals: parameters by group, memory and operations."""
+    """Print the totals: parameters by group, memory and FLOPs."""
     from rich.table import Table
 
     settings = costs.settings

@@ -24,7 +24,7 @@ HEADINGS = {
     "model": _("the model"),
     "optim": _("optimization"),
     "train": _("training loop"),
-    "evaluation": _("measuring"),
+    "evaluation": _("evaluation"),
     "output": _("output"),
 }
 
@@ -34,13 +34,13 @@ def add_arguments(parser: CommandParser) -> None:
 
     parser.add_argument("files", nargs="*", help=_("TSV, CSV, JSONL, text, CoNLL, SQuAD, or train.en train.de"))
     parser.add_argument("--resume", metavar="RUN", help=_("resume this run"))
-    parser.add_argument("--config", "-c", metavar="YAML", help=_("settings from a file"))
+    parser.add_argument("--config", "-c", metavar="YAML", help=_("settings from a YAML file"))
     parser.add_argument("--recipe", metavar="NAME", help=_("settings known to work: see the docs"))
     parser.add_argument("--nproc", type=int, default=1, metavar="N", help=_("number of processes"))
-    parser.add_argument("--dry-run", action="store_true", help=_("print the plan, and stop"))
+    parser.add_argument("--dry-run", action="store_true", help=_("print the plan, and exit"))
     parser.add_argument("--quiet", action="store_true", help=_("no progress"))
 
-    # One flag for each field of the config, under the heading of its section.
+    # One flag per field of the config, under the heading of its section.
     groups = {section: parser.add_argument_group(str(heading)) for section, heading in HEADINGS.items()}
     for name, field in FIELDS.items():
         if name == "paths":
@@ -56,7 +56,7 @@ def add_arguments(parser: CommandParser) -> None:
         nargs = "+" if isinstance(field.default, list) else None
         group.add_argument(flag, dest=name, default=None, metavar=field.type.metavar, help=help_text, nargs=nargs)
 
-    # Other spellings of the same flags, which the help does not list.
+    # Aliases of these flags, which the help does not list.
     for alias, name in ALIASES.items():
         nargs = "+" if isinstance(FIELDS[name].default, list) else None
         flags = [f"--{alias.replace('_', '-')}"]
@@ -66,7 +66,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, with a progress bar for the reading of large files."""
+    """Train, with a progress bar while large files are read."""
     if args.quiet or os.environ.get("RANK", "0") != "0":
         return _run(args)
     from headwater.data.readers.byte_streams import ReadingProgress, progress_callback
@@ -83,7 +83,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.nproc != 1 and "RANK" not in os.environ:
         from headwater.training.launch import launch
 
-        parse_config(flags)  # a flag that does not fit is refused once, before any process is started
+        parse_config(flags)  # an invalid flag is reported once, before any process is started
         return launch(args.nproc)
     from headwater.training.api import resume, train
     from headwater.training.callbacks import ProgressBar
@@ -113,15 +113,17 @@ class DryRun(Exception):
 
 
 def _plan_printer(dry_run: bool, notes_shown: bool) -> Callable[[TrainSetup], None]:
-    """A callback that prints the plan; notes_shown: the notes are printed when training begins, so not here too."""
+    """A callback that prints the plan; notes_shown: the notes are printed when training starts, so not here."""
     from headwater.training.api import format_notes, format_plan
 
     def print_plan(setup: TrainSetup) -> None:
-        kernels.warn_missing()  # some steps have been timed, so it is known whether the kernels were compiled
+        kernels.warn_missing()  # some steps have run, so it is known whether the kernels were compiled
         lines = [format_plan(setup)]
         if dry_run or not notes_shown:
             lines += format_notes(setup)
-        print(escape_control("\n".join(map(str, lines))), flush=True)  # a file may name labels and columns as it likes
+        print(
+            escape_control("\n".join(map(str, lines))), flush=True
+        )  # labels and columns of a file may have any characters
         if dry_run:
             raise DryRun
 
@@ -136,16 +138,16 @@ def _config(path: str | None) -> dict[str, Any]:
 
     if not Path(path).is_file():
         raise NotFound(
-            _("--config must be a YAML file, {path} is not there; the config.yaml of any run is one", path=path)
+            _("--config must be a YAML file, {path} does not exist; the config.yaml of any run is one", path=path)
         )
     try:
         config = yaml.safe_load(Path(path).read_bytes())
     except (yaml.YAMLError, RecursionError) as error:
         raise BadFile(
-            _("{path} is not YAML ({split}); fix it", path=path, split=" ".join(str(error).split())[:60])
+            _("{path} is not YAML ({reason}); fix it", path=path, reason=" ".join(str(error).split())[:60])
         ) from None
     if not isinstance(config, dict):
-        raise BadFile(_("{path} must hold settings (name: value); the config.yaml of any run shows how", path=path))
+        raise BadFile(_("{path} must contain settings (name: value); see the config.yaml of any run", path=path))
     config.get("output", {}).pop("out", None)  # a new run gets a folder of its own
     return config
 
@@ -159,13 +161,13 @@ def _recipe(name: str | None) -> dict[str, Any]:
 STOP_MESSAGES = {  # by StopReason
     "finished": _("done"),
     "early_stopping": _("stopped early: no better evaluation"),
-    "time_limit": _("stopped: the time is over"),
-    "interrupted": _("stopped, nothing is lost"),
+    "time_limit": _("time limit reached"),
+    "interrupted": _("interrupted; the run can be resumed"),
 }
 
 
 def _relative_path(folder: Path) -> Path:
-    """The path relative to the current folder, if it lies below it."""
+    """The path relative to the current folder, if it is inside it."""
     with suppress(ValueError, OSError):
         return folder.relative_to(Path.cwd())
     return folder
@@ -183,13 +185,13 @@ def print_outcome(predictor: Predictor) -> int:
     print(f"\n{STOP_MESSAGES[result.stop_reason]}{where}")
     task = get_task(predictor.task, predictor.metadata.get("objective", ""))
     lines = {
-        _("use it"): task.command.format(run=folder),
-        _("measure"): f"headwater eval {folder} FILE",
-        _("look"): f"{folder / 'plots' / 'loss.png'}, {folder / 'metrics.jsonl'}",
+        _("use"): task.command.format(run=folder),
+        _("evaluate"): f"headwater eval {folder} FILE",
+        _("plots"): f"{folder / 'plots' / 'loss.png'}, {folder / 'metrics.jsonl'}",
     }
     if result.stop_reason in (StopReason.INTERRUPTED, StopReason.TIME_LIMIT):
         longer = " --max-time …" if result.stop_reason is StopReason.TIME_LIMIT else ""
-        lines = {_("go on"): f"headwater train --resume {folder}{longer}", **lines}
-    for name, what in lines.items():
-        print(f"  {name:<10} {what}")
+        lines = {_("resume"): f"headwater train --resume {folder}{longer}", **lines}
+    for name, text in lines.items():
+        print(f"  {name:<10} {text}")
     return 130 if result.stop_reason is StopReason.INTERRUPTED else 0

@@ -1,4 +1,4 @@
-"""The command headwater ui [MODEL or RUN …]: serves the page of models and runs. Nothing leaves this machine."""
+"""The command headwater ui [MODEL or RUN …]: serves the web page of models and runs on this machine."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from headwater.i18n import _
 def add_arguments(parser: CommandParser) -> None:
     help_text = _("models, runs, or folders of runs; none: the folder runs and the models installed here")
     parser.add_argument("models", nargs="*", metavar="MODEL", help=help_text)
-    help_text = _("the address to listen on [127.0.0.1]; any that others can reach needs --token")
+    help_text = _("the address to listen on [127.0.0.1]; one that other machines can reach requires --token")
     parser.add_argument("--host", default="127.0.0.1", help=help_text)
     parser.add_argument("--port", type=int, default=8017, help=_("the port [8017]; 0: a free one"))
-    help_text = _("ask for a token, which a one-time link brings")
+    help_text = _("require a token, which a one-time link sets")
     parser.add_argument("--token", action="store_true", help=help_text)
     parser.add_argument("--open", action="store_true", help=_("open the browser too"))
 
@@ -36,10 +36,10 @@ def run(args: argparse.Namespace) -> None:
     def announce(link: str) -> None:
         """Print the address, and open it in the browser once if --open was given."""
         nonlocal is_opened
-        once = _("  (good for one use)") if args.token else ""
+        once = _("  (valid once)") if args.token else ""
         print(_("the page: {link}{once}", link=link, once=once), flush=True)
         if not is_opened:
             is_opened = webbrowser.open(link) or True
 
-    print(_("Ctrl-C ends it"))
+    print(_("Ctrl-C stops the server"))
     serve(store, args.host, args.port, args.token, announce)

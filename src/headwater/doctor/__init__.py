@@ -1,1 +1,1 @@
-"""The doctor: facts about this machine, and findings about them."""
+"""headwater doctor: facts about the environment, and findings with remedies."""

@@ -1,6 +1,6 @@
 """Checks of the environment: each yields findings, a problem or a note, with a remedy.
 
-A problem keeps something from working; a note costs speed or comfort.
+A problem prevents something from working; a note costs speed or convenience.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def check_torch_import(facts: Facts) -> Iterator[Finding]:
     """torch must be importable."""
     state = facts["backends"]["torch"]
     if state != "imported":
-        remedy = _("install it again with the project's constraints.txt: pip install -c constraints.txt torch")
+        remedy = _("reinstall it with the project's constraints.txt: pip install -c constraints.txt torch")
         yield Finding("problem", _("torch cannot be imported ({state})", state=state), remedy)
 
 
 @register_check
 def check_versions(facts: Facts) -> Iterator[Finding]:
-    """Packages must be installed, in the versions that pyproject.toml asks for."""
+    """Packages must be installed, in the versions that pyproject.toml requires."""
     try:
         lines = importlib.metadata.requires("headwater") or []
         from packaging.requirements import Requirement
@@ -98,7 +98,7 @@ def check_free_disk(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             level,
             _("only {free} GB of disk are free here", free=free_gb),
-            _("make room: a run keeps several checkpoints"),
+            _("free some disk space: a run keeps several checkpoints"),
         )
 
 
@@ -115,7 +115,7 @@ def check_shared_memory(facts: Facts) -> Iterator[Finding]:
 def check_threads(facts: Facts) -> Iterator[Finding]:
     """More threads than cores, or fewer."""
     threads = facts["threads"].get("torch")
-    cores = facts["machine"]["cores we may use"]
+    cores = facts["machine"]["usable cores"]
     if threads is None:
         return
     if threads > max(1, cores):
@@ -132,24 +132,27 @@ def check_threads(facts: Facts) -> Iterator[Finding]:
 def check_load(facts: Facts) -> Iterator[Finding]:
     """Other programs use the cores."""
     load = facts["machine"]["load"]
-    cores = facts["machine"]["cores we may use"]
+    cores = facts["machine"]["usable cores"]
     if load is not None and load > 0.5 * cores:
         message = _(
             "other programs keep {load:g} of {cores:g} cores busy: the speeds measured here are too low",
             load=load,
             cores=cores,
         )
-        yield Finding("note", message, _("look with top, close what is not needed, then run headwater doctor again"))
+        yield Finding(
+            "note", message, _("find them with top, close what is not needed, then run headwater doctor again")
+        )
 
 
 @register_check
 def check_bf16(facts: Facts) -> Iterator[Finding]:
     """bf16 may be slower than fp32 on an old processor."""
     speed = facts.get("speed") or {}
-    fp32_speed = speed.get(_("matmul fp32 GFLOP/s"))
+    fp32_speed = speed.get("matmul fp32 GFLOP/s")
     bf16_speed = speed.get("matmul bf16 GFLOP/s")
     if fp32_speed and bf16_speed is not None and bf16_speed < 0.9 * fp32_speed:
-        message = _("bf16 is {full:.1f} times slower than fp32 on this processor", full=fp32_speed / max(bf16_speed, 1))
+        ratio = fp32_speed / max(bf16_speed, 1)
+        message = _("bf16 is {ratio:.1f} times slower than fp32 on this processor", ratio=ratio)
         yield Finding("note", message, _("train and generate with --dtype fp32; bf16 only saves memory here"))
 
 

@@ -1,4 +1,4 @@
-"""The environment: package versions, hardware, threads, back ends, measured speed. Works without torch, too."""
+"""The environment: package versions, hardware, threads, back ends, measured speed. Works without torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PACKAGES = ("torch", "numpy", "tokenizers", "pydantic", "rich", "matplotlib", "x
 
 
 def collect_facts() -> dict[str, Any]:
-    """Everything but the measured speed; values are numbers, words, yes/no or None where it cannot be known."""
+    """All facts but the measured speed; a value is a number, a text, a bool, or None if it is unknown."""
     return {
         "versions": package_versions(),
         "machine": hardware(),
@@ -40,7 +40,7 @@ def package_versions() -> dict[str, str | None]:
 
 
 def installed_version(package: str) -> str | None:
-    """The version of an installed package; None where it is missing."""
+    """The version of an installed package; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -48,15 +48,15 @@ def installed_version(package: str) -> str | None:
 
 
 def torch_import_error() -> str | None:
-    """Why torch cannot be imported, or None when it can."""
+    """Why torch cannot be imported; None if it can."""
     try:
         import torch  # noqa: F401
-    except Exception as error:  # a broken shared library raises whatever it likes
+    except Exception as error:  # a broken shared library may raise any exception
         return f"{type(error).__name__}: {error}"
     return None
 
 
-# ----------------------------------------------------------------------------------------------------- the machine
+# ---------------------------------------------------------------------------------------------------------- hardware
 
 
 def hardware() -> dict[str, Any]:
@@ -67,7 +67,7 @@ def hardware() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processor": cpuinfo_field("model name") or platform.processor() or None,
         "cores": os.cpu_count(),
-        "cores we may use": usable_cores(),
+        "usable cores": usable_cores(),
         "features": cpu_features(),
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "memory GB": total,
@@ -78,7 +78,7 @@ def hardware() -> dict[str, Any]:
 
 
 def cpuinfo_field(name: str) -> str | None:
-    """The first line of that name in /proc/cpuinfo; None on other systems."""
+    """The first field of that name in /proc/cpuinfo; None on other systems."""
     for line in (read_text("/proc/cpuinfo") or "").splitlines():
         key, _, value = line.partition(":")
         if key.strip() == name:
@@ -92,14 +92,14 @@ def cpu_features() -> list[str]:
 
 
 def usable_cores() -> float:
-    """Cores this process may use: what the scheduler allows, and no more than the container's share of time."""
+    """CPU cores that this process may use: limited by its CPU affinity and by the container's quota."""
     allowed: float = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, _, period = (read_text("/sys/fs/cgroup/cpu.max") or "max 1").partition(" ")
     return allowed if quota == "max" else min(allowed, round(int(quota) / int(period), 2))
 
 
 def memory_gb() -> tuple[float | None, float | None]:
-    """Total and free memory in GB, no more than the container's limit."""
+    """Total and available memory in GB, within the container's limit."""
     lines = (line.split() for line in (read_text("/proc/meminfo") or "").splitlines())
     sizes = {words[0]: int(words[1]) * 1024 for words in lines}
     if "MemTotal:" not in sizes:
@@ -128,7 +128,7 @@ def thread_settings() -> dict[str, Any]:
         return settings
     import torch
 
-    return {"torch": torch.get_num_threads(), "torch between operations": torch.get_num_interop_threads(), **settings}
+    return {"torch": torch.get_num_threads(), "torch inter-op threads": torch.get_num_interop_threads(), **settings}
 
 
 def terminal_settings() -> dict[str, Any]:
@@ -147,7 +147,7 @@ def terminal_settings() -> dict[str, Any]:
 
 
 def backends() -> dict[str, Any]:
-    """torch and its back ends, xFormers, and what torch.compile needs."""
+    """torch and its back ends, xFormers, and the requirements of torch.compile."""
     compiler = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++", "cl")), None)
     headers = Path(sysconfig.get_paths()["include"], "Python.h").is_file()
     facts: dict[str, Any] = {"torch": torch_import_error() or "imported"}
@@ -175,17 +175,17 @@ def torch_backends() -> dict[str, Any]:
 
 
 def sdpa_backends() -> list[str]:
-    """The flavours of scaled_dot_product_attention that run here, each tried alone on a tiny input."""
+    """The back ends of scaled_dot_product_attention that run here, each tried alone on a tiny input."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     q = torch.zeros(1, 1, 8, 16, device=device, dtype=torch.bfloat16)
     running = []
-    for flavour in ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH"):
-        with contextlib.suppress(RuntimeError, AttributeError), sdpa_kernel(getattr(SDPBackend, flavour)):
+    for backend in ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH"):
+        with contextlib.suppress(RuntimeError, AttributeError), sdpa_kernel(getattr(SDPBackend, backend)):
             torch.nn.functional.scaled_dot_product_attention(q, q, q)
-            running.append(flavour.removesuffix("_ATTENTION").lower())
+            running.append(backend.removesuffix("_ATTENTION").lower())
     return running
 
 
@@ -193,12 +193,12 @@ def sdpa_backends() -> list[str]:
 
 
 def measure_speed(seconds: float = 0.3) -> dict[str, Any]:
-    """GFLOP/s of matrix products and GB/s of copying: the best of the runs that fit in `seconds` each."""
+    """GFLOP/s of matrix products and GB/s of copying: the best of the repeats within `seconds` each."""
     if torch_import_error():
         return {}
     import torch
 
-    block = torch.zeros(2**24)  # 64 MB: far beyond the caches
+    block = torch.zeros(2**24)  # 64 MB: much larger than the caches
     copy = torch.empty_like(block)
     return {
         "matmul fp32 GFLOP/s": matmul_gflops(torch.float32, seconds),
@@ -220,7 +220,7 @@ def matmul_gflops(dtype: torch.dtype, seconds: float) -> float:
 
 
 def best_time(function: Callable[[], Any], seconds: float) -> float:
-    """The shortest time of one call, after one that is not counted."""
+    """The shortest time of one call, after a warm-up call."""
     function()
     times: list[float] = []
     end = time.perf_counter() + seconds
