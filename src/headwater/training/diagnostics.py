@@ -6,7 +6,8 @@ Divergence is a median loss or gradient norm of the last steps far above the fir
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
@@ -178,6 +179,17 @@ def lr_warning(optimizer: str, peak_lr: float) -> str:
 
 
 # ---------------------------------------------------------------------------------------- out of memory, lost processes
+
+
+@contextmanager
+def errors_as_faults(trainer: Trainer) -> Iterator[None]:
+    """Raise the Fault behind an error of memory, threads or processes in a block."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if fault := as_fault(error, trainer.state.step + 1, trainer.micro_batch_shape, trainer.dist):
+            raise fault from error
+        raise
 
 
 def as_fault(error: BaseException, step: int, micro_batch_shape: str, process_group: SingleProcess) -> Fault | None:

@@ -142,7 +142,12 @@ class ProcessGroup(SingleProcess):
         launcher's: without it, rank 0 is missing.
         """
         missing = [0]
-        roll_call = threading.Thread(target=lambda: missing.__setitem__(slice(None), self._roll_call()), daemon=True)
+
+        def call_roll() -> None:
+            with suppress(RuntimeError):  # the store does not answer
+                missing[:] = self._roll_call()
+
+        roll_call = threading.Thread(target=call_roll, daemon=True)
         roll_call.start()
         roll_call.join(2 * ROLL_CALL_TIMEOUT.total_seconds())
         return missing

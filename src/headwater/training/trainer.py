@@ -100,10 +100,12 @@ class Trainer:
         self.callbacks = list(callbacks)
         self.state = state or TrainState()
         self.dist = dist or SingleProcess()
+        self.micro_batch_shape = "no rows"
 
         # optimizer and precision
         self.device = next(model.parameters()).device
-        self.parallel = parallelize(model, loss_fn, self.dist, config.fsdp)
+        with diagnostics.errors_as_faults(self):
+            self.parallel = parallelize(model, loss_fn, self.dist, config.fsdp)
         self.optimizer = build_optimizer(model, schedule.at(1), config)
         self.gradients = ModelGradients(model)
         self.ema = EMA(model, config.ema)
@@ -117,7 +119,6 @@ class Trainer:
         self.shutdown_seconds = reserved.shutdown
         self.step_seconds = RunningMean()
         self.straggler_detector = diagnostics.StragglerDetector()
-        self.micro_batch_shape = "no rows"
 
     # ------------------------------------------------------------------------------------------- the training loop
 
@@ -133,13 +134,9 @@ class Trainer:
             state.setup_seconds += self.start_time - command_start
         self.output.before_write()
         try:
-            with SignalHandler() as signals:
+            with diagnostics.errors_as_faults(self), SignalHandler() as signals:
                 reason = self._train_steps(signals)
                 self._evaluate_best(reason)
-        except (RuntimeError, MemoryError) as error:
-            if fault := diagnostics.as_fault(error, state.step + 1, self.micro_batch_shape, self.dist):
-                raise fault from error
-            raise
         finally:
             self.checkpointer.join()
         self.emit(StopEvent(state.step, reason, self.elapsed()))
