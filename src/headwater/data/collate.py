@@ -63,7 +63,7 @@ class SpecialTokens:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> SpecialTokens:
-        """Those of a tokenizer; one without bos or pad uses its eos for them, as public models do."""
+        """The special tokens of a tokenizer; one without bos or pad uses its eos for them, as public models do."""
         ids = {role: tokenizer.special_id(role) for role in ("pad", "bos", "eos", "mask", "cls", "sep")}
         eos = _first_not_none(ids["eos"], ids["sep"])
         if eos is None:
@@ -111,7 +111,7 @@ def causal_batch(rows: np.ndarray) -> TrainBatch:
 
 
 def packed_causal_batch(rows: PackedRows) -> TrainBatch:
-    """Several documents per row: the target is the next token of the same document; the last token has none."""
+    """Packed documents: the target is the next token of the same document; its last token has none."""
     same_document = (rows.document_ids[:, 1:] == rows.document_ids[:, :-1]) & (rows.document_ids[:, 1:] > 0)
     targets = np.full(rows.ids.shape, IGNORE_INDEX, np.int64)
     targets[:, :-1][same_document] = rows.ids[:, 1:][same_document]
@@ -275,7 +275,7 @@ def answer_span(offsets: Sequence[tuple[int, int]], example: QAExample) -> tuple
 
 
 def question_overlap(offsets: Sequence[tuple[int, int]], example: QAExample) -> list[bool]:
-    """For each context token whether its word is in the question (two characters, where words have no spaces).
+    """Whether the word of each context token is in the question (two characters, where words have no spaces).
 
     >>> question_overlap([(0, 5), (6, 8), (8, 9)], QAExample("Which FOX jumps?", "Quick fox"))
     [False, True, True]

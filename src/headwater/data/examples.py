@@ -28,7 +28,7 @@ class Example(Protocol):
 
     @property
     def input_text(self) -> str:
-        """What the model reads. Examples with equal inputs fall into the same split, and count as overlap."""
+        """The input of the model. Examples with equal inputs are in the same split, and count as overlap."""
 
     @property
     def texts(self) -> Sequence[str]:
@@ -213,7 +213,7 @@ def text_cell(role: str, value: Any) -> str:
 
 @dataclass(frozen=True)
 class ExampleFormat:
-    """How the examples of a task are read from files.
+    """The format of a task's examples: how they are read from files.
 
     roles: the columns that a table must have; optional_roles: those it may have
     input_role: the column that prediction reads; second_input_role: an optional second one

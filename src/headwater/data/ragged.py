@@ -48,7 +48,7 @@ class Ragged:
         return np.diff(self.offsets)
 
     def take(self, rows: np.ndarray) -> Ragged:
-        """These rows, in this order."""
+        """A ragged array of these rows, in this order."""
         lengths = self.lengths[rows]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)

@@ -52,7 +52,7 @@ def no_extra_tensors(spec: Model, config: ConfigDict) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class ConfigWriter:
-    """How a family's config.json is written.
+    """The config writer of a family: from a spec to config.json.
 
     write_config   a spec -> the keys of config.json; None where the model has other stacks than the family
     architectures  the transformers class for each head type, written as `architectures`

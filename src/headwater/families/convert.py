@@ -42,7 +42,7 @@ from headwater.weights.shards import WEIGHTS_INDEX_NAME, WEIGHTS_NAME, save_weig
 
 @dataclass(frozen=True)
 class ConversionResult:
-    """What convert() wrote: the folder, the model, dropped tensors, a note where there is no tokenizer, rewrites."""
+    """The result of a conversion: folder, model, dropped tensors, a note where there is no tokenizer, rewrites."""
 
     folder: Path
     loaded: LoadedModel
@@ -64,7 +64,7 @@ def convert(
 ) -> ConversionResult:
     """Convert a model (a run, a folder, a file or an installed model's name) to a new folder or .gguf file.
 
-    vocabulary  the folder with the tokenizer's files, where they are not beside the weights
+    vocabulary  the folder with the tokenizer's files, if it is not that of the weights
     drop        patterns of tensor names to leave out, such as custom heads that no family has
     layout      as in save(); a legacy checkpoint always becomes the family of its config.json
     """

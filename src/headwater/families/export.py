@@ -188,7 +188,7 @@ def _label_config(spec: Model, id2label: dict[str, str] | None) -> ConfigDict:
 
 
 def _extra_config(loaded: LoadedModel) -> ConfigDict:
-    """The keys of config.json beside the spec: special token ids, labels, metadata of the training."""
+    """The keys of config.json in addition to the spec: special token ids, labels, metadata of the training."""
     extra: ConfigDict = {}
     if loaded.tokenizer is not None:
         extra = {f"{role}_token_id": loaded.tokenizer.special_id(role) for role in ("bos", "eos", "pad")}

@@ -114,7 +114,7 @@ def load_gguf(path: str | Path) -> LoadedModel:
 
 
 def read_gguf_plan(file: GgufFile) -> tuple[GgufArchitecture, dict[str, Any], Model]:
-    """What the metadata alone determines: the architecture, the config.json it stands for, and the spec."""
+    """The architecture, the equivalent config.json and the spec, from the metadata; no weight is read."""
     path = file.where
     name = str(file.metadata.get("general.architecture"))
     if name not in GGUF_ARCHITECTURES:

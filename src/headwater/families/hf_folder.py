@@ -91,7 +91,7 @@ class LoadedModel:
 
 
 class ModelPlan(NamedTuple):
-    """What config.json alone determines: family, head type, spec and labels."""
+    """The contents of a config.json: family, head type, spec and labels. No weight is needed."""
 
     family: Family
     head_type: str
@@ -175,7 +175,7 @@ def build_with_weights(
 
 
 def param_sources(names: NameMap, checkpoint: LazyStateDict) -> dict[str, str]:
-    """For each parameter that a checkpoint holds, the checkpoint's name of its tensor."""
+    """Parameter -> name of its tensor in the checkpoint, for the parameters that the checkpoint has."""
     sources: dict[str, str] = {}
     for checkpoint_name in checkpoint:
         match = names.match_checkpoint(checkpoint_name)

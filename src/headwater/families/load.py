@@ -90,7 +90,7 @@ def _with_special_tokens(
 
 
 class TrainedModel(Protocol):
-    """What save() needs of the result of training."""
+    """The attributes of a training result that save() needs."""
 
     @property
     def model(self) -> Transformer: ...
@@ -103,7 +103,7 @@ class TrainedModel(Protocol):
 
 
 class SaveResult(NamedTuple):
-    """What save() wrote: the path, the model as written, its rewrites, and why no family fits (mismatch)."""
+    """The result of a save: the path, the saved model, its rewrites, and why no family fits (mismatch)."""
 
     path: Path
     model: LoadedModel

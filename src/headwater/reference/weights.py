@@ -60,7 +60,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Array]:
 
 
 def write(path: str | os.PathLike[str], arrays: dict[str, Array]) -> None:
-    """Write arrays as safetensors, atomically: into a temporary file beside it, which is then renamed."""
+    """Write arrays as safetensors, atomically: into a temporary file in the same folder, which is then renamed."""
     # the header
     codes = {dtype: code for code, dtype in DTYPES.items() if code != "BF16"}
     entries = {}

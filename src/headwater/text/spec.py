@@ -34,7 +34,7 @@ def tokenizer_spec(
 
 
 def _sequence(parts: list[TokenizerSpec], inner: str) -> TokenizerSpec | None:
-    """Several components as one Sequence, under the key `inner`; None for no component."""
+    """A Sequence of several components under the key `inner`; a single component itself; None for none."""
     if not parts:
         return None
     return {"type": "Sequence", inner: parts} if len(parts) > 1 else parts[0]

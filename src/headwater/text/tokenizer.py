@@ -163,7 +163,7 @@ class Tokenizer:
         return text
 
     def piece_bytes(self, token_id: int) -> bytes:
-        """The bytes a token stands for."""
+        """The bytes of a token."""
         self._check_ids([token_id])
         piece = self.backend.id_to_token(token_id)
         if piece is None:

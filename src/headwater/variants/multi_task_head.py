@@ -1,4 +1,4 @@
-"""Several heads on the same hidden states: masked LM and next sentence prediction in BERT's pre-training."""
+"""Multi-task head: several heads on the same hidden states, as masked LM and next sentence in BERT's pre-training."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class NameMap:
 
 
 class TensorSource(NamedTuple):
-    """Where a parameter comes from: the checkpoint's name, the rule that matched, and which piece of the tensor."""
+    """The source of a parameter: the checkpoint's tensor name, the rule that matched, and the piece of the tensor."""
 
     checkpoint_name: str
     match: RuleMatch
@@ -182,7 +182,7 @@ class _LoadedTensors(LazyStateDict):
         return pieces[source.piece_index]
 
     def _mismatch(self, name: str, source: TensorSource, param: Tensor) -> str:
-        """How a checkpoint tensor differs from the parameter in shape or kind; "" where it fits."""
+        """The difference of a checkpoint tensor from its parameter in shape or dtype, as text; "" if there is none."""
         stored = meta_tensor(self._checkpoint, source.checkpoint_name)
         pieces = source.match.rule.transforms.forward(stored, len(source.match.rule.params), self._sizes)
         shape = stored.shape if pieces is None else pieces[source.piece_index].shape

@@ -30,7 +30,7 @@ MAX_OPEN_FILES = 64
 BASE_ADDRESS_SPACE = 12 << 30  # torch alone maps several gigabytes of addresses
 STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "module")  # keys of the weights in a training state
 PICKLE_INDEX_NAME = "pytorch_model.bin.index.json"
-# Objects that training programs save beside the weights: each becomes an IgnoredObject, and none of their code is run.
+# Objects that training programs save next to the weights: each becomes an IgnoredObject, and none of their code is run.
 IGNORED_GLOBALS = (
     "numpy.ndarray",
     "numpy.dtype",
@@ -55,7 +55,7 @@ def convert_pickles(source: str | Path, folder: str | Path) -> list[Path]:
 
 
 class PickleContents(NamedTuple):
-    """The tensors of a checkpoint, and the hyper-parameters saved beside them."""
+    """The tensors of a checkpoint, and the hyper-parameters saved with them."""
 
     tensors: dict[str, Any]  # mapped from safetensors files in the work directory
     training_args: dict[str, Any]  # only JSON scalars: sizes, flags, names
@@ -235,7 +235,7 @@ def _convert_pickle(source: str, target: str) -> str:
     size = os.path.getsize(source)
     if os.name == "posix":
         _limit_resources(size)
-    torch.serialization.add_safe_globals([argparse.Namespace])  # plain data that is saved beside the weights
+    torch.serialization.add_safe_globals([argparse.Namespace])  # plain data that is saved with the weights
     torch.serialization.add_safe_globals([(IgnoredObject, name) for name in IGNORED_GLOBALS])
     with open(source, "rb") as file:
         is_zip = file.read(4) == b"PK\x03\x04"

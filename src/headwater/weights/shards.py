@@ -110,7 +110,7 @@ def save_weights(folder: str | Path, tensors: Mapping[str, Tensor], max_shard_si
 
 
 class _TensorSubset(LazyStateDict):
-    """Some of the tensors of a mapping."""
+    """A subset of the tensors of a mapping."""
 
     def __init__(self, tensors: Mapping[str, Tensor], names: list[str]):
         self._tensors = tensors

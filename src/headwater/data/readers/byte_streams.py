@@ -244,7 +244,7 @@ SPECIAL_FILE_KINDS = {
 
 
 class ByteStream(Protocol):
-    """What the readers need of a file."""
+    """A file or a decompressor that can be read in blocks."""
 
     def read(self, size: int, /) -> bytes: ...
 

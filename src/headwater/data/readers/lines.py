@@ -84,7 +84,7 @@ ERROR_POLICIES = ("strict", "skip", "replace")
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """How bytes are decoded to lines: encoding (None: detected), policy for invalid bytes, maximum bytes of a line."""
+    """Options of decoding: encoding (None: detected), policy for invalid bytes, maximum bytes of a line."""
 
     encoding: str | None = None
     errors: str = "strict"
