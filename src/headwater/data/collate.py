@@ -230,6 +230,7 @@ def qa_windows(
     example: QAExample, tokenizer: Tokenizer, special_tokens: SpecialTokens, max_length: int = 384, stride: int = 128
 ) -> list[QAWindow]:
     """Overlapping windows that together hold every token of the context. The first answer is the target."""
+    # question, context, and the number of context tokens per window
     question = tokenizer.encode(example.question, add_special_tokens=False)[: max_length // 2]
     context = tokenizer.encode_with_offsets(example.context, add_special_tokens=False)
     size = max_length - len(question) - 3  # context tokens of a window
@@ -243,6 +244,8 @@ def qa_windows(
                 stride=stride,
             )
         )
+
+    # first and last token of the answer, and the token types of the context
     answer = answer_span(context.offsets, example)
     context_types = [1 + overlaps for overlaps in question_overlap(context.offsets, example)]
     context_start = len(question) + 2

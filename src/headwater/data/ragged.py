@@ -167,6 +167,7 @@ def pack_documents(documents: Ragged, row_length: int) -> list[np.ndarray]:
         free.insert(position, space - length)
         open_rows.insert(position, row)
 
+    # documents in order within a row, and rows in the order of their first document
     rows = [np.array(sorted(row)) for row in open_rows]
     return sorted(rows, key=lambda row: int(row[0]))
 

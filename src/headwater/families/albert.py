@@ -73,6 +73,7 @@ HEAD_NAMES = {
 @register_family("albert", body_names=BODY_NAMES, head_names=HEAD_NAMES)
 def read_albert_spec(config: HFConfig, head_type: str) -> Model:
     """An encoder whose layers share the weights of num_hidden_groups layers."""
+    # layers and the groups whose weights they share
     norm = LayerNorm(config.get_float("layer_norm_eps", default=1e-12))
     dropout = config.get_float("hidden_dropout_prob", default=0.0)
     num_layers = config.get_num_layers("num_hidden_layers")
@@ -84,6 +85,8 @@ def read_albert_spec(config: HFConfig, head_type: str) -> Model:
                 where=config.where,
             )
         )
+
+    # one block and the embeddings
     embedding_size = config.get_int("embedding_size", default=128)
     activation = read_activation(config, "hidden_act", default="gelu_new")
     attn = Attention(
@@ -102,6 +105,8 @@ def read_albert_spec(config: HFConfig, head_type: str) -> Model:
         dropout=dropout,
     )
     order = tuple(i * num_groups // num_layers for i in range(num_layers))  # which group each layer is
+
+    # the head, by its type
     classifier_dropout = config.get_float("classifier_dropout_prob", default=0.1)
     lm_head = LMHead(
         config.get_int("vocab_size"), bias=True, transform=MLMTransform(activation, norm), width=embedding_size
@@ -117,6 +122,7 @@ def read_albert_spec(config: HFConfig, head_type: str) -> Model:
             (("language", lm_head), ("next_sentence", ClassificationHead(2, dropout=classifier_dropout)))
         ),
     }
+
     stack = Stack(config.get_int("hidden_size"), embed, (block,) * num_groups, order=order)
     std = config.get_float("initializer_range", default=0.02)
     return Model(encoder=stack, head=heads[head_type], tied=tied_weights(heads[head_type]), init=(("*", Normal(std)),))
@@ -124,6 +130,7 @@ def read_albert_spec(config: HFConfig, head_type: str) -> Model:
 
 @register_config_writer("albert", "Albert", lm_suffix="ForMaskedLM")
 def albert_config(spec: Model) -> ConfigDict | None:
+    """The inverse of read_albert_spec()."""
     sizes = encoder_sizes(spec)
     config = bert_like_config(spec)
     if sizes is None or config is None or spec.encoder is None:

@@ -90,6 +90,7 @@ def seq2seq_spec(
     embed_norm: NormSpec,
 ) -> Model:
     """The encoder-decoder they have in common. make_branch: pre or post."""
+    # sizes that both stacks share
     norm = LayerNorm()
     d_model = config.get_int("d_model")
     dropout = config.get_float("dropout", default=0.1)
@@ -98,6 +99,7 @@ def seq2seq_spec(
     target_vocab = config.get_int("decoder_vocab_size", default=vocab)
 
     def stack(side: str, vocab_size: int, mask_args: dict[str, Any], cross_attends: bool) -> Stack:
+        """The encoder or the decoder."""
         attn_args: dict[str, Any] = {
             "heads": config.get_int(f"{side}_attention_heads"),
             "bias": "qkvo",
@@ -118,6 +120,7 @@ def seq2seq_spec(
         num_layers = config.get_num_layers(f"{side}_layers", "num_hidden_layers")
         return Stack(d_model, embed, (Block(branches, dropout),) * num_layers, final_norm)
 
+    # heads by type; only the one that is needed is built
     heads: dict[str, Callable[[], HeadSpec]] = {
         "language": lambda: LMHead(target_vocab, bias=True),
         "hidden_states": NoHead,
@@ -126,6 +129,8 @@ def seq2seq_spec(
         ),
         "question_answering": lambda: TokenClassificationHead(2),
     }
+
+    # tied embeddings, and the model
     shared = () if _has_separate_vocabularies(config) else (("decoder.embed.tokens", "encoder.embed.tokens"),)
     return Model(
         encoder=stack("encoder", vocab, {}, cross_attends=False),

@@ -279,6 +279,7 @@ def read_distilbert_spec(config: HFConfig, head_type: str) -> Model:
 
 @register_config_writer("distilbert", "DistilBert", lm_suffix="ForMaskedLM")
 def distilbert_config(spec: Model) -> ConfigDict | None:
+    """The inverse of read_distilbert_spec()."""
     sizes = encoder_sizes(spec)
     if sizes is None:
         return None

@@ -84,6 +84,7 @@ def read_gpt2_spec(config: HFConfig, head_type: str) -> Model:
 
 @register_config_writer("gpt2", "GPT2", lm_suffix="LMHeadModel")
 def gpt2_config(spec: Model) -> ConfigDict | None:
+    """The inverse of read_gpt2_spec()."""
     sizes = decoder_sizes(spec)
     if sizes is None:
         return None

@@ -194,6 +194,7 @@ def rms_norm_eps(config: HFConfig, default: float = 1e-6) -> float:
 
 @register_family("llama", body_names=BODY_NAMES, head_names=HEAD_NAMES)
 def read_llama_spec(config: HFConfig, head_type: str) -> Model:
+    """LLaMA: optional biases on the attention projections."""
     return decoder_spec(
         config,
         head_type,
@@ -204,6 +205,7 @@ def read_llama_spec(config: HFConfig, head_type: str) -> Model:
 
 @register_family("mistral", body_names=BODY_NAMES, head_names=HEAD_NAMES)
 def read_mistral_spec(config: HFConfig, head_type: str) -> Model:
+    """Mistral: a sliding window in every layer."""
     window_size = config.get_optional("get_int", "sliding_window")
     mask = SlidingWindow(window_size) if window_size else Causal()
     return decoder_spec(config, head_type, RMSNorm(rms_norm_eps(config)), mask=mask)
@@ -211,6 +213,7 @@ def read_mistral_spec(config: HFConfig, head_type: str) -> Model:
 
 @register_family("qwen2", body_names=BODY_NAMES, head_names=HEAD_NAMES)
 def read_qwen2_spec(config: HFConfig, head_type: str) -> Model:
+    """Qwen 2: biases on q, k and v; a sliding window in some layers."""
     return decoder_spec(
         config,
         head_type,
@@ -222,6 +225,7 @@ def read_qwen2_spec(config: HFConfig, head_type: str) -> Model:
 
 @register_family("qwen3", body_names=BODY_NAMES, head_names=HEAD_NAMES)
 def read_qwen3_spec(config: HFConfig, head_type: str) -> Model:
+    """Qwen 3: RMSNorm on queries and keys (QK-norm)."""
     norm = RMSNorm(rms_norm_eps(config))
     bias = "qkvo" if config.get_bool("attention_bias", default=False) else ""
     return decoder_spec(
@@ -236,6 +240,7 @@ def read_qwen3_spec(config: HFConfig, head_type: str) -> Model:
 
 @register_family("gemma", body_names=BODY_NAMES, head_names=HEAD_NAMES)
 def read_gemma_spec(config: HFConfig, head_type: str) -> Model:
+    """Gemma: norm weights stored minus 1, embeddings scaled by √d_model and tied to the output."""
     bias = "qkvo" if config.get_bool("attention_bias", default=False) else ""
     return decoder_spec(
         config,
@@ -249,6 +254,7 @@ def read_gemma_spec(config: HFConfig, head_type: str) -> Model:
 
 @register_family("mixtral", body_names=MOE_BODY_NAMES, head_names=HEAD_NAMES)
 def read_mixtral_spec(config: HFConfig, head_type: str) -> Model:
+    """Mixtral: Mistral with a mixture of experts in place of the feed-forward layer."""
     window_size = config.get_optional("get_int", "sliding_window")
     num_experts = config.get_int("num_local_experts")
     top_k = config.get_int("num_experts_per_tok")

@@ -70,6 +70,7 @@ def read_gpt_neox_spec(config: HFConfig, head_type: str) -> Model:
 
 @register_config_writer("gpt_neox", "GPTNeoX")
 def gpt_neox_config(spec: Model) -> ConfigDict | None:
+    """The inverse of read_gpt_neox_spec()."""
     sizes = decoder_sizes(spec)
     if sizes is None:
         return None

@@ -80,6 +80,7 @@ def read_t5_spec(config: HFConfig, head_type: str) -> Model:
 
 @register_family("mt5", body_names=BODY_NAMES, head_names=HEAD_NAMES)
 def read_mt5_spec(config: HFConfig, head_type: str) -> Model:
+    """mT5: T5 1.1 with a multilingual vocabulary."""
     return _seq2seq_spec(
         config,
         head_type,

@@ -34,6 +34,7 @@ def parse_json(raw: bytes, where: object) -> Any:
         value = float(text)
         return value if value - value == 0.0 else reject_constant(text)
 
+    # parse, with every error as a BadFile
     try:
         text = raw.decode("utf-8")
         value = json.loads(

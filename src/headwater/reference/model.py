@@ -112,6 +112,7 @@ def run_stack(
     tokens: Tokens, stack: str, context: ForwardContext, memory: Memory | None = None
 ) -> tuple[Array, Backward]:
     """Embedding, layers, final norm: [B, Q] ids → [B, Q, D]. A decoder is causal, an encoder bidirectional."""
+    # masks
     config = context.config
     w = context.w / stack
     positions = tokens.positions
@@ -128,6 +129,8 @@ def run_stack(
             context.drop,
             context.attention_weights,
         )
+
+    # embedding, layers, final norm
     x, backward = embed(tokens, stack, context)
     backwards = [backward]
     for i in range(config.layers):
@@ -181,6 +184,8 @@ class Transformer:
         context = ForwardContext(
             self.config, Parameters(self.values), drop, {} if attention_weights is None else attention_weights
         )
+
+        # encoder, if there is a source, then the last stack
         memory: Memory | None = None
         encoder_backward: Backward = identity
         if source is not None:

@@ -80,6 +80,7 @@ def write(path: str | os.PathLike[str], arrays: dict[str, Array]) -> None:
     header = json.dumps(entries).encode()
     header += b" " * (-len(header) % 8)  # so that the data begins at a multiple of 8
 
+    # header and data
     temporary = Path(f"{os.fspath(path)}.part")
     try:
         with open(temporary, "wb") as file:

@@ -49,6 +49,8 @@ def check_pattern(pattern: str, where: object) -> None:
                 num_characters=len(pattern),
             )
         )
+
+    # back-references
     if re.search(r"\\[1-9kgG]", pattern):
         raise BadFile(
             _(

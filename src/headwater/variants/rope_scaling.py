@@ -46,6 +46,7 @@ class DynamicScaling(RopeScaling):
         )
 
     def for_length(self, inv_freq: Tensor, theta: float, positions: Tensor) -> Tensor:
+        """The frequencies of each row of positions [B, Q]: [B, 1, 1, D / 2]."""
         width = 2 * inv_freq.numel()
         if width <= 2:
             return inv_freq
@@ -144,6 +145,7 @@ class YarnScaling(RopeScaling):
             """The dimension that makes this many full rotations within the trained length."""
             return width * math.log(self.original_max_positions / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
+        # between `low` and `high` the frequencies change linearly from unscaled to divided by factor
         low = dimension(self.beta_fast)
         high = dimension(self.beta_slow)
         if self.truncate:

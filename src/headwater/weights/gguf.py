@@ -42,18 +42,8 @@ MAX_DIMS = 4
 STRING_TYPE = 8
 ARRAY_TYPE = 9
 SCALAR_DTYPES = {
-    0: "<u1",
-    1: "<i1",
-    2: "<u2",
-    3: "<i2",
-    4: "<u4",
-    5: "<i4",
-    6: "<f4",
-    7: "?",
-    10: "<u8",
-    11: "<i8",
-    12: "<f8",
-}
+    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -163,6 +153,7 @@ class _GgufReader:
         self, name: str, shape: tuple[int, ...], type_id: int, offset: int, data_start: int, alignment: int
     ) -> GgufTensorInfo:
         """Check a tensor's type, shape, offset and size against the file."""
+        # type
         ggml_type = GGML_TYPES.get(type_id)
         if ggml_type is None:
             known = ", ".join(known_type.name for known_type in GGML_TYPES.values())
@@ -174,6 +165,8 @@ class _GgufReader:
                     known=known,
                 )
             )
+
+        # shape and alignment
         num_weights = math.prod(shape)
         if not 0 < num_weights < 1 << 48 or shape[-1] % ggml_type.block_size or offset % alignment:
             self.refuse(

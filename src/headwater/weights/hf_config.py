@@ -242,6 +242,7 @@ class HFConfig:
 
     def _get(self, names: tuple[str, ...], default: Any, is_valid: Callable[[Any], bool], requirement: str) -> Any:
         """The value under one of several names, checked; where several are present, they must be equal."""
+        # the key that is present, or the default
         self._read_keys.update(names)
         present = [name for name in names if self._values.get(name) is not None]
         if not present:
@@ -256,6 +257,7 @@ class HFConfig:
                 )
             return default
 
+        # its value
         value = self._values[present[0]]
         if not is_valid(value):
             raise BadFile(
@@ -268,6 +270,7 @@ class HFConfig:
                 )
             )
 
+        # other names of the same setting
         for other in present[1:]:
             if self._values[other] != value:
                 conflict = _(

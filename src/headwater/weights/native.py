@@ -146,6 +146,7 @@ def _read_config(folder: str | Path) -> tuple[Model, dict[str, Any], dict[str, s
             )
         )
 
+    # the three parts of a native config
     spec = from_dict(config.get("spec"))
     metadata = config.get("metadata", {})
     quantization = config.get("quantization", {})

@@ -157,6 +157,8 @@ def _parse_tensor_info(name: str, value: Any, where: object) -> TensorInfo:
         )
     if not _is_list_of_sizes(offsets) or len(offsets) != 2:
         refuse(_("data_offsets must be two integers, got {offsets}", offsets=quote(offsets)))
+
+    # the size in bytes must follow from shape and dtype
     num_bytes = math.prod(shape) * DTYPES[dtype].itemsize
     if offsets[1] - offsets[0] != num_bytes:
         refuse(

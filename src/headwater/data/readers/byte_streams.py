@@ -295,6 +295,7 @@ class GunzipGuard:
         self.bytes_read = 0
 
     def read(self, size: int, /) -> bytes:
+        """Decompress up to `size` bytes, and check what comes out."""
         try:
             block = self.stream.read(size)
         except (EOFError, zlib.error, OSError) as error:
@@ -306,10 +307,14 @@ class GunzipGuard:
                     error=error,
                 )
             ) from None
+
+        # the first block: not another gzip file, and not a binary format
         if not self.bytes_read and block[:2] == GZIP_MAGIC:
             raise BadFile(_("{path} is gzip inside gzip; unpack it once", path=self.path))
         if not self.bytes_read:
             refuse_binary(self.path, block[:MAGIC_BYTES])
+
+        # the compression ratio
         self.bytes_read += len(block)
         limit = max(UNCHECKED_BYTES, MAX_COMPRESSION_RATIO * self.compressed_size)
         if self.bytes_read > min(MAX_UNPACKED_BYTES, limit):

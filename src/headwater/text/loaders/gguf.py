@@ -65,6 +65,7 @@ PRE_TOKENIZERS = {name: steps for names, steps in _PRE_TOKENIZER_GROUPS.items() 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], where: object = "gguf") -> Tokenizer:
     """The tokenizer described by a GGUF file's metadata, with its special tokens and chat template."""
+    # the kind of tokenizer
     tokens = _metadata_list(metadata, "tokens", str, where)
     kind = metadata.get(KEY_PREFIX + "model")
     loaders = {"gpt2": _from_gpt2, "llama": _from_llama, "t5": _from_t5, "bert": _from_bert}
@@ -238,6 +239,7 @@ def _metadata_bool(metadata: Mapping[str, Any], name: str, default: bool) -> boo
 
 def tokenizer_to_gguf(tokenizer: Tokenizer) -> dict[str, Any]:
     """The GGUF metadata of a tokenizer. Byte-level BPE only: the other kinds cannot be written without loss."""
+    # the name of the pre-tokenizer
     spec = tokenizer.spec
     model = spec["model"]
     pre_tokenizer = spec["pre_tokenizer"]
@@ -260,6 +262,7 @@ def tokenizer_to_gguf(tokenizer: Tokenizer) -> dict[str, Any]:
     for token in spec["added_tokens"]:
         type_codes[token["id"]] = CONTROL if token["special"] else USER_DEFINED
 
+    # metadata
     special_ids = tokenizer.encode("", add_special_tokens=True)
     metadata: dict[str, Any] = {
         KEY_PREFIX + "model": "gpt2",

@@ -58,6 +58,7 @@ def read_sentencepiece(path: str | Path) -> SentencePieceModel:
 
 def parse_sentencepiece(raw: bytes, where: object = "sentencepiece") -> SentencePieceModel:
     """Parse a sentencepiece model; BadFile if it is not one."""
+    # the three fields of a ModelProto
     model = SentencePieceModel()
     for number, value in _iter_fields(raw, where):
         if number == 1:

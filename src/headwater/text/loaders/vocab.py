@@ -37,6 +37,7 @@ def wordpiece_spec(
     lines: str, special_tokens: Mapping[str, str], config: Mapping[str, Any], where: object
 ) -> TokenizerSpec:
     """BERT's tokenizer from vocab.txt: the line number is the id. Lower-casing strips accents by default."""
+    # vocabulary and special tokens
     pieces = lines.split("\n")
     if pieces[-1] == "":
         pieces.pop()
