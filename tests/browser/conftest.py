@@ -1,4 +1,4 @@
-"""A real browser against the real server. Where there is none, the tests say so in plain words and do not run."""
+"""A real browser against the real server; without a browser the tests are skipped with the reason."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EVIL = '<img src=x onerror="window.hit=1">'
 
 
 def no_browser() -> str:
-    """Why the browser tests cannot run here; empty where they can."""
+    """Why the browser tests cannot run here; empty if they can."""
     try:
         import playwright.sync_api  # noqa: F401
     except ModuleNotFoundError:
@@ -62,7 +62,7 @@ def browser():
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory) -> dict[str, Path]:
-    """A run with two checkpoints, and a model that a test may delete; one of them with a name that is an attack."""
+    """A run with two checkpoints whose name is an HTML injection, and a model that a test may delete."""
     from headwater.training.checkpoint import CheckpointManager
     from headwater.weights.native import named_tensors
     from headwater.weights.safetensors import serialize_safetensors
@@ -98,7 +98,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 
 @contextlib.contextmanager
 def serving(items: list[StoredModel], port: int = 0):
-    """A real server on these; its address."""
+    """Run a real server with these models; yields its address."""
     listening = bind_socket("127.0.0.1", port)
     port = listening.getsockname()[1]
     running = build_server(ModelStore(items), AccessPolicy("127.0.0.1", port))
@@ -113,7 +113,7 @@ def serving(items: list[StoredModel], port: int = 0):
 
 @pytest.fixture(scope="session")
 def start_server():
-    """A server on these items, as a context."""
+    """A context manager that runs a server with these models."""
     return serving
 
 
@@ -134,15 +134,15 @@ def real():
 
 
 class Visit:
-    """A page, with everything that should not happen written down."""
+    """A page that records external requests and console errors."""
 
     def __init__(self, context, address: str) -> None:
         self.page, self.address = context.new_page(), address
         self.page.set_default_timeout(60_000)  # the first visit may wait for C to be compiled
-        self.strangers: list[str] = []
+        self.external_requests: list[str] = []
         self.errors: list[str] = []
         self.expected: tuple[str, ...] = ()
-        self.page.on("request", lambda r: self.strangers.append(r.url) if not self._ours(r.url) else None)
+        self.page.on("request", lambda r: self.external_requests.append(r.url) if not self._ours(r.url) else None)
         self.page.on("console", lambda m: self.errors.append(m.text) if m.type in ("error", "warning") else None)
         self.page.on("pageerror", lambda e: self.errors.append(str(e)))
 
@@ -164,25 +164,25 @@ class Visit:
         return self.page
 
     def check(self) -> None:
-        assert self.strangers == [], "a request left loopback"
+        assert self.external_requests == [], "a request to another host"
         assert [e for e in self.errors if not any(x in e for x in self.expected)] == []
-        assert self.page.evaluate("window.hit === undefined"), "text was run as code"
+        assert self.page.evaluate("window.hit === undefined"), "text was executed as code"
 
 
 @pytest.fixture
 def visit(browser, address):
-    """Make visits; each is checked at the end: no stranger was asked, no error was said, no text was run."""
-    made_: list[tuple] = []
+    """Create visits; each is checked at the end: no external request, no console error, no injected code."""
+    visits: list[tuple] = []
 
     def make(**options):
         options = {"viewport": {"width": 1280, "height": 900}, "locale": "en-US", **options}
         context = browser.new_context(**options)
         one = Visit(context, address)
-        made_.append((context, one))
+        visits.append((context, one))
         return one
 
     yield make
-    for context, one in made_:
+    for context, one in visits:
         if os.environ.get("HEADWATER_SHOTS"):
             one.page.screenshot(path=f"{os.environ['HEADWATER_SHOTS']}/{id(one)}.png", full_page=True)
         one.check()

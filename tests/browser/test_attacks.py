@@ -1,4 +1,4 @@
-"""Text stays text wherever it is shown: tokens, names, notes, samples, errors; and the policy stops what would not."""
+"""No HTML injection by tokens, names, notes, samples or errors; and the content security policy blocks the rest."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_generated_text_is_not_html(visit):
 
 
 def test_the_policy_stops_what_gets_through(visit):
-    """The planted fault: a script that puts HTML in, and one that calls out, are stopped by the browser itself."""
+    """The planted fault: injected HTML and a request to another host are blocked by the browser."""
     one = visit()
     one.expected = ("Content Security Policy", "violates", "TrustedHTML", "Refused", "blocked", "Failed to load")
     page = one.go("start")
@@ -80,7 +80,7 @@ def test_the_policy_stops_what_gets_through(visit):
         return [html, call];
     }""")
     assert stopped == ["stopped", "stopped"]
-    one.strangers = [url for url in one.strangers if "192.0.2.1" not in url]
+    one.external_requests = [url for url in one.external_requests if "192.0.2.1" not in url]
 
 
 def test_no_other_page_may_frame_it(visit, address, browser):

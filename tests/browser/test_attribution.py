@@ -1,4 +1,4 @@
-"""Why this word, heads switched off, two models side by side, gradients by layer; and refusals in Chinese."""
+"""Attribution, head ablation, model comparison, gradient norms by layer; and errors in Chinese."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TEXT = "the cat sat on the mat"
 EVIL = '<img src=x onerror="window.hit=1">'
 
 
-def asked(architecture):
+def request_body(architecture):
     return {
         "model": ARCHITECTURES[architecture],
         "text": TEXT,
@@ -22,7 +22,7 @@ def asked(architecture):
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_word_is_explained_where_one_points(visit, architecture):
-    page = visit().go("attribution", **asked(architecture))
+    page = visit().go("attribution", **request_body(architecture))
     page.wait_for_selector(".token-attribution .attributed")
     page.locator(".token-attribution .chips button").nth(2).click()
     page.wait_for_selector(".token-attribution[data-position='2']")
@@ -34,11 +34,11 @@ def test_a_word_is_explained_where_one_points(visit, architecture):
 
 
 def test_a_head_switched_off_is_that_of_python(visit):
-    page = visit().go("attribution", **asked("decoder"))
+    page = visit().go("attribution", **request_body("decoder"))
     page.wait_for_selector("[data-complete]")
-    shown = page.eval_on_selector_all(".cell", "all => all.map(c => Number(c.dataset.change))")
-    want = head_importance(build_tiny_model(ARCHITECTURES["decoder"]), TEXT).loss_change
-    assert shown == pytest.approx(list(want.reshape(-1)), abs=1e-5)
+    displayed = page.eval_on_selector_all(".cell", "all => all.map(c => Number(c.dataset.change))")
+    expected = head_importance(build_tiny_model(ARCHITECTURES["decoder"]), TEXT).loss_change
+    assert displayed == pytest.approx(list(expected.reshape(-1)), abs=1e-5)
     page.click(".cell[data-head='2.1']")
     page.wait_for_selector("[data-ablated='decoder.self_attn 2 1'] .candidates")
     after = page.eval_on_selector_all(
@@ -47,12 +47,12 @@ def test_a_head_switched_off_is_that_of_python(visit):
     python = {
         c.token.id: c.ablated_prob for c in ablate(build_tiny_model(ARCHITECTURES["decoder"]), TEXT, 2, 1).candidates
     }
-    for token, share in after:
-        assert float(share) == pytest.approx(python[int(token)], abs=1e-6)
+    for token, prob in after:
+        assert float(prob) == pytest.approx(python[int(token)], abs=1e-6)
 
 
 def test_heads_are_reached_by_keyboard(visit):
-    page = visit().go("attribution", **asked("decoder"))
+    page = visit().go("attribution", **request_body("decoder"))
     page.wait_for_selector("[data-complete]")
     page.focus(".cell[data-head='1.2']")
     page.keyboard.press("Enter")
@@ -82,8 +82,8 @@ def test_gradients_of_every_layer_are_a_strip(visit):
     page.wait_for_selector(".grad-norms canvas")
     assert "frozen" in page.inner_text(".grad-norms .notice"), "a layer without gradient is named"
     page.hover(".grad-norms canvas", position={"x": 160, "y": 40})
-    said = page.inner_text(".grad-norms .readout")
-    name, _, value = said.partition(": ")
+    printed = page.inner_text(".grad-norms .readout")
+    name, _, value = printed.partition(": ")
     layer, step = name.split(" · ")
     norms = {"encoder.layers.0": 0.5, "decoder.layers.0": 0.25, "frozen": 0.0}
     assert float(value) == pytest.approx(norms[layer] / int(step), rel=0.02)
@@ -99,8 +99,8 @@ def test_errors_and_laws_are_translated(visit):
     one = visit(locale="zh-CN")
     page = one.go("check", model=ARCHITECTURES["decoder"])
     page.wait_for_selector(".laws li")
-    for said in page.locator(".laws li p").all_inner_texts():
-        assert any("\u4e00" <= c <= "\u9fff" for c in said), said
+    for printed in page.locator(".laws li p").all_inner_texts():
+        assert any("\u4e00" <= c <= "\u9fff" for c in printed), printed
     one.expected = ("404",)
     page = one.go("attention", model="nobody", text="a")
     page.wait_for_selector(".notice.bad")

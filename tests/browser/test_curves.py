@@ -1,4 +1,4 @@
-"""The curves of a run are the numbers of its metrics.jsonl: drawn, smoothed, hovered over, compared and saved."""
+"""The training curves equal metrics.jsonl: plotted, smoothed, hovered, compared and exported."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def measured(folder, split):
     return [(line["step"], line["loss"]) for line in lines if line.get("split") == split]
 
 
-def same(drawn, want):
-    assert [round(step) for step, _ in drawn] == [step for step, _ in want]
-    assert [loss for _, loss in drawn] == pytest.approx([loss for _, loss in want], abs=0.01)
+def same(drawn, expected):
+    assert [round(step) for step, _ in drawn] == [step for step, _ in expected]
+    assert [loss for _, loss in drawn] == pytest.approx([loss for _, loss in expected], abs=0.01)
 
 
 def smoothed(points, weight):
     """TensorBoard's: a moving average divided by the sum of its weights."""
-    held, made = 0.0, []
+    connections, built = 0.0, []
     for n, (step, loss) in enumerate(points, 1):
-        held = weight * held + (1 - weight) * loss
-        made.append((step, held / (1 - weight**n)))
-    return made
+        connections = weight * connections + (1 - weight) * loss
+        built.append((step, connections / (1 - weight**n)))
+    return built
 
 
 def test_the_main_line_is_what_was_measured(visit, folders):
@@ -61,11 +61,11 @@ def test_smoothing_is_optional_and_unbiased(visit, folders):
     page.fill("#smoothing", "0.9")
     page.wait_for_function("() => document.querySelectorAll('svg.chart')[0].querySelectorAll('path').length === 3")
     assert "smoothing=0.9" in page.url
-    drawn, want = page.evaluate(CURVES), measured(folders[EVIL], "train")
-    same(drawn["training"]["points"], want)
-    same(drawn["training, smoothed"]["points"], smoothed(want, 0.9))
+    drawn, expected = page.evaluate(CURVES), measured(folders[EVIL], "train")
+    same(drawn["training"]["points"], expected)
+    same(drawn["training, smoothed"]["points"], smoothed(expected, 0.9))
     assert drawn["training"]["opacity"] < drawn["training, smoothed"]["opacity"]
-    assert smoothed(want, 0.9)[0] == pytest.approx(want[0]), "the first point is itself"
+    assert smoothed(expected, 0.9)[0] == pytest.approx(expected[0]), "the first point is itself"
 
 
 def test_under_the_pointer_stand_both(visit, folders):
@@ -74,16 +74,18 @@ def test_under_the_pointer_stand_both(visit, folders):
     chart = page.locator("svg.chart").first
     box = chart.bounding_box()
     chart.hover(position={"x": box["width"] * 0.55, "y": 100})
-    said = page.locator(".chart-box .readout").first.inner_text()
-    found = re.fullmatch(r"step (\d+) · training ([\d.]+) · training, smoothed ([\d.]+) · validation ([\d.]+).*", said)
-    assert found, said
+    printed = page.locator(".chart-box .readout").first.inner_text()
+    found = re.fullmatch(
+        r"step (\d+) · training ([\d.]+) · training, smoothed ([\d.]+) · validation ([\d.]+).*", printed
+    )
+    assert found, printed
     step, raw = int(found[1]), dict(measured(folders[EVIL], "train"))
     assert float(found[2]) == pytest.approx(raw[step], abs=1e-3)
     assert float(found[3]) == pytest.approx(dict(smoothed(list(raw.items()), 0.5))[step], abs=1e-3)
     valid = dict(measured(folders[EVIL], "valid"))
     near = min(valid, key=lambda at: abs(at - step))
     assert float(found[4]) == pytest.approx(valid[near], abs=1e-3)
-    assert near == step or f"(step {near})" in said
+    assert near == step or f"(step {near})" in printed
 
 
 @pytest.fixture(scope="module")
@@ -127,15 +129,15 @@ def test_all_charts_are_saved_with_their_names(visit, two_runs, tmp_path):
     one.address = address
     page = one.go("training", run="one", compare="two")
     page.wait_for_function("() => document.querySelectorAll('svg.chart')[0].querySelectorAll('path').length === 4")
-    shown = page.locator("svg.chart").count()
+    displayed = page.locator("svg.chart").count()
     picture = ElementTree.fromstring(saved(page, tmp_path, "svg"))
     charts = [part for part in picture.iter() if "chart" in (part.get("class") or "").split()]
-    assert len(charts) == shown >= 4
+    assert len(charts) == displayed >= 4
     texts = ["".join(part.itertext()) for part in picture.iter() if part.tag.endswith("}text")]
     for text in ("Training · one", "Loss (nats per token)", "bleu", "Learning rate", "Gradient norm", "training"):
         assert text in texts, text
     assert {"validation", "two · training", "two · validation"} <= set(texts)
-    assert texts.count("step") == shown, "every chart names its axis"
+    assert texts.count("step") == displayed, "every chart names its axis"
     width, height = (float(picture.get(side)) for side in ("width", "height"))
     assert size(saved(page, tmp_path, "png")) == (math.floor(2 * width), math.floor(2 * height))
 

@@ -1,4 +1,4 @@
-"""The server goes away and comes back: one banner, the last picture stays, and everything goes on by itself."""
+"""The server stops and restarts: one banner, the last figure stays, and the page recovers by itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAINTED = """() => {
 
 @pytest.fixture
 def server(tmp_path, start_server):
-    """A server that can be stopped and started again on the same port, on a run that is still going on."""
+    """A server that can be stopped and restarted on the same port, with a run in progress."""
 
     class Server:
         folder = tmp_path / "run"
@@ -42,14 +42,14 @@ def server(tmp_path, start_server):
             with (self.folder / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
-    made = Server()
-    made.folder.mkdir()
-    (made.folder / "config.yaml").write_text("task: seq2seq\n")
+    built = Server()
+    built.folder.mkdir()
+    (built.folder / "config.yaml").write_text("task: seq2seq\n")
     for step in (1, 2, 3):
-        made.learn(step)
-    made.start()
-    yield made
-    made.stop()
+        built.learn(step)
+    built.start()
+    yield built
+    built.stop()
 
 
 @pytest.fixture
@@ -72,8 +72,8 @@ def test_a_map_is_never_blank(looking, server):
     assert "Server not reachable, trying again" in page.inner_text(BANNER)
     page.click(".thumbnail[data-head='1.2']")
     page.wait_for_timeout(1500)
-    assert page.locator(BANNER).count() == 1, "one banner, however many wait"
-    assert page.evaluate(PAINTED) > 20, "the last picture stays"
+    assert page.locator(BANNER).count() == 1, "one banner for all waiting requests"
+    assert page.evaluate(PAINTED) > 20, "the last figure stays"
     assert page.locator(".notice.bad").count() == 0
     server.start()
     page.wait_for_selector(BANNER, state="detached")
@@ -99,7 +99,7 @@ def test_a_run_is_watched_again(looking, server):
 
 
 def test_a_run_is_watched_after_a_refusal(looking, server):
-    """A file that cannot be read for a moment does not end the watching, nor take the curves away."""
+    """A temporarily missing folder does not stop the polling, and the curves stay."""
     looking.expected = ("404",)
     page = looking.go("training", run="run")
     page.wait_for_function("() => document.querySelector('[role=status]').textContent.includes('step 3')")

@@ -1,4 +1,4 @@
-"""What the views print is true: formulas, reasons and their scale, counts, lines and exports; and the keyboard."""
+"""Contents of the views: formulas, attributions and their scale, counts, lines and exports; and the keyboard."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ARCHITECTURES = {"encoder-decoder": "tiny encoder-decoder", "encoder": "tiny enc
 TEXT = "the cat sat on the mat"
 
 
-def asked(architecture):
+def request_body(architecture):
     return {
         "model": ARCHITECTURES[architecture],
         "text": TEXT,
@@ -35,8 +35,8 @@ def size(png):
 
 @pytest.mark.parametrize(("architecture", "layer"), [("encoder-decoder", 0), ("encoder", 1), ("decoder", 2)])
 def test_each_step_prints_its_formula_and_every_matrix_in_it(visit, tmp_path, architecture, layer):
-    """What is printed is what the server sent, which the tests of the server multiply out."""
-    page = visit().go("walkthrough", **asked(architecture), layer=layer, head=1)
+    """The page shows the formulas of the server, which the tests of the server evaluate."""
+    page = visit().go("walkthrough", **request_body(architecture), layer=layer, head=1)
     page.wait_for_selector(".step canvas")
     steps = json.loads(saved(page, tmp_path, "json"))["steps"]
     known = {one["name"] for step in steps for one in [*step["matrices"], *step["weights"]]}
@@ -52,7 +52,7 @@ def test_each_step_prints_its_formula_and_every_matrix_in_it(visit, tmp_path, ar
 
 
 def test_a_walkthrough_is_requested_once(visit):
-    page = visit().go("walkthrough", **asked("decoder"))
+    page = visit().go("walkthrough", **request_body("decoder"))
     page.wait_for_selector(".step canvas")
     calls = []
     page.on("request", lambda r: calls.append(r.url) if r.url.endswith("/api/walkthrough") else None)
@@ -78,7 +78,7 @@ def word(text, number=5):
 
 
 def explained(page, scores, log_p):
-    """The page on an answer of the server that is given here."""
+    """Mock the attribution response of the server."""
     tokens, source = [word("<bos>"), word("the"), word("cat")], [word("the"), word("dog"), word("sat")]
     data = {"tokens": tokens, "source": source, "next_tokens": [word("the"), word("cat"), word("<eos>")], **scores}
     data |= {
@@ -98,15 +98,15 @@ def test_it_begins_with_a_word(visit):
     place = page.get_attribute(".token-attribution", "data-position")
     page.wait_for_selector("[data-ablated] .candidates")
     before = page.locator(".token-attribution .chips").first.locator("button").nth(int(place) - 1).inner_text().strip()
-    said = page.inner_text("[data-ablated] h3")
-    assert int(place) == 0 or f"“{before}”" in said.replace("“ ", "“"), "the heads are about the same place"
+    printed = page.inner_text("[data-ablated] h3")
+    assert int(place) == 0 or f"“{before}”" in printed.replace("“ ", "“"), "the ablation is at the same position"
 
 
 @pytest.mark.parametrize(("log_p", "words"), [(-0.001, "The model is near-certain of this token"), (-2, "No token")])
 def test_negligible_attributions_are_pale_and_labelled(visit, log_p, words):
     one = visit()
     explained(one.page, FAINT, log_p)
-    page = one.go("attribution", **asked("encoder-decoder"))
+    page = one.go("attribution", **request_body("encoder-decoder"))
     page.wait_for_selector(".token-attribution .attributed")
     assert words in page.inner_text("#no-attribution")
     assert "−0.10" in page.inner_text(".legend >> nth=0") and "+0.10 nat" in page.inner_text(".legend >> nth=0")
@@ -119,7 +119,7 @@ def test_negligible_attributions_are_pale_and_labelled(visit, log_p, words):
 def test_the_scale_is_that_of_the_largest(visit, tmp_path):
     one = visit()
     explained(one.page, {"attributions": [0.8, -0.4], "source_attributions": [-1.6, 0.2, 0.0]}, -1.0)
-    page = one.go("attribution", **asked("encoder-decoder"))
+    page = one.go("attribution", **request_body("encoder-decoder"))
     page.wait_for_selector(".token-attribution .attributed")
     assert page.locator("#no-attribution").count() == 0
     assert "−1.60" in page.inner_text(".legend >> nth=0") and "+1.60 nat" in page.inner_text(".legend >> nth=0")
@@ -127,10 +127,10 @@ def test_the_scale_is_that_of_the_largest(visit, tmp_path):
     bars = [part for part in picture.iter() if part.get("data-value") is not None]
     zero = float(next(part for part in picture.iter() if part.get("data-zero")).get("data-zero"))
     assert [float(bar.get("data-value")) for bar in bars] == [-1.6, 0.2, 0.0, 0.8, -0.4]
-    most = max(float(bar.get("width")) for bar in bars)
+    max_value = max(float(bar.get("width")) for bar in bars)
     for bar in bars:
         value, x, width = (float(bar.get(name)) for name in ("data-value", "x", "width"))
-        assert width == pytest.approx(abs(value) / 1.6 * most)
+        assert width == pytest.approx(abs(value) / 1.6 * max_value)
         assert x + width == pytest.approx(zero) if value < 0 else x == pytest.approx(zero)
     fills = {bar.get("fill") for bar in bars if float(bar.get("data-value")) < 0}
     assert len(fills) == 1 and fills.isdisjoint(bar.get("fill") for bar in bars if float(bar.get("data-value")) > 0)
@@ -142,7 +142,7 @@ def test_the_scale_is_that_of_the_largest(visit, tmp_path):
 
 
 def test_the_scale_works_in_lines(visit):
-    page = visit().go("attention", **asked("decoder"), layer=1, head=1, plot="lines")
+    page = visit().go("attention", **request_body("decoder"), layer=1, head=1, plot="lines")
     page.wait_for_selector("svg.lines path", state="attached")
     root = page.eval_on_selector_all("svg.lines path", "all => all.map(p => Number(p.getAttribute('stroke-opacity')))")
     page.click(".segmented button[data-value=linear]")
@@ -156,13 +156,13 @@ def test_the_scale_works_in_lines(visit):
 
 
 def test_the_value_of_a_line_is_announced(visit):
-    page = visit().go("attention", **asked("decoder"), layer=1, head=1, plot="lines")
+    page = visit().go("attention", **request_body("decoder"), layer=1, head=1, plot="lines")
     page.wait_for_selector("svg.lines text", state="attached")
     page.locator("svg.lines text").nth(2).hover()
-    said = page.inner_text(".readout.big")
-    assert "(2) attends to" in said
+    printed = page.inner_text(".readout.big")
+    assert "(2) attends to" in printed
     weights = page.eval_on_selector_all("svg.lines path", "all => all.map(p => Number(p.dataset.weight))")
-    assert any(abs(float(said.split(": ")[-1]) - weight) < 1e-3 for weight in weights)
+    assert any(abs(float(printed.split(": ")[-1]) - weight) < 1e-3 for weight in weights)
 
 
 def test_the_value_under_the_pointer_is_visible(visit):
@@ -178,7 +178,7 @@ def test_the_value_under_the_pointer_is_visible(visit):
 
 
 def test_the_picture_of_a_map_is_the_map_and_no_more(visit, tmp_path):
-    page = visit().go("attention", **asked("decoder"), layer=1, head=1)
+    page = visit().go("attention", **request_body("decoder"), layer=1, head=1)
     page.wait_for_selector(".large[data-drawn] canvas")
     picture = ElementTree.fromstring(saved(page, tmp_path, "svg"))
     width, height = (float(picture.get(side)) for side in ("width", "height"))
@@ -191,7 +191,7 @@ def test_the_picture_of_a_map_is_the_map_and_no_more(visit, tmp_path):
 
 
 def test_logits_processors_are_described_in_words(visit):
-    page = visit().go("next-token", **asked("decoder"), temperature="0.05", top_k="9")
+    page = visit().go("next-token", **request_body("decoder"), temperature="0.05", top_k="9")
     page.wait_for_selector(".stage-name")
     names = page.locator(".stage-name").all_inner_texts()
     assert names == ["model: 384 tokens", "temperature 0.05: 384 tokens", "top-k 9: 9 tokens"]
@@ -209,14 +209,14 @@ def test_a_chat_counts_its_tokens_and_its_url_has_the_settings(visit):
     page.wait_for_selector(".message[data-done]")
     assert "16 completion tokens, 7 prompt tokens" in page.inner_text(".message")
     page.click("#theme")
-    assert page.locator(".message").count() == 1, "the light may change in the middle of a talk"
+    assert page.locator(".message").count() == 1, "changing the theme keeps the chat"
     page.reload()
     one.settled()
     assert page.input_value("#message") == TEXT and page.input_value("#max-tokens") == "16"
 
 
 def test_heads_are_one_stop_of_the_keyboard(visit):
-    page = visit().go("attention", **asked("decoder"))
+    page = visit().go("attention", **request_body("decoder"))
     page.wait_for_selector(".thumbnail[aria-pressed=true]")
     assert page.locator(".thumbnail[tabindex='0']").count() == 1
     page.focus(".thumbnail[aria-pressed=true]")

@@ -1,4 +1,4 @@
-"""Formulas as the page prints them, parsed and multiplied out: it knows the grammar, and nothing of any model."""
+"""Parser and evaluator of the formulas of the walkthrough; it knows the grammar, and no model."""
 
 from __future__ import annotations
 
@@ -61,49 +61,49 @@ class Formula:
 
     def value(self, known: dict[str, np.ndarray]) -> np.ndarray:
         self.known, self.at = known, 2
-        made = self.sum()
+        built = self.sum()
         if self.next() == "where":  # x where M = 1, else −∞
             mask = self.tokens[self.at + 1]
             assert self.tokens[self.at + 2 :] == ["=", "1", ",", "else", "−", "∞"]
-            return np.where(known[mask] == 1, made, -np.inf)
+            return np.where(known[mask] == 1, built, -np.inf)
         assert self.at == len(self.tokens), f"unread: {self.tokens[self.at :]}"
-        return made
+        return built
 
     def sum(self) -> np.ndarray:
-        made = self.product()
+        built = self.product()
         while self.next() in ("+", "−"):
-            made = made + self.product() if self.take() == "+" else made - self.product()
-        return made
+            built = built + self.product() if self.take() == "+" else built - self.product()
+        return built
 
     def product(self) -> np.ndarray:
-        made = self.factor()
+        built = self.factor()
         while (sign := self.next()) and sign not in ("+", "−", ")", "where", ",", "="):
             if sign == "·":
                 self.take()
-                made = made * self.factor()
+                built = built * self.factor()
             elif sign == "/":
                 self.take()
-                made = made / self.factor()
+                built = built / self.factor()
             else:
-                made = made @ self.factor()
-        return made
+                built = built @ self.factor()
+        return built
 
     def factor(self) -> np.ndarray:
         token = self.take()
         if token == "(":
-            made = self.sum()
+            built = self.sum()
             assert self.take() == ")"
         elif token == "√":
-            made = np.sqrt(self.factor())
+            built = np.sqrt(self.factor())
         elif self.next() == "(":
             self.take()
-            made = self.sum()
+            built = self.sum()
             assert self.take() == ")"
-            made = rot(made, self.rotary_dims) if token == "rot" else FUNCTIONS[token](made)
+            built = rot(built, self.rotary_dims) if token == "rot" else FUNCTIONS[token](built)
         elif token[0].isdigit():
-            made = np.array(float(token))
+            built = np.array(float(token))
         else:
-            made = self.known[token]
+            built = self.known[token]
         while self.next() in ("ᵀ", "²"):
-            made = made.T if self.take() == "ᵀ" else made**2
-        return made
+            built = built.T if self.take() == "ᵀ" else built**2
+        return built

@@ -9,6 +9,6 @@ from typing import Any
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine to its end, in a thread of its own."""
+    """Run a coroutine to completion in a separate thread."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, coroutine).result()

@@ -1,4 +1,4 @@
-"""A server on tiny models of all three shapes, asked without a network."""
+"""A server with tiny models of all three architectures, called without a network."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write_run(folder: Path) -> Path:
     ]
     lines = [*train, *valid, {"step": 40, "stop_reason": "finished", "seconds": 1.0, "time": 1.0}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    samples = [{"step": n, "input": "the cat", "output": f"said at {n}"} for n in (20, 40)]
+    samples = [{"step": n, "input": "the cat", "output": f"output at {n}"} for n in (20, 40)]
     (folder / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in samples))
     (folder / "checkpoints").mkdir()
     store = CheckpointManager(folder / "checkpoints", "run")

@@ -1,4 +1,4 @@
-"""Why this word: the page's shares add up, a head that is off is off, and the past has a name of its own."""
+"""Attribution is complete, head ablation equals zeroed weights, and a checkpoint is a model by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ARCHITECTURES = {"encoder-decoder": "tiny encoder-decoder", "encoder": "tiny enc
 TEXT = "the cat sat on the mat"
 
 
-def asked(architecture):
+def request_body(architecture):
     return {
         "model": ARCHITECTURES[architecture],
         "text": TEXT,
@@ -24,40 +24,40 @@ def asked(architecture):
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_what_each_token_adds_adds_up(ask, architecture):
-    result = ask("attribution", **asked(architecture), position=2)
+    result = ask("attribution", **request_body(architecture), position=2)
     assert len(result["attributions"]) == len(result["tokens"]) and len(result["source_attributions"]) == len(
         result["source"]
     )
     assert bool(result["source"]) == (architecture == "encoder-decoder")
     if result["method"] == "integrated_gradients":
-        whole = result["logprob"] - result["baseline_logprob"]
+        full = result["logprob"] - result["baseline_logprob"]
         assert sum(result["attributions"]) + sum(result["source_attributions"]) == pytest.approx(
-            whole, abs=0.06 * abs(whole) + 1e-4
+            full, abs=0.06 * abs(full) + 1e-4
         )
 
 
 def test_the_explained_output_is_the_model_output(ask):
-    result = ask("attribution", **asked("decoder"), position=3)
+    result = ask("attribution", **request_body("decoder"), position=3)
     loaded = build_tiny_model(ARCHITECTURES["decoder"])
     ids = loaded.tokenizer.encode(TEXT)
     with torch.no_grad():
         log_p = loaded.model(torch.tensor([ids]))[0, 3].log_softmax(-1)
-        most = float(loaded.model(torch.tensor([ids]))[0, -1].log_softmax(-1).max())
+        max_value = float(loaded.model(torch.tensor([ids]))[0, -1].log_softmax(-1).max())
     assert result["logprob"] == pytest.approx(float(log_p[ids[4]]), abs=1e-5)
-    last = ask("attribution", **asked("decoder"))
-    assert last["position"] == len(ids) - 1 and last["logprob"] == pytest.approx(most, abs=1e-5)
+    last = ask("attribution", **request_body("decoder"))
+    assert last["position"] == len(ids) - 1 and last["logprob"] == pytest.approx(max_value, abs=1e-5)
 
 
 def test_a_gap_is_explained_without_its_answer(ask):
-    result = ask("attribution", **asked("encoder"), position=1)
+    result = ask("attribution", **request_body("encoder"), position=1)
     assert result["tokens"][1]["text"] == "▢"
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_head_that_is_off_is_off(ask, architecture):
     kind = "encoder.self_attn" if architecture == "encoder" else "decoder.self_attn"
-    one = ask("ablate_head", **asked(architecture), kind=kind, layer=1, head=2)
-    row = ask("ablate_layer", **asked(architecture), kind=kind, layer=1)["loss_change"]
+    one = ask("ablate_head", **request_body(architecture), kind=kind, layer=1, head=2)
+    row = ask("ablate_layer", **request_body(architecture), kind=kind, layer=1)["loss_change"]
     assert one["ablated_loss"] - one["loss"] == pytest.approx(row[2], abs=1e-5)
     loaded = build_tiny_model(ARCHITECTURES[architecture])
     out = loaded.model.get_submodule(f"{kind.partition('.')[0]}.layers.1.self_attn").out
@@ -66,14 +66,14 @@ def test_a_head_that_is_off_is_off(ask, architecture):
     texts = ("the dog sat", TEXT) if architecture == "encoder-decoder" else (TEXT, None)
     same = ablate(loaded, texts[0], 0, 0, texts[1], kind=kind)
     assert one["ablated_loss"] == pytest.approx(same.loss, abs=1e-5)
-    assert not math.isclose(one["loss"], one["ablated_loss"], abs_tol=1e-6), "another head would be seen"
+    assert not math.isclose(one["loss"], one["ablated_loss"], abs_tol=1e-6), "the ablation changes the loss"
 
 
 def test_a_checkpoint_is_a_model_by_name(ask, client):
     first, last = (ask("model_info", model=f"dates@{step}") for step in (20, 40))
     assert first["kind"] == last["kind"] == "checkpoint" and first["parameters"] == last["parameters"]
     answers = [ask("next_token", model=f"dates@{step}", source="the cat", text="the") for step in (20, 40)]
-    assert answers[0]["candidates"] != answers[1]["candidates"], "weights of another step say other things"
+    assert answers[0]["candidates"] != answers[1]["candidates"], "another checkpoint gives other probabilities"
     for wrong in ("dates@21", "tiny decoder@20", "dates@", "@20", "dates@-1", "dates@²0"):
         answer = client.post("/api/model_info", json={"model": wrong})
         assert answer.status_code == 404, wrong

@@ -1,4 +1,4 @@
-"""What the page is sent equals what Python says: weights, probabilities, choices, counts."""
+"""The responses of the server equal the results of Python: weights, probabilities, sampled tokens, counts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ARCHITECTURES = {"encoder-decoder": "tiny encoder-decoder", "encoder": "tiny enc
 TEXT, SOURCE = "the cat sat on the mat", "the dog 小河"
 
 
-def asked(architecture):
+def request_body(architecture):
     return {
         "model": ARCHITECTURES[architecture],
         "text": TEXT,
@@ -33,7 +33,7 @@ def python():
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_weights_are_those_of_inspection(ask, python, architecture):
-    sent = ask("attention", **asked(architecture))
+    sent = ask("attention", **request_body(architecture))
     result = attention_maps(
         python[architecture],
         SOURCE if architecture == "encoder-decoder" else TEXT,
@@ -52,7 +52,7 @@ def test_weights_are_those_of_inspection(ask, python, architecture):
                 raw = ask("attention_tile", **where, level=0, row=0, column=0, power=0.5)
                 tile = np.frombuffer(raw, np.uint8).reshape(rows, columns)
                 assert np.array_equal(tile, to_uint8(torch.tensor(got.copy()), float(got.max()), 0.5).numpy())
-                assert np.array_equal(tile == 0, got == 0), "only what is nothing is drawn as nothing"
+                assert np.array_equal(tile == 0, got == 0), "only exact zeros are drawn as zero"
 
 
 def test_tiles_of_a_long_text_are_the_largest_of_their_squares(ask):
@@ -63,12 +63,12 @@ def test_tiles_of_a_long_text_are_the_largest_of_their_squares(ask):
         np.frombuffer(ask("attention_block", **where, rows=[r, r + 60], columns=[0, 600]), "<f4")
         for r in range(0, 600, 60)
     ]
-    whole = np.concatenate(rows).reshape(600, 600)
+    full = np.concatenate(rows).reshape(600, 600)
     tile = np.frombuffer(ask("attention_tile", **where, level=1, row=0, column=0, power=1.0), np.uint8).reshape(
         256, 256
     )
-    pooled = whole[:512, :512].reshape(256, 2, 256, 2).max((1, 3))
-    assert np.array_equal(tile, to_uint8(torch.tensor(pooled), float(whole.max()), 1.0).numpy())
+    pooled = full[:512, :512].reshape(256, 2, 256, 2).max((1, 3))
+    assert np.array_equal(tile, to_uint8(torch.tensor(pooled), float(full.max()), 1.0).numpy())
     edge = np.frombuffer(ask("attention_tile", **where, level=1, row=1, column=1, power=1.0), np.uint8)
     assert edge.size == 44 * 44
 
@@ -107,12 +107,12 @@ def test_probabilities_and_choices_are_those_of_generate(ask, python, architectu
 
 @pytest.mark.parametrize("architecture", ["encoder-decoder", "decoder"])
 def test_the_shares_of_the_text_are_those_of_the_model(ask, python, architecture):
-    sent = ask("next_token", **asked(architecture))
+    sent = ask("next_token", **request_body(architecture))
     ids = torch.tensor([[token["id"] for token in sent["tokens"]]])
     source = {"source": torch.tensor([[t["id"] for t in sent["source"]]])} if architecture == "encoder-decoder" else {}
     with torch.no_grad():
-        shares = python[architecture].model(ids, **source)[0].softmax(-1)
-    expected = [float(shares[n, token]) for n, token in enumerate(ids[0, 1:].tolist())]
+        probs = python[architecture].model(ids, **source)[0].softmax(-1)
+    expected = [float(probs[n, token]) for n, token in enumerate(ids[0, 1:].tolist())]
     assert sent["token_probs"][0] is None and sent["token_probs"][1:] == pytest.approx(expected, abs=1e-6)
 
 
@@ -122,24 +122,24 @@ def test_a_gap_is_filled_as_the_model_fills_it(ask, python):
     ids = torch.tensor([loaded.tokenizer.encode(TEXT)])
     ids[0, 2] = loaded.tokenizer.mask_id
     with torch.no_grad():
-        shares = loaded.model(ids)[0, 2].softmax(-1)
+        probs = loaded.model(ids)[0, 2].softmax(-1)
     assert [row["probs"][0] for row in sent["candidates"]] == pytest.approx(
-        [float(shares[row["id"]]) for row in sent["candidates"]]
+        [float(probs[row["id"]]) for row in sent["candidates"]]
     )
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_lens_ends_where_the_model_does(ask, python, architecture):
-    sent = ask("logit_lens", **asked(architecture))
+    sent = ask("logit_lens", **request_body(architecture))
     assert len(sent["cells"]) == 4 and sent["layers"][0] == "embedding"
     if architecture != "encoder":
-        last = ask("next_token", **asked(architecture))["candidates"][0]
+        last = ask("next_token", **request_body(architecture))["candidates"][0]
         assert sent["cells"][-1][-1][0]["prob"] == pytest.approx(last["probs"][0], abs=1e-6)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_walk_uses_the_models_own_numbers(ask, architecture):
-    body = {**asked(architecture), "text": "the cat sat"}
+    body = {**request_body(architecture), "text": "the cat sat"}
     sent = ask("walkthrough", **body, layer=1, head=2)
     steps = {step["key"]: step for step in sent["steps"]}
     trace = ask("attention", **body)
@@ -162,7 +162,7 @@ def test_the_checker_finds_nothing_in_a_sound_model(ask, architecture):
 
 
 def test_a_leak_is_seen_on_the_matrix():
-    """The planted fault: a decoder whose mask lets everyone see everyone."""
+    """The planted fault: a decoder with a bidirectional mask."""
     from headwater.core.masks import Bidirectional, Causal
     from headwater.inspection.inputs import InspectedModel
     from headwater.parts import swap
@@ -184,7 +184,7 @@ def test_the_anatomy_is_the_count(ask, python, architecture):
         == {"encoder-decoder": ["encoder", "decoder"], "encoder": ["encoder"], "decoder": ["decoder"]}[architecture]
     )
     assert ask("positions", model=ARCHITECTURES[architecture])["effects"]
-    tokens = ask("tokenize", **asked(architecture))
+    tokens = ask("tokenize", **request_body(architecture))
     assert "".join(t["text"] for t in tokens["tokens"] if t["text"] != "<bos>").strip() == TEXT
     assert bytes.fromhex(tokens["tokens"][-1]["bytes"]).decode().strip() == tokens["tokens"][-1]["text"].strip()
 
@@ -194,12 +194,12 @@ def test_chat_equals_generate(client, python, architecture):
     key = "source" if architecture == "encoder-decoder" else "text"
     answer = client.post("/api/chat", json={"model": ARCHITECTURES[architecture], key: SOURCE, "max_tokens": 6})
     lines = [json.loads(line) for line in answer.text.splitlines()]
-    said = generate(python[architecture], SOURCE, max_tokens=6)
-    assert [line["token"] for line in lines[:-1]] == list(said.ids) and "".join(
+    printed = generate(python[architecture], SOURCE, max_tokens=6)
+    assert [line["token"] for line in lines[:-1]] == list(printed.ids) and "".join(
         x["text"] for x in lines[:-1]
-    ) == said.text
-    assert lines[-1]["finish_reason"] == said.finish_reason
-    looked = client.post(
+    ) == printed.text
+    assert lines[-1]["finish_reason"] == printed.finish_reason
+    response = client.post(
         "/api/attention",
         json={
             "model": ARCHITECTURES[architecture],
@@ -207,14 +207,14 @@ def test_chat_equals_generate(client, python, architecture):
             **({"source_ids": lines[-1]["source_ids"]} if architecture == "encoder-decoder" else {}),
         },
     )
-    assert looked.status_code == 200
+    assert response.status_code == 200
 
 
 def test_a_run_is_read_from_its_files(ask, run_folder):
     sent = ask("run", run="dates")
     assert sent["state"] == "finished" and sent["step"] == 40 and sent["checkpoints"] == [20, 40]
     assert len(sent["metrics"]) == 43 and ask("run", run="dates", after_line=40)["metrics"][0]["line"] == 41
-    assert [sample["output"] for sample in sent["samples"]] == ["said at 20", "said at 40"]
+    assert [sample["output"] for sample in sent["samples"]] == ["output at 20", "output at 40"]
     assert ask("model_info", model="dates")["task"] == "seq2seq"
 
 
@@ -256,7 +256,7 @@ def test_a_model_that_is_deleted_meanwhile(tmp_path):
     assert client.post("/api/model_info", json={"model": "m"}).status_code == 200
     shutil.rmtree(tmp_path / "m")
     answer = client.post("/api/model_info", json={"model": "m"})
-    assert answer.status_code == 404 and "is gone now; put it back, or choose another" in answer.text
+    assert answer.status_code == 404 and "were deleted while the server was running" in answer.text
     assert str(tmp_path) not in answer.text
 
 
@@ -273,24 +273,24 @@ def test_labels_are_those_of_the_head(each_token):
     head = TokenClassificationHead(3) if each_token else ClassificationHead(3)
     loaded.model = encoder(len(loaded.tokenizer), head=head, d_model=32, heads=4, layers=1).build(seed=0).eval()
     loaded.labels = ["one", "two", "<b>three"]
-    (said,) = stream_chat(
+    (printed,) = stream_chat(
         OpenModel(StoredModel("x", "random"), (), InspectedModel.wrap(loaded), loaded),
         ChatRequest(model="x", text=TEXT),
     )
     with torch.no_grad():
-        shares = loaded.model(torch.tensor([said["ids"]]))[0].softmax(-1)
+        probs = loaded.model(torch.tensor([printed["ids"]]))[0].softmax(-1)
     if each_token:
-        assert [name for name, _ in said["tags"]] == [loaded.labels[n] for n in shares.argmax(-1).tolist()]
+        assert [name for name, _ in printed["tags"]] == [loaded.labels[n] for n in probs.argmax(-1).tolist()]
     else:
-        assert dict(said["labels"]) == pytest.approx(dict(zip(loaded.labels, shares.tolist(), strict=True)), abs=1e-6)
+        assert dict(printed["labels"]) == pytest.approx(dict(zip(loaded.labels, probs.tolist(), strict=True)), abs=1e-6)
 
 
 def test_laws_can_be_checked_one_by_one(ask, client):
     laws = ask("model_info", model=ARCHITECTURES["decoder"])["laws"]
     parts = [ask("check", model=ARCHITECTURES["decoder"], laws=[law]) for law in laws]
-    whole = ask("check", model=ARCHITECTURES["decoder"])
+    full = ask("check", model=ARCHITECTURES["decoder"])
     assert [(v["law"], v["status"]) for part in parts for v in part["verdicts"]] == [
-        (v["law"], v["status"]) for v in whole["verdicts"]
+        (v["law"], v["status"]) for v in full["verdicts"]
     ]
     assert [part["dependencies"] is not None for part in parts].count(True) == 1
     unknown = client.post("/api/check", json={"model": ARCHITECTURES["decoder"], "laws": ["futur"]})

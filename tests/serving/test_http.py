@@ -38,7 +38,7 @@ def answers(port, raw):
 @pytest.mark.parametrize("first", [POST, HEALTH], ids=["POST", "GET"])
 @pytest.mark.parametrize("order", [LENGTHS, LENGTHS[::-1]], ids=["length first", "encoding first"])
 def test_two_lengths_end_the_connection(port, first, order):
-    """400, and the request that was smuggled into the body is not answered."""
+    """400, and the request that was smuggled into the body gets no response."""
     more = "\r\n".join(order) + "\r\n"
     smuggled = HEALTH.format(port=port, more="connection: close\r\n")
     raw = first.format(port=port, more=more) + "0\r\n\r\n" + smuggled
@@ -47,7 +47,7 @@ def test_two_lengths_end_the_connection(port, first, order):
 
 
 def test_one_length_keeps_the_connection(port):
-    """The other side of it: two plain requests on one connection are both answered."""
+    """Plain requests on one connection all get a response."""
     raw = POST.format(port=port, more="transfer-encoding: chunked\r\n") + "2\r\n{}\r\n0\r\n\r\n"
     raw += POST.format(port=port, more="content-length: 2\r\n") + "{}"
     assert answers(port, (raw + HEALTH.format(port=port, more="connection: close\r\n")).encode()) == [b"200"] * 3
@@ -86,7 +86,7 @@ serve(ModelStore([]), "127.0.0.1", 0, False, lambda link: print(link, flush=True
 
 @contextlib.contextmanager
 def alone(descriptors):
-    """A server in a process of its own that may open so many files: the process, and its port."""
+    """A server in a separate process with a limit on open files: the process and its port."""
     command = [sys.executable, "-c", SERVE, str(descriptors)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as server:
         try:
@@ -103,23 +103,23 @@ def cpu_seconds(pid):
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processor time is read from /proc, which is not here")
 def test_a_server_with_few_descriptors_neither_spins_nor_floods():
     with alone(64) as (server, number):
-        held = []
+        connections = []
         for _ in range(90):
             with contextlib.suppress(OSError):
-                held.append(socket.create_connection(("127.0.0.1", number), timeout=5))
-        before, began = cpu_seconds(server.pid), time.monotonic()
+                connections.append(socket.create_connection(("127.0.0.1", number), timeout=5))
+        before, start = cpu_seconds(server.pid), time.monotonic()
         time.sleep(3)
-        busy = (cpu_seconds(server.pid) - before) / (time.monotonic() - began)
-        for line in held:
+        busy = (cpu_seconds(server.pid) - before) / (time.monotonic() - start)
+        for line in connections:
             line.close()
         deadline = time.monotonic() + 10
         while not answered(number) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert answered(number), "it answers when they have gone"
+        assert answered(number), "it responds after they are closed"
         server.terminate()
-        said = server.stderr.read().decode()
-    assert busy < 0.3, "no spinning while nobody asks anything"
-    assert "Traceback" not in said and len(said.splitlines()) <= 1, said[:2000]
+        printed = server.stderr.read().decode()
+    assert busy < 0.3, "no busy loop while idle"
+    assert "Traceback" not in printed and len(printed.splitlines()) <= 1, printed[:2000]
 
 
 def answered(port):
@@ -134,45 +134,45 @@ def answered(port):
 CROWD = 1000
 
 
-async def one(port, took):
-    began = time.monotonic()
+async def one(port, durations):
+    start = time.monotonic()
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:
-        took.setdefault("closed", []).append(time.monotonic() - began)
+        durations.setdefault("closed", []).append(time.monotonic() - start)
         return
     try:
         writer.write(HEALTH.format(port=port, more="connection: close\r\n").encode())
         head = await asyncio.wait_for(reader.read(20), 20)
-        took.setdefault(head[9:12].decode() or "closed", []).append(time.monotonic() - began)
+        durations.setdefault(head[9:12].decode() or "closed", []).append(time.monotonic() - start)
     except OSError:
-        took.setdefault("closed", []).append(time.monotonic() - began)
+        durations.setdefault("closed", []).append(time.monotonic() - start)
     finally:
         writer.close()
 
 
 @pytest.mark.slow
 def test_a_thousand_clients_are_answered_or_refused_quickly():
-    """Everybody gets an answer. The bound is wide: the clients run on the same processors, and others may too."""
+    """Every client gets a response. The bound is wide: the clients run on the same CPUs."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 2 * CROWD:
         pytest.skip(f"a thousand clients need {2 * CROWD} descriptors, {hard} are allowed")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2 * CROWD), hard))
 
     async def crowd(number):
-        took: dict[str, list[float]] = {}
-        await asyncio.gather(*(one(number, took) for _ in range(CROWD)))
-        return took
+        durations: dict[str, list[float]] = {}
+        await asyncio.gather(*(one(number, durations) for _ in range(CROWD)))
+        return durations
 
     try:
         with alone(2 * CROWD) as (_, number):
-            took = run(crowd(number))
+            durations = run(crowd(number))
             assert alive(number)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    counts = {kind: len(times) for kind, times in took.items()}
+    counts = {kind: len(times) for kind, times in durations.items()}
     assert set(counts) <= {"200", "503"} and sum(counts.values()) == CROWD, counts
-    assert counts["200"] >= 90, "whoever was given a place is served"
-    refused = sorted(took.get("503", [0.0]))
+    assert counts["200"] >= 90, "accepted connections are served"
+    refused = sorted(durations.get("503", [0.0]))
     print(counts, f"refusals: p50 {refused[len(refused) // 2]:.3f} s, p99 {refused[int(0.99 * len(refused))]:.3f} s")
     assert refused[-1] < 5

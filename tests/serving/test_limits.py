@@ -1,4 +1,4 @@
-"""What is too long is refused before any work, and what needs no model is answered while a model is busy."""
+"""A text that is too long is rejected before any forward pass; runs are served while a model is busy."""
 
 from __future__ import annotations
 
@@ -35,37 +35,37 @@ SIDES = [(name, side) for name in ASKED for side in ("source", "text") if (name,
 
 @pytest.mark.parametrize(("name", "side"), SIDES)
 def test_a_text_is_counted_before_the_model_works(client, monkeypatch, name, side):
-    """No forward pass, and no answer is written, for a text that is refused."""
-    worked = []
+    """No forward pass and no generation for a text that is rejected."""
+    calls = []
     passed = TransformerStack.forward
-    monkeypatch.setattr(TransformerStack, "forward", lambda *a, **k: (worked.append(1), passed(*a, **k))[1])
-    monkeypatch.setattr(generation, "generate", lambda *a, **k: worked.append(2))
+    monkeypatch.setattr(TransformerStack, "forward", lambda *a, **k: (calls.append(1), passed(*a, **k))[1])
+    monkeypatch.setattr(generation, "generate", lambda *a, **k: calls.append(2))
     other = {"source": "the cat"} if side == "text" else {}
     body = {"model": "dates", side: LONG, **other, **ASKED[name]}  # a model trained here has no longest text of its own
     answer = client.post(f"/api/{name}", json=body)
-    assert answer.status_code == 422 and "tokens are read here, got" in answer.text
+    assert answer.status_code == 422 and "tokens are allowed here, got" in answer.text
     assert "shorten the text" in answer.text and "请缩短文字" in answer.json()["error"]["message_zh"]
-    assert worked == []
+    assert calls == []
 
 
 def test_a_text_that_fits_is_read(client, monkeypatch):
-    worked = []
+    calls = []
     passed = TransformerStack.forward
-    monkeypatch.setattr(TransformerStack, "forward", lambda *a, **k: (worked.append(1), passed(*a, **k))[1])
+    monkeypatch.setattr(TransformerStack, "forward", lambda *a, **k: (calls.append(1), passed(*a, **k))[1])
     assert (
         client.post("/api/attribution", json={"model": "dates", "source": "the dog", "text": "a cat"}).status_code
         == 200
     )
-    assert worked, "the planted work is seen where it is done"
+    assert calls, "the planted work is seen where it is done"
 
 
 @pytest.mark.parametrize(("name", "body"), [("models", {}), ("run", {"run": "dates"})])
 def test_runs_are_served_while_a_model_is_busy(model_store, monkeypatch, name, body):
-    """A model call that does not end holds up neither the list of runs nor a run's metrics."""
-    begun, done = threading.Event(), threading.Event()
+    """A model call that does not end blocks neither the list of runs nor the metrics of a run."""
+    started, done = threading.Event(), threading.Event()
 
     def busy(self, ask):
-        begun.set()
+        started.set()
         done.wait(20)
         return {}
 
@@ -73,9 +73,9 @@ def test_runs_are_served_while_a_model_is_busy(model_store, monkeypatch, name, b
     with running(model_store=model_store) as port, ThreadPoolExecutor(1) as pool:
         slow = pool.submit(post, port, "model_info", {"model": "dates"})
         try:
-            assert begun.wait(10)
-            began = time.monotonic()
-            assert b" 200 " in post(port, name, body) and time.monotonic() - began < 1
+            assert started.wait(10)
+            start = time.monotonic()
+            assert b" 200 " in post(port, name, body) and time.monotonic() - start < 1
             assert not slow.done(), "the model is still busy"
         finally:
             done.set()
@@ -91,7 +91,7 @@ def post(port, name, body):
 
 
 def test_temperature_keeps_every_token(ask):
-    """At a low temperature many probabilities are too small for a float, and all tokens may still be chosen."""
+    """At a low temperature many probabilities underflow, but all tokens are still allowed."""
     vocab = len(build_tiny_model("tiny decoder").tokenizer)
     sent = ask("next_token", model="tiny decoder", text="the cat", temperature=0.01, top_k=7)
     assert [processor["name"] for processor in sent["processors"]] == ["model", "Temperature", "TopK"]
@@ -102,8 +102,8 @@ def test_temperature_keeps_every_token(ask):
 def test_tokens_read_and_generated_are_counted_apart(client):
     for model, key in ((BOTH, "source"), ("tiny decoder", "text")):
         answer = client.post("/api/chat", json={"model": model, key: "the cat sat", "max_tokens": 5})
-        *said, last = [json.loads(line) for line in answer.text.splitlines()]
-        assert last["completion_tokens"] == len(said) <= 5
+        *printed, last = [json.loads(line) for line in answer.text.splitlines()]
+        assert last["completion_tokens"] == len(printed) <= 5
         assert last["prompt_tokens"] == len(build_tiny_model(model).tokenizer.encode("the cat sat"))
 
 
@@ -111,18 +111,18 @@ def test_tokens_read_and_generated_are_counted_apart(client):
 
 
 def test_the_least_certain_word_is_explained_first(ask):
-    """Of a written answer: no mark such as <eos>, and of the words the one the model was least sure of."""
+    """Of a target: no special token such as <eos>, and of the words the one with the lowest probability."""
     sent = ask("attribution", model=BOTH, source="the dog sat", text="the cat sat on the mat .")
     loaded = build_tiny_model(BOTH)
     ids = torch.tensor([[token["id"] for token in sent["tokens"]]])
     source = torch.tensor([[token["id"] for token in sent["source"]]])
     with torch.no_grad():
-        shares = loaded.model(ids, source=source)[0].softmax(-1)
-    follows = [token["id"] for token in sent["next_tokens"]]
-    assert follows[-1] == loaded.eos_ids[0], "the last one is <eos>"
+        probs = loaded.model(ids, source=source)[0].softmax(-1)
+    next_ids = [token["id"] for token in sent["next_tokens"]]
+    assert next_ids[-1] == loaded.eos_ids[0], "the last one is <eos>"
     words = [n for n, token in enumerate(sent["next_tokens"][:-1]) if any(map(str.isalnum, token["text"]))]
-    assert len(words) < len(follows) - 1, "there is punctuation to pass over"
-    assert sent["position"] == min(words, key=lambda n: float(shares[n, follows[n]]))
+    assert len(words) < len(next_ids) - 1, "there is punctuation to pass over"
+    assert sent["position"] == min(words, key=lambda n: float(probs[n, next_ids[n]]))
 
 
 def test_a_gap_is_a_word_and_the_next_token_is_next(ask):

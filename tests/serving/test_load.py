@@ -1,4 +1,4 @@
-"""Many clients at once: everybody is answered or asked to come again, nobody is forgotten, and memory stays bounded."""
+"""Many clients at once: every request gets a response or a 503, and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rss() -> float:
 
 
 async def answer(reader) -> tuple[int, dict]:
-    """One answer of a line that stays open: its status and its JSON."""
+    """One response of a keep-alive connection: its status and its JSON."""
     head = await reader.readuntil(b"\r\n\r\n")
     fields = dict(line.split(": ", 1) for line in head.decode().lower().split("\r\n")[1:] if ": " in line)
     body = await reader.readexactly(int(fields["content-length"]))
@@ -34,7 +34,7 @@ async def answer(reader) -> tuple[int, dict]:
 
 
 async def client(port: int, number: int, seen: Counter) -> None:
-    """Ask, and ask again where the server is busy, as the page does; a line that was closed is opened anew."""
+    """Send requests, and retry if the server is busy, as the page does; a closed connection is reopened."""
     body = json.dumps({"model": "tiny decoder", "text": f"the cat {number}", "num_candidates": 4}).encode()
     name = "next_token" if number % 4 == 0 else "model_info"
     body = body if name == "next_token" else b'{"model":"tiny decoder"}'
@@ -71,26 +71,26 @@ async def crowd(port: int) -> Counter:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc, which is not here")
 def test_a_thousand_requests_of_a_hundred_clients():
     with running() as port:
-        run(client(port, 0, Counter()))  # the model is made
+        run(client(port, 0, Counter()))  # loads the model
         before = rss()
         seen = run(crowd(port))
-        assert seen[200] == CLIENTS * EACH, "everybody got all answers in the end"
-        assert set(seen) <= {200, 503, "closed"}, "no other answer, no error"
-        assert rss() - before < 60, "memory does not grow with the number of those who ask"
+        assert seen[200] == CLIENTS * EACH, "every client got all responses"
+        assert set(seen) <= {200, 503, "closed"}, "no other status"
+        assert rss() - before < 60, "memory does not grow with the number of clients"
         assert alive(port)
 
 
 def test_those_who_only_hold_the_line_are_let_go():
-    """Slow-loris clients are closed by the deadline, and those who speak are served meanwhile and after."""
+    """Slow-loris clients are disconnected at the deadline; other clients are served meanwhile."""
     with running() as port:
-        held = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(LORISES)]
-        for line in held:
+        connections = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(LORISES)]
+        for line in connections:
             line.sendall(b"POST /api/model_info HTTP/1.1\r\nhost: 127.")
-        assert alive(port), "there is room beside them"
-        began = time.monotonic()
-        for line in held:
+        assert alive(port), "other connections are accepted"
+        start = time.monotonic()
+        for line in connections:
             with contextlib.suppress(ConnectionResetError):
                 assert line.recv(10) == b""
             line.close()
-        assert time.monotonic() - began < 5, "all of them were closed"
+        assert time.monotonic() - start < 5, "all of them were closed"
         assert alive(port)

@@ -1,4 +1,4 @@
-"""What is found where, under which names."""
+"""Discovery of models and runs, and their names."""
 
 from __future__ import annotations
 

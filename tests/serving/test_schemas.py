@@ -1,4 +1,4 @@
-"""What a request may hold, and what the server says to anything else: typed, short, without paths, never a 500."""
+"""Request validation: any other request gets a typed, short error without paths, never a 500."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nobody gets in who should not: hosts, origins, methods, tokens, paths; and every answer carries its headers."""
+"""Access control: hosts, origins, methods, tokens, paths; and the security headers of every response."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ PATHS = [
 
 
 def raw_get(application, raw: bytes) -> int:
-    """A request line as it stands: a client would tidy the path before it is sent."""
+    """A raw request path, which a client would normalize before sending it."""
     scope = {
         "type": "http",
         "method": "GET",
@@ -183,7 +183,7 @@ def every_route(application):
 
 
 def test_every_route_refuses_by_default(model_store):
-    """Walked, not listed: a route that is added later is tested too. Without the token only /healthz answers."""
+    """Over all routes of the app, so that new ones are tested too. Without the token only /healthz responds."""
     guarded = create_app(model_store, AccessPolicy("192.0.2.7", 8017, token="t" * 32))
     client = TestClient(guarded, base_url="http://192.0.2.7:8017", raise_server_exceptions=False)
     routes = every_route(guarded)
@@ -198,7 +198,7 @@ def test_every_route_refuses_by_default(model_store):
 
 
 def test_a_route_that_forgot_would_be_seen(model_store):
-    """The planted fault: what stands before the gate answers anybody."""
+    """The planted fault: the router without the middleware responds to everybody."""
     guarded = create_app(model_store, AccessPolicy("192.0.2.7", 8017, token="t" * 32))
     client = TestClient(guarded.middleware_stack or guarded, base_url="http://192.0.2.7:8017")
     inner = TestClient(guarded.router, base_url="http://192.0.2.7:8017")
@@ -208,8 +208,8 @@ def test_a_route_that_forgot_would_be_seen(model_store):
 
 
 def test_a_one_time_link_brings_the_token_once(model_store):
-    said: list[str] = []
-    guard = AccessPolicy("192.0.2.7", 8017, token="t" * 32, on_login_url=said.append)
+    printed: list[str] = []
+    guard = AccessPolicy("192.0.2.7", 8017, token="t" * 32, on_login_url=printed.append)
     client = TestClient(create_app(model_store, guard), base_url="http://192.0.2.7:8017", raise_server_exceptions=False)
     link = guard.login_url().removeprefix("http://192.0.2.7:8017")
     assert ask(client, "GET", "/").status_code == 401
@@ -220,13 +220,13 @@ def test_a_one_time_link_brings_the_token_once(model_store):
     assert ask(client, "GET", "/").status_code == 200, "the cookie is carried along"
     client.cookies.clear()
     assert ask(client, "GET", link).status_code == 401, "the link is spent"
-    assert said == [guard.login_url()] and said[0] != f"http://192.0.2.7:8017{link}"
+    assert printed == [guard.login_url()] and printed[0] != f"http://192.0.2.7:8017{link}"
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "my-laptop", "::ffff:127.0.0.1", "", "8.8.8.8"])
 def test_others_can_reach_it_only_with_a_token(host):
     assert not is_loopback(host)
-    with pytest.raises(BadSetting, match="a token must guard it, got none; add --token"):
+    with pytest.raises(BadSetting, match="it requires a token, got none; add --token"):
         AccessPolicy(host, 8017)
     AccessPolicy(host, 8017, token="t")
 
@@ -261,7 +261,7 @@ def test_every_answer_carries_the_headers(client, method, path, host):
 
 
 def test_the_full_attention_matrix(client):
-    """Host × origin × site × method, 200 cases: any one thing wrong is refused."""
+    """Host × origin × site × method, 200 cases: a request with any wrong value is rejected."""
     hosts, origins, sites = (
         [HOST, *STRANGE_HOSTS[:4]],
         [f"http://{HOST}", *STRANGE_ORIGINS[:4]],

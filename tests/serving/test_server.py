@@ -1,4 +1,4 @@
-"""A real server on a free port: slow clients are closed, others are served meanwhile, the queue is bounded."""
+"""A real server on a free port: slow clients are disconnected, others are served meanwhile, the queue is bounded."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Hurried(TimeoutProtocol):
 def running(protocol=Hurried, model_store=None):
     listening = bind_socket("127.0.0.1", 0)
     port = listening.getsockname()[1]
-    made = build_server(model_store or ModelStore([]), AccessPolicy("127.0.0.1", port), protocol)
-    thread = threading.Thread(target=made.run, kwargs={"sockets": [listening]}, daemon=True)
+    built = build_server(model_store or ModelStore([]), AccessPolicy("127.0.0.1", port), protocol)
+    thread = threading.Thread(target=built.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
-    while not made.started:
+    while not built.started:
         time.sleep(0.01)
     try:
         yield port
     finally:
-        made.should_exit = True
+        built.should_exit = True
         thread.join(10)
 
 
@@ -61,9 +61,9 @@ def read_all(line):
 
 
 def closed_after(port, *pieces, pause=0.15):
-    """Send the pieces slowly; seconds until the server hangs up."""
+    """Send the pieces slowly; seconds until the server closes the connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=5) as line:
-        began = time.monotonic()
+        start = time.monotonic()
         for piece in pieces:
             with contextlib.suppress(OSError):
                 line.sendall(piece)
@@ -78,12 +78,12 @@ def closed_after(port, *pieces, pause=0.15):
         line.settimeout(5)
         with contextlib.suppress(ConnectionResetError):
             line.recv(10)
-        return time.monotonic() - began
+        return time.monotonic() - start
 
 
 def posting(port, name, length, more=""):
-    said = f"host: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n{more}content-length: {length}"
-    return f"POST /api/{name} HTTP/1.1\r\n{said}\r\n\r\n".encode()
+    printed = f"host: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n{more}content-length: {length}"
+    return f"POST /api/{name} HTTP/1.1\r\n{printed}\r\n\r\n".encode()
 
 
 def alive(port):
@@ -93,8 +93,8 @@ def alive(port):
 
 def test_headers_that_do_not_end_are_cut_off(port):
     drops = [b"GET / HTTP/1.1\r\n", *[b"x-a: b\r\n"] * 60]
-    assert 0.3 < closed_after(port, *drops) < 2, "one byte now and then does not move the deadline"
-    assert closed_after(port, b"") < 2, "nor does silence"
+    assert 0.3 < closed_after(port, *drops) < 2, "more bytes do not extend the deadline"
+    assert closed_after(port, b"") < 2, "a silent client is disconnected too"
 
 
 def test_a_body_that_does_not_end_is_cut_off(port):
@@ -102,15 +102,15 @@ def test_a_body_that_does_not_end_is_cut_off(port):
 
 
 def test_the_second_request_on_a_line_has_a_deadline_too(port):
-    whole = f"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n\r\n".encode()
+    full = f"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n\r\n".encode()
     with socket.create_connection(("127.0.0.1", port), timeout=5) as line:
-        line.sendall(whole)
+        line.sendall(full)
         got = b""
         while b'{"status":"ok"}' not in got:
             got += line.recv(4096)
         line.sendall(b"GET /healthz HTT")
-        began = time.monotonic()
-        assert read_all(line) == b"" and time.monotonic() - began < 2
+        start = time.monotonic()
+        assert read_all(line) == b"" and time.monotonic() - start < 2
 
 
 def test_slow_clients_do_not_block_others(port):
@@ -118,8 +118,8 @@ def test_slow_clients_do_not_block_others(port):
     try:
         for line in idle:
             line.sendall(b"GET / HT")
-        began = time.monotonic()
-        assert alive(port) and time.monotonic() - began < 2
+        start = time.monotonic()
+        assert alive(port) and time.monotonic() - start < 2
     finally:
         for line in idle:
             line.close()
@@ -148,10 +148,10 @@ def test_an_upgrade_is_not_followed(port):
 
 
 def test_a_port_in_use_is_reported():
-    held = bind_socket("127.0.0.1", 0)
-    with pytest.raises(Unavailable, match=r"can not be listened on .* choose another --port, or 0 for a free one"):
-        bind_socket("127.0.0.1", held.getsockname()[1])
-    held.close()
+    connections = bind_socket("127.0.0.1", 0)
+    with pytest.raises(Unavailable, match=r"cannot listen on .* choose another --port, or 0 for a free one"):
+        bind_socket("127.0.0.1", connections.getsockname()[1])
+    connections.close()
 
 
 # --------------------------------------------------------------------------------------------------------- the worker
@@ -159,40 +159,40 @@ def test_a_port_in_use_is_reported():
 
 def test_one_at_a_time_and_no_more_than_so_many_wait():
     async def scene():
-        worker, inside, most = ThreadWorker(max_pending=3), [], []
+        worker, inside, max_value = ThreadWorker(max_pending=3), [], []
 
         def work():
             inside.append(1)
-            most.append(len(inside))
+            max_value.append(len(inside))
             time.sleep(0.05)
             inside.pop()
             return 7
 
         calls = [asyncio.create_task(worker.call(work)) for _ in range(3)]
         await asyncio.sleep(0)
-        with pytest.raises(Busy, match="ask again"):
+        with pytest.raises(Busy, match="try again"):
             await worker.call(work)
-        assert await asyncio.gather(*calls) == [7, 7, 7] and max(most) == 1 and worker.num_pending == 0
+        assert await asyncio.gather(*calls) == [7, 7, 7] and max(max_value) == 1 and worker.num_pending == 0
 
     run(scene())
 
 
 def test_a_stream_without_consumer_stops_after_one_item():
     async def scene():
-        worker, made = ThreadWorker(), []
+        worker, built = ThreadWorker(), []
 
         def work():
             for n in range(1000):
-                made.append(n)
+                built.append(n)
                 time.sleep(0.002)
                 yield n
 
         stream = worker.stream(work)
         assert [await anext(stream) for _ in range(3)] == [0, 1, 2]
         await stream.aclose()
-        count = len(made)
+        count = len(built)
         await asyncio.sleep(0.05)
-        assert len(made) == count < 20 and worker.num_pending == 0
+        assert len(built) == count < 20 and worker.num_pending == 0
 
     run(scene())
 
@@ -217,15 +217,15 @@ def test_an_aborted_chat_frees_the_worker(port):
         with socket.create_connection(("127.0.0.1", port), timeout=20) as line:
             line.sendall(posting(port, "chat", len(body)) + body)
             assert line.recv(200).startswith(b"HTTP/1.1 200")
-    began = time.monotonic()
+    start = time.monotonic()
     about = json.dumps({"model": "tiny decoder"}).encode()
     head = posting(port, "model_info", len(about), more="connection: close\r\n")
     assert b" 200 " in call(port, head + about, 20)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - start < 5
 
 
 def test_a_reader_that_does_not_read_is_cut_off():
-    """The transport says when its buffer is full and when it is empty again; between the two there is a deadline."""
+    """The transport pauses and resumes writing; in between there is a deadline."""
 
     async def scene(reads):
         protocol, cut = Hurried.__new__(Hurried), []

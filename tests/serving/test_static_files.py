@@ -1,4 +1,4 @@
-"""The page's files: two languages that say the same things, no stranger's script, no way in for HTML, small."""
+"""Files of the web page: the same keys in both languages, no external script, no HTML injection, small size."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_what_is_chinese_is_chinese():
     assert same == ["walkthrough.softmax"]
 
 
-def asked_for() -> tuple[set[str], list[str]]:
-    """Messages the scripts name outright, and the beginnings of those they put together."""
+def used_keys() -> tuple[set[str], list[str]]:
+    """Message keys that the scripts name, and prefixes of the keys that they build."""
     text = "\n".join(path.read_text(encoding="utf-8") for path in SCRIPTS)
     built = [part.partition("$")[0] for part in re.findall(r"\bt\(`([^`]+)`", text)]
     built += [f"{group}." for group in re.findall(r'\btranslateName\("(\w+)"', text)]
@@ -41,7 +41,7 @@ def asked_for() -> tuple[set[str], list[str]]:
 
 def test_every_message_is_there_and_used():
     text = "\n".join(path.read_text(encoding="utf-8") for path in SCRIPTS)
-    named, built = asked_for()
+    named, built = used_keys()
     assert {key for key in re.findall(r'\bt\("([^"]+)"', text)} <= set(MESSAGES["en"])
     unused = [key for key in MESSAGES["en"] if key not in named and not any(b and key.startswith(b) for b in built)]
     assert unused == []

@@ -1,4 +1,4 @@
-"""Every formula of a walk, multiplied out from the numbers that are sent, gives the numbers that are sent."""
+"""Every formula of a walkthrough, evaluated on the matrices that are sent, gives the matrix that is sent."""
 
 from __future__ import annotations
 
@@ -104,19 +104,19 @@ def number(value):
 
 
 def tables(sent):
-    """name -> matrix, of a whole walk; a name that came twice is an error."""
+    """name -> matrix, of all steps; a duplicate name is an error."""
     result: dict[str, np.ndarray] = {}
     for step in sent["steps"]:
         for one in [*step["matrices"], *step["weights"]]:
             assert one["name"] not in result
             values = np.array([[number(v) for v in row] for row in one["values"]], dtype=np.float64)
-            assert list(values.shape) == one["shape"], "these models are sent whole"
+            assert list(values.shape) == one["shape"], "these models are sent completely"
             result[one["name"]] = values
     return result
 
 
 def wrong(sent):
-    """The formulas whose right side is not what was sent for their left side."""
+    """The formulas whose right-hand side does not equal the matrix of their left-hand side."""
     known, bad = tables(sent), []
     for step in sent["steps"]:
         assert step["formulas"], step
@@ -143,16 +143,16 @@ def test_every_formula_of_packed_weights_is_true():
 
 
 def test_a_wrong_formula_would_be_seen():
-    """The planted faults: what the walk used to print for a pre-norm block, and every formula with one name changed."""
+    """The planted faults: formulas without the bias or the norm, and every matrix changed."""
     sent, _ = walked(MODELS["decoder, post-norm, biases"])
     qkv = next(step for step in sent["steps"] if step["type"] == "qkv")
     qkv["formulas"][0] = "q = x W_q"
-    assert wrong(sent) == ["q = x W_q"], "the bias is missed"
+    assert wrong(sent) == ["q = x W_q"], "the bias is missing"
     sent, _ = walked(MODELS["decoder, pre-norm, no biases"])
     qkv = next(step for step in sent["steps"] if step["type"] == "qkv")
     assert qkv["formulas"][0] == "q = n W_q"
     qkv["formulas"][0] = "q = x W_q"
-    assert wrong(sent) == ["q = x W_q"], "the norm is missed"
+    assert wrong(sent) == ["q = x W_q"], "the norm is missing"
     for step in sent["steps"]:
         for one in [*step["matrices"], *step["weights"]]:
             before = one["values"]
@@ -201,7 +201,7 @@ def test_a_later_layer_begins_with_the_stream_of_the_one_before(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_one_walk_joins_up_from_the_ids_to_the_probabilities(name):
-    """Each layer's x is the last one's y, this head is its part of Z, and the last row of p is the model's own."""
+    """The x of a layer is the y of the last one, a head is its slice of Z, and the last row of p is the output."""
     sent, loaded = walked(MODELS[name], 1, head=2)
     known = tables(sent)
     for step in sent["steps"]:
@@ -211,8 +211,8 @@ def test_one_walk_joins_up_from_the_ids_to_the_probabilities(name):
     ids = torch.tensor([[token["id"] for token in sent["tokens"]]])
     source = {"source": torch.tensor([[t["id"] for t in sent["source"]]])} if sent["source"] else {}
     with torch.no_grad():
-        shares = loaded.model(ids, **source)[0, -1].softmax(-1)
-    expected = [float(shares[word["id"]]) for word in sent["top_tokens"]]
+        probs = loaded.model(ids, **source)[0, -1].softmax(-1)
+    expected = [float(probs[word["id"]]) for word in sent["top_tokens"]]
     assert [word["prob"] for word in sent["top_tokens"]] == pytest.approx(expected, rel=1e-4)
     assert list(known["p"][-1]) == pytest.approx(expected, rel=1e-3)
 

@@ -87,7 +87,7 @@ log = logging.getLogger("headwater.serving")
 class AppState:
     """State shared by all requests. Models and caches are used in the thread of model_worker only.
 
-    file_worker: a second thread, for requests that read a run's files and need no model, so that they are answered
+    file_worker: a second thread for requests that read the files of a run and need no model, so that they are served
     while a model is busy.
     """
 

@@ -1,4 +1,4 @@
-"""The models and runs the server was started on, by name; opened on demand. RUN@STEP names a checkpoint."""
+"""Model store: the models and runs of the server by name, loaded on demand. RUN@STEP names a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from headwater.core.builders import decoder, encoder, transformer
+from headwater.core.model import Transformer
 from headwater.errors import BadInput, NotFound, nearest
+from headwater.families.hf_folder import LoadedModel
 from headwater.families.hub import HUB
 from headwater.families.load import find_model, load
 from headwater.i18n import _
@@ -21,7 +23,7 @@ from headwater.inspection.inputs import InspectedModel
 from headwater.text.tokenizer import Tokenizer
 from headwater.text.train import train_tokenizer
 from headwater.training.checkpoint import MODEL_FILE
-from headwater.training.predict import load_run
+from headwater.training.predict import Predictor, load_run
 from headwater.weights.native import copy_into, is_native
 from headwater.weights.safetensors import SafetensorsFile
 
@@ -39,7 +41,7 @@ class StoredModel:
 
     @property
     def mtime_key(self) -> tuple[int, ...]:
-        """Modification times of the files, which change when a run saves a model. NotFound where they are missing."""
+        """Modification times of the files, which change when a run saves a model; NotFound if they are missing."""
         if self.path is None:
             return ()
         model = self.path / "model" if self.kind == "run" else self.path
@@ -55,7 +57,10 @@ class StoredModel:
 def files_missing(name: str) -> NotFound:
     """The error for a model whose files were deleted while the server runs."""
     return NotFound(
-        _("{name} was here when the page was opened and is gone now; put it back, or choose another", name=name)
+        _(
+            "the files of {name} were deleted while the server was running; restore them, or choose another model",
+            name=name,
+        )
     )
 
 
@@ -66,7 +71,7 @@ class OpenModel:
     stored: StoredModel
     mtime_key: tuple[int, ...]
     inspected: InspectedModel
-    loaded: Any
+    loaded: ServedModel
 
     @property
     def architecture(self) -> str:
@@ -81,7 +86,7 @@ class OpenModel:
 
 
 class ModelStore:
-    """Models by name, of which the last MAX_OPEN_MODELS used are kept in memory."""
+    """Models by name; the MAX_OPEN_MODELS most recently used ones stay in memory."""
 
     def __init__(self, entries: Iterable[StoredModel]) -> None:
         random_models = [StoredModel(name, "random") for name in TINY_MODELS]
@@ -97,7 +102,7 @@ class ModelStore:
             return self._checkpoint(run, int(step))
         raise NotFound(
             _(
-                "this server was not started on {name!r}; {nearest}",
+                "this server has no model {name!r}; {nearest}",
                 name=name[:60],
                 nearest=nearest(name, self.entries),
                 items="、".join(list(self.entries)[:5]),
@@ -109,7 +114,7 @@ class ModelStore:
         if step not in checkpoint_steps(self.run_dir(run)) or not (path / MODEL_FILE).is_file():
             raise NotFound(
                 _(
-                    "{run} has no checkpoint of step {step}; older ones are deleted as training goes on",
+                    "{run} has no checkpoint of step {step}; older ones are deleted as training continues",
                     run=run,
                     step=step,
                 )
@@ -133,7 +138,7 @@ class ModelStore:
         return entry.path
 
     def open(self, name: str) -> OpenModel:
-        """The model in memory, loaded again if its files have changed. Called in the model's thread only."""
+        """The model in memory, loaded again if its files have changed. Called in the thread of model_worker only."""
         entry = self.get(name)
         mtime_key = entry.mtime_key
         open_model = self.open_models.get(name)
@@ -149,7 +154,7 @@ class ModelStore:
         return open_model
 
 
-def _load(stored: StoredModel) -> Any:
+def _load(stored: StoredModel) -> ServedModel:
     if stored.path is None:
         return build_tiny_model(stored.name)
     if stored.kind == "checkpoint":
@@ -193,7 +198,10 @@ def discover_models(names: Iterable[str]) -> list[StoredModel]:
         else:
             find_model(name)  # raises NotFound with the nearest names, where there is no such path
             raise BadInput(
-                _("{name} must be a model, a run or a folder of them, it is neither; see headwater models", name=name)
+                _(
+                    "{name} must be a model, a run or a folder of them, it is none of these; see headwater models",
+                    name=name,
+                )
             )
     return _unique_entries(discovered)
 
@@ -235,7 +243,7 @@ def _unique_entries(discovered: Iterable[tuple[str, str, Path]]) -> list[StoredM
 
 
 # --------------------------------------------------------------------------------------------------
-# Tiny randomly initialized models, one of each architecture, for the page before anything is trained.
+# Tiny randomly initialized models, one per architecture, so that the page works before anything is trained.
 
 
 TINY_MODELS: dict[str, Any] = {"tiny encoder-decoder": transformer, "tiny encoder": encoder, "tiny decoder": decoder}
@@ -251,7 +259,7 @@ we read the words one by one and look back at what came before . hello world , h
 class TinyModel:
     """The fields of families.load.LoadedModel that the server uses."""
 
-    model: Any
+    model: Transformer
     tokenizer: Tokenizer
     eos_ids: tuple[int, ...]
     decoder_start_id: int
@@ -261,8 +269,11 @@ class TinyModel:
     path: None = None
 
     def generation_setting(self, key: str) -> None:
-        """No generation config."""
+        """None: there is no generation config."""
         return None
+
+
+ServedModel = LoadedModel | Predictor | TinyModel
 
 
 @cache
@@ -272,10 +283,10 @@ def tiny_tokenizer() -> Tokenizer:
 
 
 def build_tiny_model(name: str) -> TinyModel:
-    """A tiny model by name; always the same weights."""
+    """A tiny model by name, with fixed random weights."""
     tokenizer = tiny_tokenizer()
     builder = TINY_MODELS[name]
-    model: Any = builder(len(tokenizer), **TINY_SIZES).build(seed=7).eval()
+    model = builder(len(tokenizer), **TINY_SIZES).build(seed=7).eval()
     with torch.no_grad():
         for path, weight in model.named_parameters():
             if path.rpartition(".")[0].endswith((".q", ".k")):

@@ -186,7 +186,7 @@ def parse_request(request_type: type[RequestT], raw: bytes) -> RequestT:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         path = ".".join(str(step) for step in first["loc"])[:80]
-        message = _("the request's {field} is invalid: {msg}", field=path or _("body"), msg=first["msg"][:120])
+        message = _("the request's {field} is invalid: {reason}", field=path or _("body"), reason=first["msg"][:120])
         raise BadInput(message) from None
 
 
@@ -221,7 +221,7 @@ def tokenize_request(open_model: OpenModel, request: TextRequest, max_tokens: in
         target_ids = check_num_tokens(inspected.encode_target(request.text), max_tokens) if request.text else None
         return tokenize_input(open_model.loaded, source_ids, target_ids)
 
-    # Token ids as they are
+    # Token ids
     _check_ids("ids", check_num_tokens(request.ids, max_tokens), model.output_stack)
     tokens = label_tokens(request.ids, inspected.tokenizer, from_source=not inspected.is_encoder_decoder)
     source_tokens = label_tokens(source_ids, inspected.tokenizer, from_source=True)
@@ -230,11 +230,11 @@ def tokenize_request(open_model: OpenModel, request: TextRequest, max_tokens: in
 
 
 def check_num_tokens(ids: list[int], max_tokens: int = MAX_INPUT_TOKENS) -> list[int]:
-    """The ids themselves; raises BadInput where there are more than max_tokens."""
+    """The ids themselves; raises BadInput if there are more than max_tokens."""
     if len(ids) > max_tokens:
         raise BadInput(
             _(
-                "at most {max_tokens} tokens are read here, got {num_ids}; shorten the text",
+                "at most {max_tokens} tokens are allowed here, got {num_ids}; shorten the text",
                 max_tokens=max_tokens,
                 num_ids=len(ids),
             )
@@ -248,7 +248,8 @@ def _check_ids(field_name: str, ids: list[int], stack: Any) -> None:
     if too_large:
         raise BadInput(
             _(
-                "{field} must be below the vocabulary size {vocab_size}, got {token_id}; they are another model's",
+                "{field} must be below the vocabulary size {vocab_size}, got {token_id}; use ids of this model's "
+                "tokenizer",
                 field=field_name,
                 vocab_size=vocab_size,
                 token_id=too_large[0],

@@ -87,7 +87,7 @@ class AccessPolicy:
         if not self.token and not is_loopback(self.host):
             raise BadSetting(
                 _(
-                    "--host {host} can be reached by others, so a token must guard it, got none; add "
+                    "--host {host} is reachable from other machines, so it requires a token, got none; add "
                     "--token, or leave --host out",
                     host=self.host,
                 )
@@ -165,7 +165,7 @@ class SecurityMiddleware:
         _check_host(headers.getlist("host"), self.policy)
         _check_origin(headers, scope["scheme"])
         if method not in ALLOWED_METHODS:
-            raise MethodNotAllowed(_("{method!r} is not answered here; use GET or POST", method=method[:20]))
+            raise MethodNotAllowed(_("the method {method!r} is not supported; use GET or POST", method=method[:20]))
         if not _SAFE_PATH.fullmatch(scope.get("raw_path") or path.encode()) or "//" in path or "/." in path:
             raise RouteNotFound(_("there is nothing at this path"))
         if method == "POST":
@@ -183,7 +183,7 @@ def _check_host(hosts: Iterable[str], policy: AccessPolicy) -> None:
         case [host] if policy.allows_host(host.lower()):
             return
     own_host = policy.login_url().split("/")[2]
-    raise Forbidden(_("this server answers as {own}; open it by that address", own=own_host))
+    raise Forbidden(_("the address of this server is {host}; open that address", host=own_host))
 
 
 def _check_origin(headers: Headers, scheme: str) -> None:

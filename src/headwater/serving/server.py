@@ -3,7 +3,7 @@
 Timeouts: uvicorn alone waits without limit for the rest of a request, so a few hundred idle sockets would block it.
 Strictness: h11 alone accepts what two programs may parse differently: bare line feeds, folded headers, two lengths.
 Limits: connections beyond the limit are refused in accept() itself, without a transport, a task or a parsed request.
-They stay below RLIMIT_NOFILE: on EMFILE asyncio logs a traceback and retries forever while the connection waits.
+They stay below RLIMIT_NOFILE: on EMFILE asyncio would log a traceback and retry forever.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ log = logging.getLogger("headwater.serving")
 MALFORMED_LINE = re.compile(rb"(?<!\r)\n|\n[ \t]")  # a bare line feed, or a folded header
 MAX_ACTIVE_CONNECTIONS = 100
 RESERVED_FDS = 16  # descriptors that stay free for models, runs and the terminal
-LINGER_SECONDS = 1.0  # closed at once, a socket with unread bytes would cut off its own response
-ACCEPT_RETRY_SECONDS = 0.05  # where not even one descriptor is free
+LINGER_SECONDS = 1.0  # closing at once a socket with unread bytes would reset it before the response arrives
+ACCEPT_RETRY_SECONDS = 0.05  # if not even one descriptor is free
 
 # ------------------------------------------------------------------------------------------ HTTP protocol with timeouts
 
@@ -57,7 +57,9 @@ class StrictConnection(h11.Connection):
         if isinstance(event, h11.Request):
             names = {bytes(name) for name, _ in event.headers}
             if {b"content-length", b"transfer-encoding"} <= names:
-                raise h11.RemoteProtocolError("a request must say its length in one way")
+                raise h11.RemoteProtocolError(
+                    "a request must have either Content-Length or Transfer-Encoding, not both"
+                )
         return event
 
 
@@ -112,7 +114,7 @@ class TimeoutProtocol(H11Protocol):
 
 # ------------------------------------------------------------------------------------- listening socket with limits
 
-_BUSY_ERROR = Busy(_("too many connections are open; ask again in a moment"))
+_BUSY_ERROR = Busy(_("too many connections are open; try again in a moment"))
 _BUSY_BODY = json.dumps(error_body(_BUSY_ERROR), ensure_ascii=False).encode()
 BUSY_RESPONSE = (
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncache-control: no-store\r\n"
@@ -145,7 +147,7 @@ class LimitedSocket(socket.socket):
         self.warned = False
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """The next connection within the limit; those beyond it are refused on the way."""
+        """The next connection within the limit; connections beyond it are rejected."""
         while True:
             try:
                 connection, address = super().accept()
@@ -161,7 +163,7 @@ class LimitedSocket(socket.socket):
             self._reject(connection)
 
     def _reject(self, connection: socket.socket) -> None:
-        """Send 503 and close after LINGER_SECONDS; close at once where too many are being refused already."""
+        """Send 503 and close after LINGER_SECONDS; close at once if too many are being rejected already."""
         if len(self.active) + len(self.rejected) >= self.max_open:
             self.rejected = _still_open(self.rejected)
         if len(self.active) + len(self.rejected) >= self.max_open:
@@ -208,7 +210,7 @@ def _still_open(connections: list[socket.socket]) -> list[socket.socket]:
 
 
 def _open_spare_fd() -> int | None:
-    """A descriptor to give up when there is no other; None where none is free."""
+    """A descriptor to release when no other is free; None if none can be opened."""
     try:
         return os.open(os.devnull, os.O_RDONLY)
     except OSError:
@@ -232,7 +234,7 @@ def bind_socket(host: str, port: int) -> LimitedSocket:
         remedy = _("choose another --port, or 0 for a free one") if is_in_use else _("check --host and --port")
         raise Unavailable(
             _(
-                "{host}:{port} can not be listened on ({reason}); {remedy}",
+                "cannot listen on {host}:{port} ({reason}); {remedy}",
                 host=host,
                 port=port,
                 reason=(error.strerror or str(error)).lower(),

@@ -32,7 +32,7 @@ class ThreadWorker:
             self.num_pending -= 1
 
     async def stream(self, function: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
-        """Iterate function() in the worker thread. When the consumer is gone, it stops after its next item."""
+        """Iterate function() in the worker thread; it stops after its next item if the consumer stops."""
         self._reserve()
         loop = asyncio.get_running_loop()
         cancelled = threading.Event()
@@ -64,5 +64,5 @@ class ThreadWorker:
 
     def _reserve(self) -> None:
         if self.num_pending >= self.max_pending:
-            raise Busy(_("{limit} requests are waiting already; ask again in a moment", limit=self.max_pending))
+            raise Busy(_("{limit} requests are waiting already; try again in a moment", limit=self.max_pending))
         self.num_pending += 1

@@ -1,7 +1,7 @@
 """Handlers for attention weights: one forward pass per text, then thumbnails, tiles and exact blocks on demand.
 
-A pass over 1,000 tokens makes a gigabyte of weights in a small model, so at most MAX_CACHED_BYTES are cached. A layer
-that was evicted is computed again on demand. Weights as uint8: 0 is exactly zero, 255 the largest.
+A forward pass over 1,000 tokens produces a gigabyte of weights in a small model, so at most MAX_CACHED_BYTES are
+cached. An evicted layer is recomputed on demand. Weights as uint8: 0 is exactly zero, 255 the largest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_TRACES = 8
 THUMBNAIL_SIZE = 28
 TILE_SIZE = 256
 MAX_BLOCK_VALUES = 1 << 16
-LOCAL_DISTANCE = 4  # tokens: a head whose mean distance is below is called local
+LOCAL_DISTANCE = 4  # tokens: a head with a smaller mean distance is local
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,7 @@ class AttentionGroup:
 
 
 class AttentionTrace:
-    """The attention of one forward pass: summaries of all heads, and weights that are cached or computed again."""
+    """The attention of one forward pass: summaries of all heads, and weights that are cached or recomputed."""
 
     def __init__(self, trace_id: str, inputs: TokenizedInput) -> None:
         self.trace_id = trace_id
@@ -73,10 +73,12 @@ class AttentionTrace:
         self.cached_weights: OrderedDict[AttentionSite, Tensor] = OrderedDict()
         self._capture(attention_sites(inputs.model), first_pass=True)
         if not self.kinds:
-            raise Unavailable(_("this model's attention has no weights to show: it never computes the matrix"))
+            raise Unavailable(
+                _("this model's attention has no weights to show: it never computes the attention matrix")
+            )
 
     def _capture(self, sites: list[AttentionSite], first_pass: bool = False) -> None:
-        """One forward pass. The rows of a layer come in chunks; it is cached when the last chunk has come."""
+        """Run one forward pass. The rows of a layer arrive in chunks; it is cached after the last chunk."""
         stats: dict[AttentionSite, PatternStats] = {}
         chunks: dict[AttentionSite, list[Tensor]] = {}
 
@@ -112,7 +114,7 @@ class AttentionTrace:
         return sum(weights.numel() * 4 for weights in self.cached_weights.values())
 
     def layer_weights(self, kind: str, layer: int) -> Tensor:
-        """Weights of one layer [H, Q, S], computed again where they were evicted."""
+        """Weights of one layer [H, Q, S], recomputed if they were evicted."""
         if kind not in self.kinds:
             raise BadInput(
                 _(
@@ -173,7 +175,7 @@ class AttentionTrace:
 
 
 def _head_dict(head: HeadPattern) -> dict[str, Any]:
-    """The measures of a head, and its pattern: the name of a measure, or local or mixed where none stands out."""
+    """The measures of a head, and its pattern: the measure that decided it, else local or mixed."""
     measures = {name: to_jsonable(getattr(head, name)) for name in MEASURES}
     pattern = "local" if head.distance < LOCAL_DISTANCE else "mixed"  # cross-attention has no distance: NaN
     for name, (_threshold, description) in PATTERNS.items():
@@ -184,7 +186,7 @@ def _head_dict(head: HeadPattern) -> dict[str, Any]:
 
 
 def to_uint8(weights: Tensor, max_weight: float, power: float) -> Tensor:
-    """round(255 · (w / max_weight) ^ power), but 0 only for exact zeros, so that a tiny weight differs from none.
+    """round(255 · (w / max_weight) ^ power), but 0 only for exact zeros, so that a tiny weight differs from zero.
 
     >>> to_uint8(torch.tensor([0.0, 1e-9, 0.5, 1.0]), 1.0, 1.0).tolist()
     [0, 1, 128, 255]
@@ -195,7 +197,7 @@ def to_uint8(weights: Tensor, max_weight: float, power: float) -> Tensor:
 
 
 def token_dicts(tokens: Any) -> list[dict[str, Any]]:
-    """Tokens as JSON: id, text, axis label, and of how many tokens its character consists."""
+    """Tokens as JSON: id, text, axis label, and the number of tokens of its character."""
     return [{"id": t.id, "text": t.text, "label": t.label, "num_pieces": t.num_pieces} for t in tokens]
 
 

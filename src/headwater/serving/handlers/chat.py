@@ -23,7 +23,7 @@ def stream_chat(open_model: OpenModel, request: ChatRequest) -> Iterator[dict[st
     """Events of a streamed generation.
 
     {"text", "token", "prob"} for each token, then {"finish_reason", "completion_tokens", "prompt_tokens", "ids",
-    "source_ids"}. Of a classifier only one event: {"labels"} or {"tags"}.
+    "source_ids"}. A classifier has one event: {"labels"} or {"tags"}.
     """
     inspected = open_model.inspected
     if not has_lm_head(inspected.model) or open_model.architecture == "encoder":
@@ -46,7 +46,7 @@ def stream_chat(open_model: OpenModel, request: ChatRequest) -> Iterator[dict[st
         prob = float(torch.tensor(event.logprob).exp())
         yield {"text": event.text, "token": event.token, "prob": round(prob, 6)}
 
-    # the last event: why it ended, and the ids of the conversation
+    # the last event: the finish reason, and the ids of the conversation
     counts = {"finish_reason": finish_reason, "completion_tokens": len(output_ids), "prompt_tokens": len(prompt_ids)}
     if inspected.is_encoder_decoder:
         target_ids = output_ids[:-1] if output_ids and output_ids[-1] in inspected.eos_ids else output_ids

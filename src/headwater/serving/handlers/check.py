@@ -1,4 +1,4 @@
-"""Handler for the checker: the laws of headwater.check, and which positions depend on which tokens, measured."""
+"""Handler for the checker: the laws of headwater.check, and the measured dependencies of positions on tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIN_CHANGE = 1e-6  # relative to the largest hidden state: above rounding error
 
 
 def check_model(open_model: OpenModel, request: CheckRequest) -> dict[str, Any]:
-    """Report of the checker; the dependency matrix comes with all laws, or with the law "future"."""
+    """The report of the checker; with the dependency matrix if all laws, or the law "future", are requested."""
     report = check(open_model.inspected.model, num_probes=2, laws=request.laws or LAWS)
     with_dependencies = not request.laws or "future" in request.laws
     dependencies = dependency_matrix(open_model) if with_dependencies else None

@@ -1,11 +1,13 @@
-"""Handlers for a model's facts, its structure with parameter counts, and the tokenization of a text."""
+"""Handlers for model facts, the module structure with parameter counts, and the tokenization of a text."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from headwater.checker.api import LAWS
+from headwater.core.model import Transformer
 from headwater.core.norms import NoNorm
+from headwater.core.stack import TransformerStack
 from headwater.inspection.costs import count, meta_model, num_parameters
 from headwater.inspection.logit_lens import has_lm_head
 from headwater.serving.handlers.attention import token_dicts
@@ -16,7 +18,7 @@ from headwater.training.callbacks import read_jsonl
 
 
 def model_info(open_model: OpenModel) -> dict[str, Any]:
-    """Facts about a model: architecture, sizes, tokenizer, and what it can be used for."""
+    """Facts about a model: architecture, sizes, tokenizer, head and task."""
     inspected = open_model.inspected
     model = inspected.model
     embed: Any = model.output_stack.spec.embed
@@ -27,7 +29,7 @@ def model_info(open_model: OpenModel) -> dict[str, Any]:
         "kind": open_model.stored.kind,
         "architecture": open_model.architecture,
         "family": str(config.get("model_type") or "headwater"),
-        "parameters": num_parameters(meta_model(model.spec)),  # a quantized model stores its weights in another form
+        "parameters": num_parameters(meta_model(model.spec)),  # a quantized model stores its weights as blocks
         "d_model": model.output_stack.spec.d_model,
         "layers": _num_layers(model),
         "vocab_size": embed.vocab,
@@ -47,7 +49,7 @@ def model_info(open_model: OpenModel) -> dict[str, Any]:
 
 
 def sample_inputs(stored: StoredModel) -> list[str]:
-    """Example inputs of a model: up to three short ones of its run's samples.jsonl."""
+    """Example inputs of a model: up to three short ones from the samples.jsonl of its run."""
     run_dirs = {"run": stored.path, "checkpoint": stored.path and stored.path.parent.parent}
     run_dir = run_dirs.get(stored.kind)
     if not run_dir:
@@ -59,12 +61,13 @@ def sample_inputs(stored: StoredModel) -> list[str]:
     return [text for text in dict.fromkeys(inputs) if 0 < len(text) <= 60][:3]
 
 
-def _num_layers(model: Any) -> list[int]:
+def _num_layers(model: Transformer) -> list[int]:
     return [len(stack.order) for stack in (model.encoder, model.decoder) if stack is not None]
 
 
-def _first_branch(stack: Any) -> Any:
-    return stack.spec.layers[0].branches[0]
+def _first_branch(stack: TransformerStack) -> Any:
+    block: Any = stack.spec.layers[0]
+    return block.branches[0]
 
 
 def model_structure(open_model: OpenModel) -> dict[str, Any]:
@@ -83,7 +86,7 @@ def model_structure(open_model: OpenModel) -> dict[str, Any]:
 
 
 def _default_length(open_model: OpenModel) -> int | None:
-    """Sequence length of the costs."""
+    """The sequence length at which costs are counted."""
     max_positions = open_model.inspected.max_positions
     return None if max_positions is None else min(max_positions, 512)
 

@@ -1,6 +1,6 @@
 """Handlers for next-token probabilities after each logits processor, mask filling, and the logit lens.
 
-Sampling is headwater.generation's own code, so the page, Python and the command line agree to the last digit.
+Sampling is that of headwater.generation, so that the page, Python and the command line give identical numbers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LENS_TOP_K = 5
 
 
 class LogitsCache:
-    """LRU cache of compute_logits: moving a sampling slider asks for the same text again."""
+    """LRU cache of compute_logits: moving a sampling slider requests the same text again."""
 
     def __init__(self) -> None:
         self.entries: OrderedDict[Any, tuple[Tensor, list[float | None]]] = OrderedDict()
@@ -121,7 +121,7 @@ def build_sequence(
 
 
 def sample_token(sequence: SequenceState, logits: Tensor) -> SampledToken:
-    """Sample one token as generate() would; raises the fault of a sequence that has no token left."""
+    """Sample one token as generate() would; raises a Fault if no token is allowed."""
     (sampled,) = sample(logits[None], [sequence])
     if isinstance(sampled, Fault):
         raise sampled
@@ -136,7 +136,7 @@ def describe_processor(processor: LogitsProcessor) -> dict[str, Any]:
 
 
 def count_allowed_tokens(sequence: SequenceState, logits: Tensor) -> list[int]:
-    """How many tokens have a logit above −∞: for the model, and after each processor.
+    """The number of tokens with a logit above −∞: of the model, and after each processor.
 
     Counted before the softmax, in which a low temperature makes some probabilities too small for a float.
     """

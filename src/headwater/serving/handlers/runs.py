@@ -13,7 +13,7 @@ from headwater.training.callbacks import read_jsonl
 
 MAX_POINTS = 2000
 MAX_SAMPLES = 400
-LIVE_SECONDS = 120.0  # after this time without a new line, a run without a stop reason is called unfinished
+LIVE_SECONDS = 120.0  # a run without a stop reason and without a new line for this time is unfinished
 NOT_METRICS = ("step", "split", "best", "num_examples", "time")
 
 
@@ -44,7 +44,7 @@ def run_state(lines: list[dict[str, Any]]) -> str:
 
 
 def read_run(model_store: ModelStore, request: RunRequest) -> dict[str, Any]:
-    """Metrics after the last line that the page has, samples and the summary of a run."""
+    """Metrics after line after_line, samples and the summary of a run."""
     folder = model_store.run_dir(request.run)
     lines = read_jsonl(folder / "metrics.jsonl")
     new = [{"line": n, **line} for n, line in enumerate(lines) if n > request.after_line]
@@ -59,7 +59,7 @@ def read_run(model_store: ModelStore, request: RunRequest) -> dict[str, Any]:
 
 
 def downsample(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """At most MAX_POINTS of the training lines, evenly spaced; evaluations and notes all stay."""
+    """At most MAX_POINTS training lines, evenly spaced; all evaluations and notes are kept."""
     train = [n for n, line in enumerate(lines) if line.get("split") == "train"]
     if len(train) <= MAX_POINTS:
         return lines

@@ -1,7 +1,7 @@
 """Handler for the walkthrough: one forward pass of one layer and head, as formulas with matrices.
 
 The numbers are those of the model's own modules, captured by forward hooks; only scores, mask and softmax, which fused
-attention never stores, are computed separately. A name stands for one matrix in the whole walkthrough.
+attention never stores, are computed separately. Each name denotes one matrix throughout the walkthrough.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def walkthrough(open_model: OpenModel, request: WalkthroughRequest) -> dict[str,
 
 
 def _truncate(inputs: TokenizedInput) -> TokenizedInput:
-    """The first MAX_TOKENS tokens: matrices that can be read."""
+    """The first MAX_TOKENS tokens, so that the matrices are readable."""
     return replace(
         inputs,
         tokens=inputs.tokens[:MAX_TOKENS],
@@ -83,7 +83,7 @@ def _truncate(inputs: TokenizedInput) -> TokenizedInput:
 
 
 class WalkthroughBuilder:
-    """Builds the steps in the order of the pass. Each method adds those of one module and returns its result's name."""
+    """Builds the steps in execution order. Each method adds those of one module and returns the name of its output."""
 
     def __init__(self, inputs: TokenizedInput, stack: Any, layer: int, head: int) -> None:
         self.inputs = inputs
@@ -235,7 +235,7 @@ class WalkthroughBuilder:
         return result
 
     def add_branch(self, role: str, number: int, input_name: str) -> str:
-        """Attention, feed-forward, or the output alone of a layer without a formula."""
+        """Attention, feed-forward, or only the output of a layer without a formula."""
         layer = getattr(self.activations.module, role)
         if isinstance(layer, AttentionLayer):
             return AttentionSteps(self, role, layer, input_name).build()

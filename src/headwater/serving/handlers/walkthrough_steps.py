@@ -50,7 +50,7 @@ class LayerActivations:
 
 
 def record_activations(inputs: TokenizedInput, stack: Any, layer: int) -> LayerActivations:
-    """Run the model once and record the modules of a layer. Of a layer whose weights are shared, its own call."""
+    """Run the model once and record the module calls of one layer, also if other layers share its weights."""
     block = stack.layers[stack.order[layer]]
     calls_by_path: dict[str, list[ModuleCall]] = {path: [] for path, _module in block.named_modules()}
     block_calls: list[ModuleCall] = []
@@ -81,7 +81,7 @@ def _recording_hook(module: nn.Module, calls: list[ModuleCall]) -> Iterator[None
 # --------------------------------------------------------------------------------------------------
 # Formulas of the walkthrough as text, with the matrices they name.
 #
-# A small grammar, printed by the page as it stands and parsed by the tests, which multiply every formula out:
+# A small grammar, printed by the page unchanged and parsed by the tests, which evaluate every formula:
 #
 #     q = n W_q + b_q                                     a matrix product is two factors side by side
 #     n = (x − mean(x)) / √(var(x) + 1e-05) · γ1 + β1     · and / act element by element; mean, var are of a row
@@ -104,7 +104,7 @@ class NamedMatrix:
     columns: str = "dims"
 
     def to_dict(self) -> dict[str, Any]:
-        """The values, of a large matrix the first rows and columns; shape is that of the full matrix. −∞ is null."""
+        """The values, of a large matrix its first rows and columns; shape is that of the full matrix. −∞ is null."""
         matrix = torch.atleast_2d(self.values.detach().float())
         values = to_jsonable(matrix[:MAX_SENT_SIDE, :MAX_SENT_SIDE].numpy())
         return {
@@ -143,7 +143,7 @@ def _weight_rows(layer: Any, rows: slice | Tensor) -> Tensor:
 
 
 def norm_formula(x: str, module: nn.Module, index: int) -> Formula:
-    """A norm written out with its own eps; index distinguishes its weights from those of other norms."""
+    """The formula of a norm with its eps; index distinguishes its weights from those of other norms."""
     scale_name = f"γ{index}"
     if isinstance(module, RMSNormLayer):
         text = f"{x} / √(mean({x}²) + {module.eps or 0:g}) · {scale_name}"
@@ -164,7 +164,7 @@ def activation_name(function: Callable[[Tensor], Tensor]) -> str:
 
 
 def scaled_formula(x: str, factor: float) -> str:
-    """x · factor, and x alone where the factor is one."""
+    """x · factor, or x if the factor is one."""
     return x if factor == 1 else f"{x} · {factor:.8g}"
 
 

@@ -50,7 +50,7 @@ export async function postForBytes(name, body, signal) {
 }
 
 /**
- * Call each(line) for every JSON line as it comes.
+ * Call onLine(line) for every JSON line as it arrives.
  * @param {string} name @param {object} body @param {(line: any) => void} onLine @param {AbortSignal} signal
  */
 export async function postForLines(name, body, onLine, signal) {

@@ -17,25 +17,25 @@ function rgb(hex) {
 
 /** 256 interpolated colors of a colormap. @param {string[]} anchors @returns {Uint8ClampedArray} rgb, rgb, … */
 function colormap(anchors) {
-  const made = new Uint8ClampedArray(256 * 3);
+  const colors = new Uint8ClampedArray(256 * 3);
   for (let byte = 0; byte < 256; byte++) {
     const at = (byte / 255) * (anchors.length - 1);
     const low = Math.min(Math.floor(at), anchors.length - 2);
     const [a, b] = [rgb(anchors[low]), rgb(anchors[low + 1])];
-    for (let c = 0; c < 3; c++) made[3 * byte + c] = a[c] + (b[c] - a[c]) * (at - low);
+    for (let c = 0; c < 3; c++) colors[3 * byte + c] = a[c] + (b[c] - a[c]) * (at - low);
   }
-  return made;
+  return colors;
 }
 
 /** @type {Map<string, Uint8ClampedArray>} */
-const made = new Map();
+const palettes = new Map();
 
 /** The 256 colors of the current theme. @param {boolean} [diverging] */
 export function palette(diverging = false) {
   const name = `${diverging}${isDark()}`;
   const anchors = diverging ? (isDark() ? DIVERGING_DARK : DIVERGING_LIGHT) : isDark() ? SEQUENTIAL_DARK : SEQUENTIAL_LIGHT;
-  if (!made.has(name)) made.set(name, colormap(anchors));
-  return /** @type {Uint8ClampedArray} */ (made.get(name));
+  if (!palettes.has(name)) palettes.set(name, colormap(anchors));
+  return /** @type {Uint8ClampedArray} */ (palettes.get(name));
 }
 
 /** One color as CSS. @param {number} byte @param {boolean} [diverging] */

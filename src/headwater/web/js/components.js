@@ -28,12 +28,12 @@ export function textarea(value, onChange, more = {}) {
  * @param {string} label
  */
 export function select(options, selected, onChange, label) {
-  const made = h(
+  const element = h(
     "select",
-    { "aria-label": label, onchange: () => onChange(made.value) },
+    { "aria-label": label, onchange: () => onChange(element.value) },
     options.map(([value, text]) => h("option", { value, selected: value === selected }, text)),
   );
-  return made;
+  return element;
 }
 
 /**
@@ -120,8 +120,8 @@ export async function withLoading(container, signal, f) {
     250,
   );
   try {
-    const made = await f();
-    if (!signal.aborted && made) replaceChildren(container, made);
+    const content = await f();
+    if (!signal.aborted && content) replaceChildren(container, content);
   } catch (error) {
     if (!signal.aborted) replaceChildren(container, errorNotice(error));
   } finally {

@@ -26,7 +26,7 @@ function download(blob, name) {
 /** @param {HTMLCanvasElement} canvas @returns {Promise<Blob>} */
 function png(canvas) {
   return new Promise((resolve, reject) =>
-    canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("no picture")))),
+    canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("the canvas cannot be encoded as PNG")))),
   );
 }
 
@@ -108,11 +108,11 @@ export function exportButtons(name, picture, data) {
   const save = async (/** @type {string} */ kind) => {
     if (kind === "json")
       return download(new Blob([JSON.stringify(await data(), null, 1)], { type: "application/json" }), `${file}.json`);
-    const seen = await picture?.();
-    if (!seen) return;
-    const vector = seen instanceof SVGSVGElement ? seen : await seen.toSvg?.();
+    const figure = await picture?.();
+    if (!figure) return;
+    const vector = figure instanceof SVGSVGElement ? figure : await figure.toSvg?.();
     if (kind === "svg") return vector && download(new Blob([serializeSvg(vector)], { type: "image/svg+xml" }), `${file}.svg`);
-    download(await png(vector ? await rasterize(vector) : /** @type {Canvas} */ (seen)), `${file}.png`);
+    download(await png(vector ? await rasterize(vector) : /** @type {Canvas} */ (figure)), `${file}.png`);
   };
   const kinds = picture ? ["png", "svg", "json"] : ["json"];
   const button = (/** @type {string} */ kind) =>

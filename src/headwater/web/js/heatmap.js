@@ -202,8 +202,8 @@ export class HeatMap {
   /** A tile, fetched if it is not cached. @param {number} level @param {number} row @param {number} column */
   tile(level, row, column) {
     const key = `${level} ${row} ${column}`;
-    const held = this.tiles.get(key);
-    if (held !== undefined) return held ?? this.staleTiles.get(key);
+    const cached = this.tiles.get(key);
+    if (cached !== undefined) return cached ?? this.staleTiles.get(key);
     this.tiles.set(key, null);
     const source = this.source;
     const side = (/** @type {number} */ n, /** @type {number} */ at) =>
@@ -279,23 +279,23 @@ export class HeatMap {
 
   addEventListeners() {
     /** @type {{x: number, y: number, view: {x: number, y: number}} | null} */
-    let held = null;
+    let drag = null;
     const canvas = this.canvas;
     canvas.addEventListener("pointermove", (event) => {
-      if (held) {
-        this.view.x = held.view.x - (event.offsetX - held.x) / this.view.scale;
-        this.view.y = held.view.y - (event.offsetY - held.y) / this.view.scale;
+      if (drag) {
+        this.view.x = drag.view.x - (event.offsetX - drag.x) / this.view.scale;
+        this.view.y = drag.view.y - (event.offsetY - drag.y) / this.view.scale;
         this.clampView();
       }
       this.selectCell(this.cellAt(event.offsetX, event.offsetY));
     });
     canvas.addEventListener("pointerdown", (event) => {
       if (this.view.scale > this.minScale * 1.01) {
-        held = { x: event.offsetX, y: event.offsetY, view: { ...this.view } };
+        drag = { x: event.offsetX, y: event.offsetY, view: { ...this.view } };
         canvas.setPointerCapture(event.pointerId);
       }
     });
-    canvas.addEventListener("pointerup", () => (held = null));
+    canvas.addEventListener("pointerup", () => (drag = null));
     canvas.addEventListener("pointerleave", () => this.selectCell(null));
     canvas.addEventListener("click", () => this.cell && this.options.onPick?.(this.cell));
     canvas.addEventListener("dblclick", (event) => this.zoom(2, event.offsetX, event.offsetY));

@@ -9,8 +9,8 @@ let current = "en";
 /** @param {string} language */
 export async function loadLanguage(language) {
   const file = new URL(`../locales/${language === "zh" ? "zh" : "en"}.json`, import.meta.url);
-  const answer = await retryUntilReachable(() => fetch(file));
-  messages = await answer.json();
+  const response = await retryUntilReachable(() => fetch(file));
+  messages = await response.json();
   current = language === "zh" ? "zh" : "en";
   document.documentElement.lang = current === "zh" ? "zh-CN" : "en";
 }
@@ -23,7 +23,7 @@ export function language() {
 export function t(key, values = {}) {
   const text = messages[key];
   if (text === undefined) throw new Error(`no message ${key}`);
-  return text.replace(/\{(\w+)\}/g, (whole, name) => (name in values ? String(values[name]) : whole));
+  return text.replace(/\{(\w+)\}/g, (placeholder, name) => (name in values ? String(values[name]) : placeholder));
 }
 
 /** Whether there is such a message. @param {string} key */

@@ -118,10 +118,10 @@ function labels(ctx, options, at) {
 
 /** @param {CanvasRenderingContext2D} ctx @param {string} label @param {number} maxWidth */
 function ellipsize(ctx, label, maxWidth) {
-  let shown = escapeInvisible(label);
-  if (ctx.measureText(shown).width <= maxWidth) return shown;
-  while (shown.length > 1 && ctx.measureText(shown + "…").width > maxWidth) shown = shown.slice(0, -1);
-  return shown + "…";
+  let printable = escapeInvisible(label);
+  if (ctx.measureText(printable).width <= maxWidth) return printable;
+  while (printable.length > 1 && ctx.measureText(printable + "…").width > maxWidth) printable = printable.slice(0, -1);
+  return printable + "…";
 }
 
 /** @param {number | null} value @param {string} [none] */

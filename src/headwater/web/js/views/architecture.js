@@ -38,18 +38,18 @@ export async function mount(root, context) {
 
 /** @param {any} data */
 function encoderDecoderTable(data) {
-  const row = (/** @type {string} */ key, /** @type {string} */ currentRoute) =>
+  const row = (/** @type {string} */ key, /** @type {string} */ thisModel) =>
     h(
       "tr",
       {},
       h("th", {}, t(`architecture.sides.${key}`)),
       h("td", {}, t(`architecture.sides.${key}.encoder`)),
       h("td", {}, t(`architecture.sides.${key}.decoder`)),
-      h("td", {}, currentRoute),
+      h("td", {}, thisModel),
     );
   const sides = Object.keys(data.stacks);
   const cross = data.stacks.decoder?.branches.some((/** @type {any} */ b) => b.role === "cross_attn");
-  const thisModel = t(`architecture.has.${data.model_info.architecture}`);
+  const architecture = t(`architecture.has.${data.model_info.architecture}`);
   return card(
     t("architecture.sides.title"),
     h(
@@ -75,7 +75,7 @@ function encoderDecoderTable(data) {
           {},
           row("mask", sides.map((side) => maskLabel(data.stacks[side].branches[0].mask ?? "")).join(" · ")),
           row("cross", cross ? t("yes") : t("no")),
-          row("use", thisModel),
+          row("use", architecture),
         ),
       ),
     ),
@@ -156,7 +156,7 @@ function tree(data, params) {
       "div",
       { class: "row" },
       h("span", { class: "spacer" }),
-      exportButtons(`parts-${params.model}`, null, () => data.costs),
+      exportButtons(`modules-${params.model}`, null, () => data.costs),
     ),
   );
 }

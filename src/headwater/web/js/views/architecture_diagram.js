@@ -44,7 +44,7 @@ export function architectureDiagram(data, params) {
       h("span", { class: "muted" }, t("architecture.diagram.lead")),
       h("span", { class: "spacer" }),
       exportButtons(
-        `anatomy-${params.model}`,
+        `architecture-${params.model}`,
         () => svg,
         () => data,
       ),

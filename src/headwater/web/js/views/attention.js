@@ -123,8 +123,8 @@ class AttentionView {
   select(params) {
     const kind = this.kinds.includes(params.kind) ? params.kind : this.kinds[this.kinds.length - 1];
     const { layers, heads } = this.trace.kinds[kind];
-    const inside = (/** @type {string | undefined} */ v, /** @type {number} */ low, /** @type {number} */ maxWeight) =>
-      Math.max(low, Math.min(maxWeight, Number(v ?? 0) || 0));
+    const inside = (/** @type {string | undefined} */ v, /** @type {number} */ low, /** @type {number} */ high) =>
+      Math.max(low, Math.min(high, Number(v ?? 0) || 0));
     const next = {
       kind,
       layer: inside(params.layer, 0, layers - 1),
@@ -237,7 +237,7 @@ class AttentionView {
       columns: columns.map((x) => x.label),
       tile: this.tiles({ ...this.selection }),
     };
-    if (this.map && this.shownKind === kind) this.map.setSource(source);
+    if (this.map && this.drawnKind === kind) this.map.setSource(source);
     else {
       this.map?.destroy();
       const frame = h("div", { class: "map" });
@@ -254,7 +254,7 @@ class AttentionView {
       );
       replaceChildren(this.mainPlot, zoom, frame);
       this.map = new HeatMap(frame, source, { onHover: (cell) => this.showWeight(cell), label: t("attention.title") });
-      this.shownKind = kind;
+      this.drawnKind = kind;
     }
     const maxWeight = this.selection.head >= 0 ? this.trace.kinds[kind].max_weights[this.selection.layer][this.selection.head] : null;
     const container = this.mainPlot.querySelector(".legend-place");

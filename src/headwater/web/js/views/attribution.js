@@ -63,7 +63,7 @@ class AttributionView {
     this.data = null;
     this.container = h("div", { class: "token-attribution" });
     const buttons = exportButtons(
-      `why-${context.params.model}`,
+      `attribution-${context.params.model}`,
       () => (this.data ? attributionSvg(this.data, this.numPromptTokens) : null),
       () => this.data,
     );
@@ -146,15 +146,15 @@ class AttributionView {
 /** @param {any} data @param {number} numPromptTokens */
 function attributionSvg(data, numPromptTokens) {
   const side = (/** @type {string} */ name, /** @type {any[]} */ tokens, /** @type {number[]} */ scores) => [
-    { text: name, value: null, shown: "" },
-    ...scores.map((score, n) => ({ text: tokens[n].label, value: score, shown: signed(score, 3) })),
+    { text: name, value: null, valueText: "" },
+    ...scores.map((score, n) => ({ text: tokens[n].label, value: score, valueText: signed(score, 3) })),
   ];
   const rows = [
     ...(data.source.length ? side(t("text.source"), data.source, data.source_attributions) : []),
     ...side(t(data.source.length ? "attribution.target_prefix" : "text"), data.tokens, data.attributions.slice(0, numPromptTokens)),
   ];
-  const word_ = t("attribution.output", { word: escapeInvisible(data.output).trim(), p: formatPercent(Math.exp(data.logprob)) });
-  return divergingBarsSvg(rows, `${word_} · ${t("attribution.tokens")} (nat)`, MIN_SCALE_NAT);
+  const outputText = t("attribution.output", { word: escapeInvisible(data.output).trim(), p: formatPercent(Math.exp(data.logprob)) });
+  return divergingBarsSvg(rows, `${outputText} · ${t("attribution.tokens")} (nat)`, MIN_SCALE_NAT);
 }
 
 // ------------------------------------------------------------------------------------------------- head ablation
@@ -290,7 +290,7 @@ class AblationView {
       this.result.dataset.ablated = `${kind} ${layer} ${head}`;
       return [
         h("h3", {}, t("ablation.head", { layer, head, word: escapeInvisible(result.tokens[result.position].text) })),
-        lossIncrease === null ? null : h("p", {}, t("ablation.loss", { was: formatNumber(result.loss), now: formatNumber(result.ablated_loss) })),
+        lossIncrease === null ? null : h("p", {}, t("ablation.loss", { loss: formatNumber(result.loss), ablated: formatNumber(result.ablated_loss) })),
         h("ol", { class: "candidates" }, rows),
         h("p", { class: "muted" }, t("ablation.kl_divergence")),
         h("div", { class: "chips" }, klChips),
@@ -299,7 +299,7 @@ class AblationView {
           { class: "row" },
           h("span", { class: "spacer" }),
           exportButtons(
-            `without-${layer}-${head}`,
+            `ablation-${layer}-${head}`,
             () =>
               candidatesSvg(
                 result.candidates,

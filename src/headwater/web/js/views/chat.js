@@ -13,8 +13,8 @@ export const requires = "model";
 /** @param {HTMLElement} root @param {import("../main.js").Context} context */
 export async function mount(root, context) {
   const { modelInfo, params } = context;
-  const writes = modelInfo.has_lm_head && modelInfo.architecture !== "encoder";
-  if (!writes && !modelInfo.labels.length) {
+  const generates = modelInfo.has_lm_head && modelInfo.architecture !== "encoder";
+  if (!generates && !modelInfo.labels.length) {
     replaceChildren(
       root,
       heading(t("chat.title"), t("chat.lead")),
@@ -23,7 +23,7 @@ export async function mount(root, context) {
     );
     return;
   }
-  const mode = !writes ? "labels" : modelInfo.architecture === "encoder-decoder" ? "translation" : modelInfo.has_chat_template ? "chat" : "completion";
+  const mode = !generates ? "labels" : modelInfo.architecture === "encoder-decoder" ? "translation" : modelInfo.has_chat_template ? "chat" : "completion";
   const conversation = new ChatView(context, mode);
   replaceChildren(root, heading(t(`chat.${mode}`), t(`chat.${mode}.lead`)), conversation.page);
   if (params.text) conversation.box.value = params.text;
@@ -84,7 +84,7 @@ class ChatView {
         this.button,
         h("span", { class: "muted" }, t("chat.keys")),
         h("span", { class: "spacer" }),
-        exportButtons(`talk-${context.params.model}`, null, () => this.turns),
+        exportButtons(`chat-${context.params.model}`, null, () => this.turns),
       ),
     );
     this.page = [this.list, form];
@@ -145,7 +145,7 @@ class ChatView {
     this.turns.push({ message: text, reply: fullText, ...line });
     footer.append(
       h("a", { class: "view-link small", href: this.attention(line) }, t("chat.attention")),
-      h("span", { class: "muted" }, t("chat.counts", { n: line.completion_tokens, m: line.prompt_tokens, why: translateName("finish_reason", line.finish_reason) })),
+      h("span", { class: "muted" }, t("chat.counts", { n: line.completion_tokens, m: line.prompt_tokens, reason: translateName("finish_reason", line.finish_reason) })),
     );
   }
 

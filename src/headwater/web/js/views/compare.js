@@ -85,8 +85,8 @@ async function fetchTraces(body, pair, signal) {
     const { tokens, source } = sameTokens ? first : own;
     const same = { model: modelInfo.name, ids: ids(tokens), ...(source.length ? { source_ids: ids(source) } : {}) };
     const trace = own === first || !sameTokens ? own : await post("attention", same, signal);
-    const writes = modelInfo.has_lm_head && modelInfo.architecture !== "encoder";
-    results.push({ own, trace, next: writes ? await post("next_token", { ...same, num_candidates: 8 }, signal) : null });
+    const generates = modelInfo.has_lm_head && modelInfo.architecture !== "encoder";
+    results.push({ own, trace, next: generates ? await post("next_token", { ...same, num_candidates: 8 }, signal) : null });
   }
   return results;
 }
@@ -233,8 +233,8 @@ async function heads(pair, results, context) {
     values.push({ value, labels });
     figures.push(figure(pair[n].name, matrix(value, { ...labels, power: 0.5, label: pair[n].name })));
   }
-  const [ownName, theirs] = values.map(({ labels }) => JSON.stringify(labels));
-  const difference = ownName === theirs ? values[1].value.map((row, r) => row.map((v, c) => v - values[0].value[r][c])) : null;
+  const [firstLabels, secondLabels] = values.map(({ labels }) => JSON.stringify(labels));
+  const difference = firstLabels === secondLabels ? values[1].value.map((row, r) => row.map((v, c) => v - values[0].value[r][c])) : null;
   if (difference)
     figures.push(
       figure(t("compare.difference"), matrix(difference, { ...values[0].labels, diverging: true, label: t("compare.difference") })),

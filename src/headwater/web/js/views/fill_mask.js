@@ -24,7 +24,7 @@ export class FillMaskView {
       const all = await post("tokenize", body, this.context.signal);
       const position = Math.min(Number(params.position ?? Math.floor(all.tokens.length / 2)) || 0, all.tokens.length - 1);
       const data = await post("fill_mask", { ...body, position }, this.context.signal);
-      const most = Math.max(...data.candidates.map((/** @type {any} */ c) => c.probs[0]));
+      const max = Math.max(...data.candidates.map((/** @type {any} */ c) => c.probs[0]));
       const rows = data.candidates.map((/** @type {any} */ row) =>
         h(
           "li",
@@ -33,7 +33,7 @@ export class FillMaskView {
             "span",
             { class: "candidate-row", "data-id": row.id, "data-after": row.probs[0] },
             h("span", { class: "token-text" }, escapeInvisible(row.text)),
-            probabilityBar(row.probs[0], most),
+            probabilityBar(row.probs[0], max),
             h("span", { class: "num strong" }, formatPercent(row.probs[0])),
           ),
         ),
@@ -50,7 +50,7 @@ export class FillMaskView {
             { class: "row" },
             h("span", { class: "spacer" }),
             exportButtons(
-              `gap-${params.model}`,
+              `fill-mask-${params.model}`,
               () => candidatesSvg(data.candidates, t("next_token.predictions", { word: escapeInvisible(data.original_token.text) })),
               () => data,
             ),
@@ -82,31 +82,31 @@ function rowsSvg(rows, title) {
   return svg;
 }
 
-/** @param {SVGSVGElement} svg @param {number} n @param {string} name @param {string} shown */
-function rowLabels(svg, n, name, shown) {
+/** @param {SVGSVGElement} svg @param {number} n @param {string} name @param {string} valueText */
+function rowLabels(svg, n, name, valueText) {
   const y = n * ROW + 44;
   svg.append(
     s("text", { x: NAMES - 10, y, "text-anchor": "end", fill: cssVariable("--text") }, escapeInvisible(name).slice(0, 16)),
-    s("text", { x: NAMES + BARS + 20, y, fill: cssVariable("--text-muted") }, shown),
+    s("text", { x: NAMES + BARS + 20, y, fill: cssVariable("--text-muted") }, valueText),
   );
 }
 
 /** Candidates with their probabilities as SVG. @param {any[]} rows @param {string} title */
 export function candidatesSvg(rows, title) {
-  const most = Math.max(...rows.flatMap((row) => [row.probs[0], row.probs.at(-1)]), 1e-9);
+  const max = Math.max(...rows.flatMap((row) => [row.probs[0], row.probs.at(-1)]), 1e-9);
   const svg = rowsSvg(rows.length, title);
   rows.forEach((row, n) => {
-    const bar_ = (/** @type {number} */ share, /** @type {number} */ inset, /** @type {string} */ opacity) =>
+    const probBar = (/** @type {number} */ prob, /** @type {number} */ inset, /** @type {string} */ opacity) =>
       s("rect", {
         x: NAMES,
         y: n * ROW + 30 + inset,
-        width: (BARS * share) / most,
+        width: (BARS * prob) / max,
         height: ROW - 4 - 2 * inset,
         fill: cssVariable("--accent"),
         "fill-opacity": opacity,
         rx: 2,
       });
-    svg.append(bar_(row.probs[0], 1, "0.25"), bar_(row.probs.at(-1), 5, "1"));
+    svg.append(probBar(row.probs[0], 1, "0.25"), probBar(row.probs.at(-1), 5, "1"));
     rowLabels(svg, n, row.text, formatPercent(row.probs.at(-1)));
   });
   return svg;
@@ -114,11 +114,11 @@ export function candidatesSvg(rows, title) {
 
 /**
  * Signed values as bars to both sides of zero. A row without a value is a heading.
- * @param {{text: string, value: number | null, shown: string}[]} rows @param {string} title
+ * @param {{text: string, value: number | null, valueText: string}[]} rows @param {string} title
  * @param {number} floor minimum of the scale
  */
 export function divergingBarsSvg(rows, title, floor) {
-  const most = Math.max(...rows.map((row) => Math.abs(row.value ?? 0)), floor);
+  const max = Math.max(...rows.map((row) => Math.abs(row.value ?? 0)), floor);
   const svg = rowsSvg(rows.length, title);
   const zero = NAMES + BARS / 2;
   rows.forEach((row, n) => {
@@ -126,7 +126,7 @@ export function divergingBarsSvg(rows, title, floor) {
       svg.append(s("text", { x: 12, y: n * ROW + 44, fill: cssVariable("--text-muted") }, row.text));
       return;
     }
-    const width = ((BARS / 2) * Math.abs(row.value)) / most;
+    const width = ((BARS / 2) * Math.abs(row.value)) / max;
     svg.append(
       s("rect", {
         x: row.value < 0 ? zero - width : zero,
@@ -137,7 +137,7 @@ export function divergingBarsSvg(rows, title, floor) {
         "data-value": row.value,
       }),
     );
-    rowLabels(svg, n, row.text, row.shown);
+    rowLabels(svg, n, row.text, row.valueText);
   });
   svg.append(
     s("line", { x1: zero, x2: zero, y1: 28, y2: rows.length * ROW + 30, stroke: cssVariable("--text-muted"), "data-zero": zero }),

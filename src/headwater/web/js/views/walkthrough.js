@@ -63,7 +63,7 @@ function walkthrough(data, { params, setParams }) {
     select(numbers(sizes.heads), params.head ?? "0", (v) => setParams({ head: v }), t("head")),
     h("span", { class: "spacer" }),
     exportButtons(
-      `walk-${params.model}`,
+      `walkthrough-${params.model}`,
       () => document.querySelector(".step canvas"),
       () => data,
     ),
