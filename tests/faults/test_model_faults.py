@@ -238,7 +238,7 @@ INPUTS = {
     "a rolling cache of another batch": (lambda: used_by(hw.sliding_cache(DECODER)), "cache: it holds 3 rows, got 2"),
     "a fixed cache of another batch": (
         lambda: DECODER.decode(IDS, attention_mask=KEEP, cache=hw.static_cache(DECODER, 3, 9)),
-        "cache: it has room for 3 rows, got 2; make it for that batch",
+        "cache: it was created for 3 rows, got 2; create one for that batch size",
     ),
     "a rolling cache that is to go back": (lambda: _crop_rolling(), "cache: a sliding cache cannot be cropped"),
 }
@@ -274,7 +274,7 @@ LONG = {
     ),
     "past a fixed cache": (
         lambda: DECODER.decode(IDS, cache=hw.static_cache(DECODER, 2, 4)),
-        "cache: it has room for 4 tokens, got token 5; make it longer",
+        "cache: its length is 4 tokens, got token 5; create a longer one",
     ),
 }
 

@@ -141,7 +141,7 @@ def test_its_state_is_a_quarter():
 
 
 def test_what_cannot_be_is_said():
-    with pytest.raises(BadSetting, match="adamw8 works on whole tensors, and fsdp cuts them"):
+    with pytest.raises(BadSetting, match="adamw8 needs full tensors, and fsdp shards them"):
         build_optimizer(small(), 0.01, settings(fsdp=True))
     model = small()
     codes_of = optimizer_state(build_optimizer(model, 0.01, settings()), model)

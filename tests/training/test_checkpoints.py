@@ -205,7 +205,7 @@ def test_what_does_not_belong_is_named_and_the_previous_one_used(tmp_path, spoil
 
 def test_another_runs_checkpoint_is_not_ours(tmp_path):
     filled(tmp_path / "c")
-    with pytest.raises(BadFile, match="all 2 are spoiled .*another run"):
+    with pytest.raises(BadFile, match="all 2 are corrupted .*another run"):
         CheckpointManager(tmp_path / "c", "run-b").latest_valid()
 
 
@@ -213,7 +213,7 @@ def test_if_all_are_spoiled_it_is_said_and_never_begun_anew(tmp_path):
     filled(tmp_path / "c")
     for path in (tmp_path / "c").iterdir():
         (path / "state.json").write_text("{}")
-    with pytest.raises(BadFile, match="must hold a valid checkpoint, all 2 are spoiled"):
+    with pytest.raises(BadFile, match="must have a valid checkpoint, all 2 are corrupted"):
         CheckpointManager(tmp_path / "c", "run-a").latest_valid()
     (tmp_path / "d").mkdir()
     assert CheckpointManager(tmp_path / "d", "run-a").latest_valid() is None
@@ -263,7 +263,7 @@ def test_a_second_trainer_is_refused_and_a_killed_one_leaves_no_lock(tmp_path):
     path = tmp_path / "lock"
     other = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True)
     assert other.stdout.readline() == "held\n"
-    with pytest.raises(Unavailable, match=f"process {other.pid} on .* is training there"):
+    with pytest.raises(Unavailable, match=f"process {other.pid} on .* does"):
         RunLock(path).acquire()
     other.kill()
     other.wait()

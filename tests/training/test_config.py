@@ -40,7 +40,7 @@ def test_yaml_and_back_is_the_same():
         ({"keep_checkpoints": 1}, "keep_checkpoints must be an integer from 2"),
         ({"compile": "maybe"}, "compile must be true or false"),
         ({"columns": "en"}, "columns must be pairs such as source=en"),
-        ({"task": 3}, "task must be a word"),
+        ({"task": 3}, "task must be a string"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(given, said):
@@ -78,7 +78,7 @@ def test_each_leaf_is_fixed_or_free_in_a_resumed_run(name):
     if FIELDS[name].mutable:
         assert [c.name for c in check_resume_changes(before, now)] == [name]
     else:
-        with pytest.raises(BadSetting, match=f"{name} is fixed in a resumed run"):
+        with pytest.raises(BadSetting, match=f"{name} cannot change in a resumed run"):
             check_resume_changes(before, now)
 
 

@@ -76,8 +76,8 @@ def test_a_folder_that_is_removed_is_made_again_at_the_next_save(files, tmp_path
 
     with pytest.raises(KeyboardInterrupt):
         train(files / "pairs.tsv", out="run", checkpoint_steps=3, callbacks=[remove, cut(7)], **TINY)
-    assert [note for note in notes if "was gone" in note] == [
-        "the folder of the run was gone; it is made again, with the model as it is now"
+    assert [note for note in notes if "was deleted" in note] == [
+        "the run directory was deleted; it was recreated with the current model"
     ]
     assert refused  # nobody else may train there, though the first lock went with the folder
     assert load_run(tmp_path / "here/run").model is not None

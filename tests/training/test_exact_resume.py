@@ -153,7 +153,7 @@ def test_an_edited_config_is_refused_with_both_values(pairs, tmp_path, name, val
         resume(tmp_path / "run")
     assert str(caught.value) == (
         f"{tmp_path / 'run/config.yaml'}: {name} must be {was}, as it was when step-00000004 was saved, it is {value} "
-        "now; bring it back, or begin a new run"
+        "now; restore it, or start a new run"
     )
     assert sorted((tmp_path / "run").rglob("*")) == before
     edited(tmp_path / "run", **{name: json.loads(was)})
@@ -186,7 +186,7 @@ def test_another_table_of_synonyms_is_another_run(pairs, tmp_path):
     begun(pairs, tmp_path / "run", **given)
     table.write_text("january\tfirst\nmarch\tthird\n")
     with pytest.raises(
-        BadSetting, match=r"data must be what it was when step-\d+ was saved, it has changed \(table.tsv"
+        BadSetting, match=r"data must be the same as when step-\d+ was saved, it has changed \(table.tsv"
     ):
         resume(tmp_path / "run")
     table.write_text("january\tjan\nmarch\tmar\n")
@@ -256,8 +256,8 @@ def test_a_trainer_whose_lock_was_replaced_stops_and_writes_no_more(pairs, tmp_p
     with pytest.raises(Unavailable) as caught:
         train(pairs, out=tmp_path / "run", callbacks=[replaced], checkpoint_steps=2, **TINY)
     assert str(caught.value) == (
-        f"{tmp_path / 'run'} must have one trainer, but another file stands where its lock was: it stops and writes no "
-        "more (its checkpoints are safe; --resume goes on once nobody else trains there)"
+        f"only one process may train in {tmp_path / 'run'}, but its lock file was replaced: this run stops and writes "
+        "nothing more (its checkpoints are safe; continue with --resume once no other process trains there)"
     )
     assert [line["step"] for line in RunDir.open(tmp_path / "run").read_log("metrics.jsonl") if "loss" in line] == [
         1,
@@ -289,9 +289,9 @@ def test_nobody_is_told_to_remove_the_lock_of_a_living_process(tmp_path):
     path = tmp_path / "lock"
     with RunLock(path), pytest.raises(Unavailable) as caught:
         RunLock(path).acquire()
-    assert str(caught.value).endswith(" is training there; wait for it, or stop it")
+    assert str(caught.value).endswith(" does; wait for it, or stop it")
     path.write_text(json.dumps({"pid": 7, "host": "a-machine-elsewhere"}))
-    with pytest.raises(Unavailable, match="if a-machine-elsewhere is gone for good, so that it can not be training"):
+    with pytest.raises(Unavailable, match="if a-machine-elsewhere no longer exists, remove"):
         RunLock(path).acquire()
 
 

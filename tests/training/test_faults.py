@@ -192,7 +192,7 @@ def test_a_read_only_disk_is_refused_at_the_start_and_not_at_the_first_save(tmp_
         pytest.skip("this machine lends no disk of its own (unshare, mount)")
     assert done.stdout.splitlines() == [
         "/run must be writable, it is not; choose another --out, or change its mode",
-        "/other can not be made: read-only file system; choose another --out",
+        "/other cannot be created: read-only file system; choose another --out",
     ], done.stderr[-2000:]
 
 
@@ -228,7 +228,7 @@ def test_a_file_cut_short_or_removed_while_training_changes_nothing(pairs, tmp_p
     for a, b in zip(whole.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(a, b)
     pairs.write_text("".join(f"{a}\t{b}\n" for a, b in dates_dataset("train", 60)))
-    with pytest.raises(BadSetting, match="data must be what it was when step-00000004 was saved, it has changed"):
+    with pytest.raises(BadSetting, match="data must be the same as when step-00000004 was saved, it has changed"):
         resume(tmp_path / "other", max_steps=6)
 
 
@@ -236,7 +236,7 @@ def test_a_file_of_another_layout_is_first_of_all_another_file(pairs, tmp_path):
     """Not the columns it lacks now: what has happened is that the data changed."""
     train(pairs, out=tmp_path / "run", columns={"source": "1", "target": "2"}, **TINY)
     pairs.write_text("one\ntwo\n")
-    with pytest.raises(BadSetting, match=r"data must be .* it has changed \(.*\.tsv\); bring it back"):
+    with pytest.raises(BadSetting, match=r"data must be .* it has changed \(.*\.tsv\); restore it"):
         resume(tmp_path / "run", max_steps=6)
 
 
@@ -251,7 +251,7 @@ def test_two_files_of_one_name_are_both_watched(pairs, tmp_path):
     for file in files:
         kept = file.read_text()
         file.write_text(kept + "one more\trow\n")
-        with pytest.raises(BadSetting, match="data must be what it was"):
+        with pytest.raises(BadSetting, match="data must be the same"):
             resume(tmp_path / "run", max_steps=6)
         file.write_text(kept)
     assert resume(tmp_path / "run", max_steps=5).result.state.step == 5
@@ -261,7 +261,7 @@ def test_another_tokenizer_in_the_folder_of_a_run_is_refused(pairs, tmp_path):
     train(pairs, out=tmp_path / "run", **TINY)
     vocab = len(json.loads((tmp_path / "run/model/tokenizer.json").read_text())["model"]["vocab"])
     train_tokenizer(["quite another text"] * 9, "bpe", max(vocab, 300)).save(tmp_path / "run/model")
-    with pytest.raises(BadSetting, match="tokenizer must be what it was when step-00000004 was saved, it has changed"):
+    with pytest.raises(BadSetting, match="tokenizer must be the same as when step-00000004 was saved, it has changed"):
         resume(tmp_path / "run", max_steps=6)
 
 

@@ -51,7 +51,7 @@ def test_a_mistake_of_ours_is_not_explained_away():
     )
     assert "memory" in str(as_fault(MemoryError(), 3, "2 rows of 9 tokens", SingleProcess()))
     said = str(as_fault(RuntimeError("can't start new thread"), 8, "2 rows of 9 tokens", SingleProcess()))
-    assert said.startswith("after step 7 the machine can not start another thread; end other programs")
+    assert said.startswith("after step 7 the machine cannot start another thread; end other programs")
 
 
 class Unreadable(Copies):

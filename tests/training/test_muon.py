@@ -89,5 +89,5 @@ def test_its_state_goes_on_as_if_never_stopped():
 def test_what_cannot_be_is_said():
     with pytest.raises(BadSetting, match="no optimizer is called 'muom'; did you mean 'muon'"):
         build_optimizer(small(), 0.01, settings(optimizer="muom"))
-    with pytest.raises(BadSetting, match="muon works on whole matrices, and fsdp cuts them"):
+    with pytest.raises(BadSetting, match="muon needs full matrices, and fsdp shards them"):
         build_optimizer(small(), 0.01, settings(fsdp=True))

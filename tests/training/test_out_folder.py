@@ -1,4 +1,4 @@
-"""A folder that can not be made or written is found before any data is read."""
+"""A folder that cannot be created or written is found before any data is read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fails(number):
 
 def test_a_file_in_the_way(data):
     for out in ("pairs.tsv/run", "pairs.tsv/a/b"):
-        with pytest.raises(BadFile, match="can not be made or written: not a directory; choose another --out"):
+        with pytest.raises(BadFile, match="cannot be created or written: not a directory; choose another --out"):
             train("pairs.tsv", out=out)
     with pytest.raises(BadFile, match="pairs.tsv must be a folder, it is a file"):
         train("pairs.tsv", out="pairs.tsv")

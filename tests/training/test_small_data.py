@@ -36,7 +36,7 @@ def test_with_two_rows_or_a_file_to_measure_on_it_is_trained(tmp_path):
     received = []
     train(tmp_path / "one.tsv", valid=[tmp_path / "other.tsv"], out=tmp_path / "a", callbacks=[received.append], **TINY)
     notes = [event.text for event in received if isinstance(event, NoteEvent)]
-    assert any(note.startswith("only ") and "tokens to learn from" in note for note in notes)
+    assert any(note.startswith("only ") and "training tokens" in note for note in notes)
     (tmp_path / "two.tsv").write_text("one two\teins zwei\nthree four\tdrei vier\n")
     assert train(tmp_path / "two.tsv", out=tmp_path / "b", **TINY).result.stop_reason is StopReason.FINISHED
 

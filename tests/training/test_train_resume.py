@@ -106,7 +106,7 @@ def test_what_makes_it_another_run_is_refused(files, tmp_path):
     copy = tmp_path / "pairs.tsv"
     copy.write_text((files / "pairs.tsv").read_text())
     train(copy, out=tmp_path / "run", **TINY)
-    with pytest.raises(BadSetting, match="seed is fixed in a resumed run: it was 0, got 9"):
+    with pytest.raises(BadSetting, match="seed cannot change in a resumed run: it was 0, got 9"):
         resume(tmp_path / "run", seed=9)
     with pytest.raises(BadSetting, match="there is no setting 'max_step'; did you mean 'max_steps'"):
         resume(tmp_path / "run", max_step=9)
@@ -115,7 +115,7 @@ def test_what_makes_it_another_run_is_refused(files, tmp_path):
     assert "max_steps was 4 and is 6 now" in [e.text for e in received if isinstance(e, NoteEvent)]
     with copy.open("a") as file:
         file.write("one more\trow\n")
-    with pytest.raises(BadSetting, match="data must be what it was when .* was saved, it has changed"):
+    with pytest.raises(BadSetting, match="data must be the same as when .* was saved, it has changed"):
         resume(tmp_path / "run")
 
 
@@ -151,7 +151,7 @@ def test_a_second_trainer_is_refused(files, tmp_path):
     train(files / "pairs.tsv", out=tmp_path / "run", **TINY)
     with (
         RunLock(tmp_path / "run/lock"),
-        pytest.raises(Unavailable, match=f"process {os.getpid()} on .* is training there"),
+        pytest.raises(Unavailable, match=f"process {os.getpid()} on .* does"),
     ):
         resume(tmp_path / "run")
 
@@ -205,7 +205,7 @@ def test_questions_a_user_may_ask(files, tmp_path):
         train(files / "pairs.tsv", out=tmp_path / "x", tokenizer="bep", **TINY)
     with pytest.raises(BadInput, match="no row has at most 1 tokens"):
         train(files / "pairs.tsv", out=tmp_path / "x", max_length=1, **TINY)
-    with pytest.raises(Unavailable, match="device 'cuda:7' can not be used"):
+    with pytest.raises(Unavailable, match="device 'cuda:7' cannot be used"):
         train(files / "pairs.tsv", out=tmp_path / "x", device="cuda:7", **TINY)
     assert not (tmp_path / "x").exists()
 

@@ -320,14 +320,14 @@ def test_a_disk_with_too_little_room_is_not_written_to(tmp_path):
 
 
 @pytest.mark.parametrize("error", [OSError("disk"), KeyError("loss"), RuntimeError("no\nfont")], ids=repr)
-def test_a_listener_that_fails_is_left_out(error):
+def test_a_callback_that_fails_is_removed(error):
     def broken(event):
         raise error
 
     received = []
     assert trainer(3, [broken, received.append]).train().stop_reason is StopReason.FINISHED
     (note,) = (e.text for e in received if isinstance(e, NoteEvent))
-    assert note.startswith(f"a listener failed ({type(error).__name__}: ") and "\n" not in note
+    assert note.startswith(f"the callback broken failed ({type(error).__name__}: ") and "\n" not in note
 
 
 def test_changed_data_is_refused(tmp_path):
@@ -336,7 +336,7 @@ def test_changed_data_is_refused(tmp_path):
     made.output = CheckpointWriter(CheckpointManager(tmp_path / "c", "r"), FACTS)
     made.train()
     saved = CheckpointManager(tmp_path / "c", "r").latest_valid()
-    with pytest.raises(BadSetting, match="data must be what it was when step-00000005 was saved, it has changed"):
+    with pytest.raises(BadSetting, match="data must be the same as when step-00000005 was saved, it has changed"):
         restore_checkpoint(trainer(5), saved, {"data": {"x": "2"}})
 
 

@@ -242,12 +242,16 @@ class StaticCache:
         full = int(self.used) + tokens
         if batch != rows:
             raise BadInput(
-                _("cache: it has room for {batch} rows, got {rows}; make it for that batch", batch=batch, rows=rows)
+                _(
+                    "cache: it was created for {batch} rows, got {rows}; create one for that batch size",
+                    batch=batch,
+                    rows=rows,
+                )
             )
         if full > self.length:
             raise TooLong(
                 _(
-                    "cache: it has room for {length} tokens, got token {full}; make it longer",
+                    "cache: its length is {length} tokens, got token {full}; create a longer one",
                     length=self.length,
                     full=full,
                 )

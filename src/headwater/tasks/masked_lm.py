@@ -82,7 +82,7 @@ class MaskedLMNextSentence(LanguageModel):
         if not valid:
             texts, document_ids = sides[0]
             num_documents = int(document_ids[-1]) + 1 if len(document_ids) else 0
-            requirement = _("objective mlm-nsp needs four documents, a blank line between")
+            requirement = _("objective mlm-nsp needs four documents, separated by blank lines")
             cut = num_train(num_documents - 1, config.valid_fraction, requirement)
             cut = int(np.searchsorted(document_ids, min(cut, num_documents - 2)))  # two documents at least on each side
             sides = [(texts[:cut], document_ids[:cut]), (texts[cut:], document_ids[cut:])]

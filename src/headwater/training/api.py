@@ -223,7 +223,7 @@ def _changed_config(old_config: TrainConfig, changes: Mapping[str, Any], folder:
     if not config.paths:
         raise BadSetting(
             _(
-                "{folder} was trained on examples from Python, not on files; call train with out= to begin anew",
+                "{folder} was trained on examples from Python, not on files; call train with out= to start a new run",
                 folder=folder,
             )
         )
@@ -269,7 +269,7 @@ def _restore_trainer(setup: TrainSetup, checkpoint: Checkpoint) -> list[str]:
 def _restore(setup: TrainSetup, checkpoint: Checkpoint | None) -> list[str]:
     """Restore a checkpoint; returns the notes about it."""
     if checkpoint is None:
-        return [_("the run was stopped before its first checkpoint; it begins again at step 0")]
+        return [_("the run was stopped before its first checkpoint; it starts again at step 0")]
     refused = [_("{what}; the one before it is used", what=what) for what in checkpoint.skipped]
     notes = [*refused, _("resumed at step {step}", step=checkpoint.step), *_restore_trainer(setup, checkpoint)]
     config = setup.config

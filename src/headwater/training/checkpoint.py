@@ -273,8 +273,7 @@ def _check_fingerprint(state: Mapping[str, Any], fingerprint: Mapping[str, Any],
         if state.get(name) != value:
             raise BadSetting(
                 _(
-                    "{name} must be what it was when {name2} was saved, it has changed; bring it back, or "
-                    "begin a new run",
+                    "{name} must be the same as when {name2} was saved, it has changed; restore it, or start a new run",
                     name=name,
                     name2=checkpoint_path.name,
                 )
@@ -303,8 +302,8 @@ def check_config_matches(config: TrainConfig, saved_config: TrainConfig, config_
         if not FIELDS[change.name].mutable and change.name not in FILE_SETTINGS:
             raise BadSetting(
                 _(
-                    "{where}: {name} must be {before!r}, as it was when {checkpoint} was saved, it is "
-                    "{now!r} now; bring it back, or begin a new run",
+                    "{where}: {name} must be {before!r}, as it was when {checkpoint} was saved, it is {now!r} "
+                    "now; restore it, or start a new run",
                     where=config_path,
                     name=change.name,
                     before=change.old,
@@ -321,8 +320,8 @@ def check_resume_changes(old: TrainConfig, new: TrainConfig) -> list[ConfigChang
         if not FIELDS[change.name].mutable:
             raise BadSetting(
                 _(
-                    "{name} is fixed in a resumed run: it was {before!r}, got {now!r}; leave it out, or "
-                    "begin a new run",
+                    "{name} cannot change in a resumed run: it was {before!r}, got {now!r}; leave it out, or "
+                    "start a new run",
                     name=change.name,
                     before=change.old,
                     now=change.new,

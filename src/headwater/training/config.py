@@ -84,8 +84,8 @@ Bool = Annotated[bool, SettingType("yes|no", _("true or false, yes or no"))]
 YesNoAuto = Annotated[
     Literal["yes", "no", "auto"], BeforeValidator(_to_yes_no_auto), SettingType("yes|no|auto", _("yes, no or auto"))
 ]
-Text = Annotated[str, BeforeValidator(_to_text), SettingType("NAME", _("a word"))]
-TextList = Annotated[list[str], BeforeValidator(_to_list), SettingType("FILE", _("a list of words"))]
+Text = Annotated[str, BeforeValidator(_to_text), SettingType("NAME", _("a string"))]
+TextList = Annotated[list[str], BeforeValidator(_to_list), SettingType("FILE", _("a list of strings"))]
 TextPairs = Annotated[dict[str, str], BeforeValidator(_to_pairs), SettingType("A=B", _("pairs such as source=en"))]
 
 
@@ -121,7 +121,7 @@ class DataConfig(ConfigSection):
     valid_fraction: Float = setting(0.05, _("fraction of the rows held out for validation"), lt=1)
     max_length: Int = setting(0, _("maximum tokens of a text; longer rows are left out (0: chosen)"))
     truncate: Bool = setting(False, _("longer texts are cut to that length, not left out"))
-    context_length: Int = setting(256, _("tokens a language model reads at once"))
+    context_length: Int = setting(256, _("context length of a language model, in tokens"))
     objective: Text = setting(
         "auto", _("of a language model: causal, packed, mlm, mlm-nsp, denoising or span-corruption")
     )
@@ -150,10 +150,10 @@ class OptimConfig(ConfigSection):
     schedule: Text = setting("cosine", _("noam, inverse-sqrt, cosine, linear or constant"))
     warmup: Int = setting(-1, _("warmup steps of the learning rate (-1: chosen)"), ge=-1)
     min_lr_ratio: Float = setting(0.0, _("last learning rate as a fraction of the peak"), lt=1)
-    beta1: Float = setting(0.9, _("of AdamW"), lt=1)
-    momentum: Float = setting(0.95, _("of Muon"), lt=1)
-    beta2: Float = setting(0.98, _("of AdamW"), lt=1)
-    eps: Float = setting(1e-09, _("of AdamW"), ge=1e-300)
+    beta1: Float = setting(0.9, _("AdamW: decay of the first moment"), lt=1)
+    momentum: Float = setting(0.95, _("Muon: momentum"), lt=1)
+    beta2: Float = setting(0.98, _("AdamW: decay of the second moment"), lt=1)
+    eps: Float = setting(1e-09, _("AdamW: epsilon, added to the denominator"), ge=1e-300)
     weight_decay: Float = setting(0.01, _("weight decay of matrices, never of biases, norms and embeddings"))
     max_grad_norm: Float = setting(1.0, _("maximum gradient norm, for clipping (0: no limit)"))
     label_smoothing: Float = setting(0.0, _("label smoothing"), lt=1)
@@ -188,7 +188,7 @@ class LoopConfig(ConfigSection):
     skip_grad_spikes: Float = setting(
         0.0, _("skip a step whose gradient norm is this many times the usual one (0: never)"), mutable=True
     )
-    max_nan_steps: Int = setting(3, _("stop after so many NaN steps in a row"), ge=1, mutable=True)
+    max_nan_steps: Int = setting(3, _("stop after this many consecutive NaN steps"), ge=1, mutable=True)
 
 
 class EvalConfig(ConfigSection):
@@ -199,7 +199,9 @@ class EvalConfig(ConfigSection):
     final_eval_examples: Int = setting(
         0, _("maximum validation rows for the best model at the end (0: chosen, at most 2000)"), mutable=True
     )
-    patience: Int = setting(0, _("stop after so many evaluations without a better one (0: never)"), mutable=True)
+    patience: Int = setting(
+        0, _("early stopping: stop after this many evaluations without improvement (0: never)"), mutable=True
+    )
     metric: Text = setting("auto", _("what decides which model is best: loss, bleu, chrf, exact …"))
     samples: Int = setting(4, _("outputs to show at an evaluation"), mutable=True)
 

@@ -74,7 +74,7 @@ def _report_nan_source(trainer: Trainer, batch: IndexBatch, micro_batches: list[
     forward_source = next(filter(None, sources), "")
     per_rank = trainer.dist.all_gather_object((forward_source, first_nonfinite_grad(trainer.model)))
     forward_sources, grad_sources = zip(*per_rank, strict=True)
-    source = next(filter(None, (*forward_sources, *grad_sources)), _("the gradient is too long"))
+    source = next(filter(None, (*forward_sources, *grad_sources)), _("the gradient norm is not finite"))
     text = _("step not applied: {said}; {named}", said=source, named=describe_batch(batch))
     trainer.note(trainer.state.step + 1, text)
 
@@ -198,8 +198,8 @@ def as_fault(error: BaseException, step: int, micro_batch_shape: str, process_gr
     if "can't start new thread" in text:
         return Unavailable(
             _(
-                "after step {step} the machine can not start another thread; end other programs, or "
-                "raise its limits, and continue with --resume (the last checkpoint is safe)",
+                "after step {step} the machine cannot start another thread; end other programs, or raise its "
+                "limits, and continue with --resume (the last checkpoint is safe)",
                 step=step - 1,
             )
         )

@@ -95,8 +95,8 @@ class ProcessGroup(SingleProcess):
             why = str(error).splitlines()[0][:100]
             raise Unavailable(
                 _(
-                    "the processes must meet at {place}, they can not ({why}); is the port free, the name "
-                    "right, and did all of them start?",
+                    "the processes must connect at {place}, they cannot ({why}); check that the port is free, the "
+                    "address is right and all of them were started",
                     place=place,
                     why=why,
                 )

@@ -73,7 +73,8 @@ class ModelGradients:
 class GradScaler:
     """Loss scaling: fp16 underflows small gradients, so the loss is multiplied before the backward pass.
 
-    The scale doubles after GROWTH_INTERVAL good steps in a row and halves when a gradient overflows.
+    The scale doubles after GROWTH_INTERVAL good steps in a row and halves when a gradient overflows, as that of
+    torch.amp.GradScaler; but never below 1, and clipping divides by it in float64.
     """
 
     scale: float = 1.0

@@ -55,9 +55,9 @@ def build_optimizer(model: nn.Module, lr: float, config: TrainConfig) -> AdamW:
             )
         )
     if config.optimizer == "muon" and config.fsdp:
-        raise BadSetting(_("muon works on whole matrices, and fsdp cuts them; use optimizer=adamw, or leave fsdp out"))
+        raise BadSetting(_("muon needs full matrices, and fsdp shards them; use optimizer=adamw, or leave fsdp out"))
     if config.optimizer == "adamw8" and config.fsdp:
-        raise BadSetting(_("adamw8 works on whole tensors, and fsdp cuts them; use optimizer=adamw, or leave fsdp out"))
+        raise BadSetting(_("adamw8 needs full tensors, and fsdp shards them; use optimizer=adamw, or leave fsdp out"))
     decayed = decay_parameters(model)
     muon = config.optimizer == "muon"
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]

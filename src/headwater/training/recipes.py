@@ -78,9 +78,9 @@ def _resolve_device(device: str) -> str:
     except (RuntimeError, AssertionError) as error:
         raise Unavailable(
             _(
-                "device {wanted!r} can not be used: {splitlines}; --device cpu always can",
+                "device {wanted!r} cannot be used: {reason}; --device cpu always can",
                 wanted=device,
-                splitlines=str(error).splitlines()[0][:80],
+                reason=str(error).splitlines()[0][:80],
             )
         ) from None
     return device

@@ -78,7 +78,9 @@ class RunDir:
                 path.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 reason = (error.strerror or str(error)).lower()
-                raise BadFile(_("{path} can not be made: {why}; choose another --out", path=path, why=reason)) from None
+                raise BadFile(
+                    _("{path} cannot be created: {why}; choose another --out", path=path, why=reason)
+                ) from None
 
     @property
     def id(self) -> str:
@@ -112,7 +114,7 @@ class RunDir:
         if self.env_path.is_file() and self.env_path.read_bytes() != essential_files[self.env_path]:
             raise Unavailable(
                 _(
-                    "{folder} must be this run's own folder, another run is there now: this one stops",
+                    "{folder} must be the directory of this run, another run is there now: this one stops",
                     folder=self.folder,
                 )
             )
@@ -196,7 +198,7 @@ def require_writable(folder: Path) -> None:
         reason = (error.strerror or str(error)).lower()
         raise BadFile(
             _(
-                "{folder} must be writable, it can not be made or written: {why}; choose another --out",
+                "{folder} must be writable, it cannot be created or written: {why}; choose another --out",
                 folder=folder,
                 why=reason,
             )
@@ -274,9 +276,8 @@ class RunLock:
         if locked and holder:
             raise Unavailable(
                 _(
-                    "{parent} must have one trainer, process {pid} on {host} is training there; wait for it "
-                    "or stop it (if {host} is gone for good, so that it can not be training any more, remove "
-                    "{path})",
+                    "only one process may train in {parent}, process {pid} on {host} does; wait for it, or stop "
+                    "it (if {host} no longer exists, remove {path})",
                     parent=self.path.parent,
                     pid=pid,
                     host=host,
@@ -285,7 +286,7 @@ class RunLock:
             )
         raise Unavailable(
             _(
-                "{parent} must have one trainer, process {pid} on {host} is training there; wait for it, or stop it",
+                "only one process may train in {parent}, process {pid} on {host} does; wait for it, or stop it",
                 parent=self.path.parent,
                 pid=pid,
                 host=host,
@@ -306,9 +307,9 @@ class RunLock:
         except FileExistsError:
             raise Unavailable(
                 _(
-                    "{parent} must have one trainer, but another file stands where its lock was: it stops "
-                    "and writes no more (its checkpoints are safe; --resume goes on once nobody else trains "
-                    "there)",
+                    "only one process may train in {parent}, but its lock file was replaced: this run stops and "
+                    "writes nothing more (its checkpoints are safe; continue with --resume once no other process "
+                    "trains there)",
                     parent=self.path.parent,
                 )
             ) from None

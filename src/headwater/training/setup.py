@@ -150,7 +150,9 @@ def prepare_model(model: Transformer, config: TrainConfig, world_size: int = 1) 
         model.gradient_checkpointing()
         return_freed_memory()
     if config.compile and config.fsdp and world_size > 1:
-        raise BadSetting(_("compile and fsdp can not be had together: a layer's weights come and go; give one"))
+        raise BadSetting(
+            _("compile and fsdp cannot be combined: FSDP2 gathers and frees the weights of each layer; choose one")
+        )
     if config.compile:
         torch._dynamo.config.optimize_ddp = False  # a stack is one graph, not one for each bucket of DDP
         for stack in filter(None, (model.encoder, model.decoder)):

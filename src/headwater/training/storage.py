@@ -221,8 +221,8 @@ class CheckpointManager:
         if refused:
             raise BadFile(
                 _(
-                    "{folder} must hold a valid checkpoint, all {num_refused} are spoiled ({refused}); "
-                    "restore one from a copy, or begin a new run",
+                    "{folder} must have a valid checkpoint, all {num_refused} are corrupted ({refused}); restore "
+                    "one from a copy, or start a new run",
                     folder=self.folder,
                     num_refused=len(refused),
                     refused=refused[0],
@@ -280,5 +280,5 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if plain["format"] != FORMAT_VERSION:
         raise BadFile(_("format {format}, this version reads {FORMAT}", format=plain["format"], FORMAT=FORMAT_VERSION))
     if raw != _with_checksum(plain):
-        raise BadFile(_("its seal is broken"))
+        raise BadFile(_("its checksum does not match"))
     return plain

@@ -54,8 +54,8 @@ def check_files_unchanged(config: TrainConfig, saved_hashes: Mapping[str, str], 
         if alone and hash_files([path]) != {path.name: saved_hashes[path.name]}:
             raise BadSetting(
                 _(
-                    "data must be what it was when {where} was saved, it has changed ({name}); bring it "
-                    "back, or begin a new run",
+                    "the data must be the same as when {where} was saved, it has changed ({name}); restore it, or "
+                    "start a new run",
                     where=checkpoint_name,
                     name=path.name,
                 )
@@ -74,7 +74,7 @@ def load_task_data(
     if task_data.num_tokens < SMALL_TRAIN_TOKENS:
         task_data.notes.append(
             _(
-                "only {tokens:,} tokens to learn from: a model can learn them by heart, and no more; give more data",
+                "only {tokens:,} training tokens: a model can only memorize them; give more data",
                 tokens=task_data.num_tokens,
             )
         )
@@ -100,7 +100,7 @@ def _unchanged_hashes(config: TrainConfig, summary: DataSummary) -> dict[str, st
         if hashes[name] != before:
             raise BadFile(
                 _(
-                    "{changed} must not change while it is read, it did; wait until it is written, and begin again",
+                    "{changed} must not change while it is read, it did; wait until it is written, and try again",
                     changed=name,
                 )
             )

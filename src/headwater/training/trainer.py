@@ -364,7 +364,7 @@ class Trainer:
         recreated = or_warn(self.output.recreate_missing, self.emit, state.step)
         recreated = self.dist.broadcast(recreated)
         if recreated:
-            self.note(state.step, _("the folder of the run was gone; it is made again, with the model as it is now"))
+            self.note(state.step, _("the run directory was deleted; it was recreated with the current model"))
             state.best_score = None
             state.best_step = state.step
             self._save_current_as_best()
@@ -378,9 +378,11 @@ class Trainer:
                 callback(event)
             except Exception as error:
                 self.callbacks.remove(callback)
-                name = getattr(callback, "name", "a listener")
+                name = getattr(callback, "name", getattr(callback, "__name__", type(callback).__name__))
                 brief = diagnostics.short_error(error)
-                self.note(self.state.step, _("{who} failed ({brief}) and is left out", who=name, brief=brief))
+                self.note(
+                    self.state.step, _("the callback {who} failed ({brief}) and was removed", who=name, brief=brief)
+                )
 
     def note(self, step: int, text: str) -> None:
         self.emit(NoteEvent(step, text))
