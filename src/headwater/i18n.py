@@ -46,6 +46,9 @@ class Message(str):
     def __format__(self, spec: str) -> str:
         return format(str(self), spec)
 
+    def __mod__(self, values: Any) -> str:
+        return str(self) % values  # argparse formats the help of a flag so
+
     def __add__(self, other: str) -> Message:
         return Message("{first}{second}", {"first": self, "second": other})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import re
@@ -11,7 +12,9 @@ import pytest
 import torch
 
 from headwater import cli
+from headwater.cli.doctor import print_report
 from headwater.core import decoder
+from headwater.doctor.environment import IMPORTED
 from headwater.i18n import _, translated, use_language
 from headwater.text.train import train_tokenizer
 from headwater.weights.native import save_native
@@ -384,3 +387,28 @@ def test_json_stays_english(capsys):
     """Programs read the same names whatever the language."""
     _, out, _ = said(capsys, "doctor", "--no-speed", "--json")
     assert "usable cores" in json.loads(out)["machine"]
+
+
+# ----------------------------------------------------------------------------------------------------- help and reports
+
+
+@pytest.mark.parametrize("verb", [verb for group in cli.VERBS.values() for verb in group])
+def test_the_help_of_every_flag_is_chinese(verb, capsys):
+    """argparse formats a help text with %, which must not give the English one."""
+    _code, out, _err = said(capsys, verb, "--help")
+    assert english(out) == []
+
+
+def test_tables_are_chinese(capsys):
+    _code, out, _err = said(capsys, "show", "gpt2", "--depth", "1")
+    assert all(words in out for words in ("模块", "参数量", "批大小 1，长度 1024，fp32", "每个词元的浮点运算量"))
+    assert "module" not in out and "parameters" not in out
+
+
+def test_the_facts_of_doctor_are_chinese():
+    facts = {"backends": {"torch": IMPORTED, "C kernels": True, "CUDA": False}}
+    out = io.StringIO()
+    with use_language("zh"), contextlib.redirect_stdout(out):
+        print_report(facts, [])
+    assert "已导入" in out.getvalue() and "C 内核" in out.getvalue() and "有" in out.getvalue()
+    assert not re.search("yes|no|imported|kernels", out.getvalue())

@@ -154,4 +154,4 @@ def print_report(report: CheckReport) -> None:
             console.print(line[1:], style="dim" if color == "dim" else None, markup=False)
         else:
             console.print(line, markup=False)
-    console.print(_("{seconds} s", seconds=report.seconds), style="dim")
+    console.print(str(_("{seconds} s", seconds=report.seconds)), style="dim")

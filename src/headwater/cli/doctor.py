@@ -69,6 +69,7 @@ LABELS = {
     "columns": _("columns"),
     "xFormers": _("xFormers"),
     "C++ compiler": _("C++ compiler"),
+    "C kernels": _("C kernels"),
     "Python headers": _("Python headers"),
     "fused attention": _("fused attention"),
     "vector width": _("vector width"),
@@ -125,7 +126,7 @@ def format_value(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):
-        return _("yes") if value else _("no")
+        return str(_("yes") if value else _("no"))
     if isinstance(value, list):
         return " ".join(map(str, value)) or "-"
     return str(value)

@@ -70,9 +70,9 @@ def print_tree(name: str, costs: ModelCosts, depth: int | None) -> None:
 
     console = Console(highlight=False)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column(_("module"), no_wrap=True)
-    table.add_column(_("parameters"), justify="right", no_wrap=True)
-    table.add_column(_("shape, or formula of one"), overflow="fold")
+    table.add_column(str(_("module")), no_wrap=True)
+    table.add_column(str(_("parameters")), justify="right", no_wrap=True)
+    table.add_column(str(_("shape, or formula of one")), overflow="fold")
     for branch, node in tree_lines(costs.tree, depth):
         repeated = f" [bold]×{node.repeats}[/bold]" if node.repeats > 1 else ""
         table.add_row(
@@ -147,10 +147,10 @@ def print_totals(console: Console, costs: ModelCosts) -> None:
         length=settings["length"],
         dtype=settings["dtype"],
     )
-    grid.add_row(f"[bold]{_('memory')}[/bold]", "", where)
+    grid.add_row(f"[bold]{_('memory')}[/bold]", "", str(where))
     for name, number in costs.bytes.items():
         grid.add_row("  " + str(MEMORY[name]), format_size(number), "")
-    grid.add_row(f"[bold]{_('operations')}[/bold]", "", _("floating point, per token"))
+    grid.add_row(f"[bold]{_('operations')}[/bold]", "", str(_("floating point, per token")))
     for name, words in {"forward": _("forward"), "training": _("training")}.items():
         grid.add_row("  " + str(words), format_size(costs.flops[name], "FLOP"), "")
     console.print(grid)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from headwater.doctor.environment import IMPORTED
 from headwater.i18n import _, join
 
 Facts = dict[str, Any]
@@ -40,7 +41,7 @@ def register_check(rule: Callable[[Facts], Iterator[Finding]]) -> Callable[[Fact
 def check_torch_import(facts: Facts) -> Iterator[Finding]:
     """torch must be importable."""
     state = facts["backends"]["torch"]
-    if state != "imported":
+    if state != IMPORTED:
         remedy = _("reinstall it with the project's constraints.txt: pip install -c constraints.txt torch")
         yield Finding("problem", _("torch cannot be imported ({state})", state=state), remedy)
 

@@ -15,11 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headwater.i18n import _
+
 if TYPE_CHECKING:
     import torch
 
 GB = 1e9
 CPU_FEATURES = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "bf16", "sve")
+IMPORTED = _("imported")  # what the facts say of torch, unless importing it fails
 PACKAGES = ("torch", "numpy", "tokenizers", "pydantic", "rich", "matplotlib", "xformers")
 
 
@@ -150,8 +153,8 @@ def backends() -> dict[str, Any]:
     """torch and its back ends, xFormers, and the requirements of torch.compile."""
     compiler = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++", "cl")), None)
     headers = Path(sysconfig.get_paths()["include"], "Python.h").is_file()
-    facts: dict[str, Any] = {"torch": torch_import_error() or "imported"}
-    if facts["torch"] == "imported":
+    facts: dict[str, Any] = {"torch": torch_import_error() or IMPORTED}
+    if facts["torch"] == IMPORTED:
         facts |= torch_backends()
     return facts | {
         "xFormers": importlib.util.find_spec("xformers") is not None,
