@@ -1,4 +1,4 @@
-"""What every test shares: no display, no network, one language, Hypothesis without a stopwatch, and threads.
+"""What every test shares: no display, no network, one language, Hypothesis without a stopwatch, no disk, threads.
 
 Torch has one thread, because workers share the processors; in the folders of MACHINE_THREADS it has as many as the
 machine (HEADWATER_TEST_THREADS), as it has for users.
@@ -7,6 +7,7 @@ machine (HEADWATER_TEST_THREADS), as it has for users.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,6 +23,12 @@ SETTINGS = {
 for name, value in SETTINGS.items():  # before torch or matplotlib is imported by any test
     os.environ.setdefault(name, value)
 os.environ.pop("HEADWATER_TRACEBACK", None)
+
+# Temporary folders are in memory where it has room: a checkpoint syncs every file, and a disk would be waited for
+# thousands of times. Power cuts are simulated (training/shim.py), so no proof rests on a real disk.
+MEMORY = Path("/dev/shm")
+if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= 4 << 30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 ROOT = Path(__file__).resolve().parent.parent
 MACHINE_THREADS = ("cpu", "generation", "real")

@@ -274,6 +274,7 @@ def fuzz(folder, kind, count, seed):
     read(path)  # the seed itself is good
     outcome = {"read": 0, "refused": 0}
     for n in range(count):
+        path.unlink()  # to overwrite a file waits for the disk, a new one does not
         path.write_bytes(mutated(good, draw))
         begin = time.perf_counter()
         try:
