@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.forks import Forks
 
 SETTINGS = {
     "OMP_NUM_THREADS": "1",  # two workers on two cores: more threads only wait for each other
@@ -73,6 +76,23 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
 def root() -> Path:
     """The repository."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    """Runs `python -c` in processes that need not import torch and headwater again."""
+    made = Forks(tmp_path_factory.mktemp("forks"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def forked_pickles(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pickles are read in a process of their own, as ever, but one that is forked."""
+    from headwater.weights import pickles
+
+    run = types.SimpleNamespace(run=forks.run, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(pickles, "subprocess", run)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import ast
 import functools
 import importlib.util
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -75,10 +74,17 @@ def first_page() -> dict[str, Path]:
 
 
 @every_page
-def test_every_python_block_runs(page, tmp_path):
+def test_every_python_block_runs(page, tmp_path, forks):
     for block in (block for block in blocks(page) if first_page()[code(block)] == page):
-        done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, cwd=tmp_path)
+        done = forks.run([sys.executable, "-c", block], text=True, cwd=tmp_path)
         assert done.returncode == 0, f"{block}\n{done.stderr}"
+
+
+@pytest.mark.parametrize(
+    ("block", "status"), [("1 / 0", 1), ("exit(3)", 3), ("exit('no')", 1), ("import os; os.kill(os.getpid(), 9)", -9)]
+)
+def test_a_block_that_fails_would_be_seen(block, status, forks):
+    assert forks.run([sys.executable, "-c", block]).returncode == status
 
 
 def test_both_readmes_show_the_same_code():

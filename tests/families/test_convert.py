@@ -14,6 +14,8 @@ from headwater.cli import main
 from headwater.errors import BadFile, NotFound
 from headwater.families.convert import convert
 
+pytestmark = pytest.mark.usefixtures("forked_pickles")
+
 
 @pytest.fixture(scope="module")
 def old(tmp_path_factory):

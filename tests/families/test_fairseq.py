@@ -20,6 +20,8 @@ from headwater.text.loaders import marian
 from headwater.text.tokenizer import Tokenizer
 from headwater.weights.safetensors import write_safetensors
 
+pytestmark = pytest.mark.usefixtures("forked_pickles")
+
 ARGS = FAIRSEQ | {"arch": "transformer", "share_all_embeddings": False, "encoder_normalize_before": False}
 ARGS.pop("vocab_size")
 

@@ -35,6 +35,7 @@ def test_tensors_are_converted_unchanged(tmp_path):
     assert all(torch.equal(read[name], tensor) and read[name].dtype == tensor.dtype for name, tensor in tensors.items())
 
 
+@pytest.mark.usefixtures("forked_pickles")
 def test_training_states_legacy_files_and_parameters(tmp_path):
     weights = {"w": torch.nn.Parameter(torch.randn(4))}
     torch.save({"model": weights, "optimizer": {"lr": 1}}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
@@ -42,6 +43,7 @@ def test_training_states_legacy_files_and_parameters(tmp_path):
     assert torch.equal(open_weights(tmp_path / "out")["w"], weights["w"].data)
 
 
+@pytest.mark.usefixtures("forked_pickles")
 def test_sharded_pickles_become_one_model(tmp_path):
     for n in (1, 2):
         torch.save({f"w{n}": torch.full((3,), float(n))}, tmp_path / f"pytorch_model-0000{n}-of-00002.bin")
@@ -75,6 +77,7 @@ def test_the_code_of_a_pickle_does_not_run(tmp_path):
         assert os.listdir(tmp_path / "out") == []
 
 
+@pytest.mark.usefixtures("forked_pickles")
 def test_errors_of_torch_are_reworded(tmp_path):
     """The messages of torch advise to load the file anyway, and contain colour codes."""
     torch.save({"w": torch.ones(2), "x": RunsCode(tmp_path / "marker")}, tmp_path / "a.bin")
@@ -91,6 +94,7 @@ def test_errors_of_torch_are_reworded(tmp_path):
         assert str(caught.value) == f"{tmp_path / name}.bin: not converted: {words}"
 
 
+@pytest.mark.usefixtures("forked_pickles")
 def test_other_values_than_dense_tensors_are_refused(tmp_path):
     cases = {
         "sparse": ({"w": torch.eye(3).to_sparse()}, "plain dense tensor"),
@@ -106,6 +110,7 @@ def test_other_values_than_dense_tensors_are_refused(tmp_path):
         assert words in str(caught.value), name
 
 
+@pytest.mark.usefixtures("forked_pickles")
 def test_damaged_and_missing_files_are_reported(tmp_path):
     torch.save({"w": torch.ones(100)}, tmp_path / "a.bin")
     good = (tmp_path / "a.bin").read_bytes()
