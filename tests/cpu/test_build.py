@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,12 +21,14 @@ made = build.load_library(Path(sys.argv[1]))
 print(made.answer() if made else "nothing", build.unavailable_reason())
 """
 
+ANSWER = "int answer(void) { return 42; }"
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     made = tmp_path / "kernels"
     made.mkdir()
-    (made / "answer.c").write_text("int answer(void) { return 42; }")
+    (made / "answer.c").write_text(ANSWER)
     return made
 
 
@@ -38,6 +41,23 @@ def ask(folder: Path, **env: str) -> str:
     )
     assert run.returncode == 0, f"ended with {run.returncode}: {run.stderr[-300:]}"
     return run.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache in which the library has been compiled once."""
+    made = tmp_path_factory.mktemp("first") / "kernels"
+    made.mkdir()
+    (made / "answer.c").write_text(ANSWER)
+    assert ask(made) == "42"
+    return made.parent / "cache"
+
+
+@pytest.fixture
+def compiled(folder: Path, first: Path) -> Path:
+    """The folder, its library being in the cache."""
+    shutil.copytree(first, folder.parent / "cache", copy_function=shutil.copy2)
+    return folder
 
 
 def cached(folder: Path) -> Path:
@@ -54,19 +74,17 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_library_is_compiled_anew(damage: str, folder: Path):
-    assert ask(folder) == "42"
-    whole = cached(folder).read_bytes()
-    cached(folder).write_bytes(DAMAGES[damage](whole))
-    assert ask(folder) == "42"
-    assert build._is_intact(cached(folder))
+def test_a_damaged_library_is_compiled_anew(damage: str, compiled: Path):
+    whole = cached(compiled).read_bytes()
+    cached(compiled).write_bytes(DAMAGES[damage](whole))
+    assert ask(compiled) == "42"
+    assert build._is_intact(cached(compiled))
 
 
-def test_a_whole_library_is_used_as_it_is(folder: Path):
-    assert ask(folder) == "42"
-    before = cached(folder).stat().st_mtime_ns
-    assert ask(folder) == "42"
-    assert cached(folder).stat().st_mtime_ns == before
+def test_a_whole_library_is_used_as_it_is(compiled: Path):
+    before = cached(compiled).stat().st_mtime_ns
+    assert ask(compiled) == "42"
+    assert cached(compiled).stat().st_mtime_ns == before
 
 
 def test_what_cannot_be_compiled_is_said(folder: Path):
