@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -66,6 +69,19 @@ def public(case: Case) -> T.PreTrainedModel:
     return model
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Callable[[Case], tuple[T.PreTrainedModel, Path]]:
+    """The public model of a case and the folder it was saved to, made once for all tests that only read them."""
+
+    @functools.cache
+    def save(case: Case) -> tuple[T.PreTrainedModel, Path]:
+        model, folder = public(case), tmp_path_factory.mktemp("saved")
+        model.save_pretrained(folder)
+        return model, folder
+
+    return save
+
+
 def read(out) -> torch.Tensor | dict[str, torch.Tensor]:
     """The output of a public model, in the form of our heads."""
     if "prediction_logits" in out:
@@ -116,10 +132,9 @@ def test_equals_the_public_model_and_back(case: Case, tmp_path):
 
 @pytest.mark.parametrize("case", DECODERS, ids=lambda c: c.id)
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_as_in_the_public_model(case: Case, side: str, tmp_path):
-    model = public(case)
-    model.save_pretrained(tmp_path)
-    loaded, rows = load_hf_folder(tmp_path), ids(11)
+def test_padding_as_in_the_public_model(case: Case, side: str, saved):
+    model, folder = saved(case)
+    loaded, rows = load_hf_folder(folder), ids(11)
     keep = torch.ones(2, 11, dtype=torch.bool)
     keep[1, slice(0, 4) if side == "left" else slice(7, 11)] = False
     positions = (keep.cumsum(1) - 1).clamp(min=0)
@@ -129,10 +144,9 @@ def test_padding_as_in_the_public_model(case: Case, side: str, tmp_path):
 
 
 @pytest.mark.parametrize("case", ENCODERS, ids=lambda c: c.id)
-def test_right_padding_of_encoders(case: Case, tmp_path):
-    model = public(case)
-    model.save_pretrained(tmp_path)
-    loaded, rows = load_hf_folder(tmp_path), ids(11)
+def test_right_padding_of_encoders(case: Case, saved):
+    model, folder = saved(case)
+    loaded, rows = load_hf_folder(folder), ids(11)
     keep = torch.ones(2, 11, dtype=torch.bool)
     keep[1, 7:] = False
     rows[~keep] = loaded.config["pad_token_id"]
@@ -147,10 +161,9 @@ def test_right_padding_of_encoders(case: Case, tmp_path):
     [dynamic_cache, sliding_cache, lambda model: static_cache(model, 2, 40)],
     ids=["dynamic", "sliding", "static"],
 )
-def test_token_by_token_equals_the_public_forward_pass(case: Case, make, tmp_path):
-    model = public(case)
-    model.save_pretrained(tmp_path)
-    loaded, rows, source = load_hf_folder(tmp_path).model, ids(14), ids(9, 1)
+def test_token_by_token_equals_the_public_forward_pass(case: Case, make, saved):
+    model, folder = saved(case)
+    loaded, rows, source = load_hf_folder(folder).model, ids(14), ids(9, 1)
     cache = make(loaded)
     with torch.no_grad():
         memory = loaded.encode(source) if loaded.encoder is not None else None
@@ -162,11 +175,10 @@ def test_token_by_token_equals_the_public_forward_pass(case: Case, make, tmp_pat
 
 
 @pytest.mark.parametrize("case", DECODERS + ENCODERS, ids=lambda c: c.id)
-def test_up_to_the_last_position(case: Case, tmp_path):
-    model = public(case)
-    model.save_pretrained(tmp_path)
+def test_up_to_the_last_position(case: Case, saved):
+    model, folder = saved(case)
     longest = (64 if case in DECODERS else 40) - (2 if case.family == "roberta" else 0)
-    assert distance(*both(case, model, load_hf_folder(tmp_path), longest)) < LIMIT
+    assert distance(*both(case, model, load_hf_folder(folder), longest)) < LIMIT
 
 
 FAULTS = {
@@ -193,18 +205,17 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("case", [*DECODERS, *PAIRS, *ENCODERS], ids=lambda c: c.id)
-def test_a_wrong_part_shows(case: Case, tmp_path):
+def test_a_wrong_part_shows(case: Case, saved):
     """The check above can fail: each planted fault that a family has a part for moves its answers."""
-    model = public(case)
-    model.save_pretrained(tmp_path)
-    family, loaded = FAMILIES[case.family], load_hf_folder(tmp_path)
+    model, folder = saved(case)
+    family, loaded = FAMILIES[case.family], load_hf_folder(folder)
     seen = []
     for name, (kind, fault) in FAULTS.items():
-        spec = family.read_spec(HFConfig.from_json_file(tmp_path / "config.json"), loaded.head)
+        spec = family.read_spec(HFConfig.from_json_file(folder / "config.json"), loaded.head)
         wrong = swap(spec, kind, fault)
         if wrong == spec:
             continue
-        bad = replace(loaded, model=build_with_weights(wrong, family, loaded.head, open_weights(tmp_path)))
+        bad = replace(loaded, model=build_with_weights(wrong, family, loaded.head, open_weights(folder)))
         longer = 30 if "reach" in name else 11
         assert distance(*both(case, model, bad, longer)) > SHOWS, f"the check does not see: {name}"
         seen.append(name)
