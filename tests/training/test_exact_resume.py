@@ -26,7 +26,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def pairs(tmp_path):
-    path = tmp_path / "pairs.tsv"
+    return written(tmp_path / "pairs.tsv")
+
+
+def written(path):
     path.write_text("".join(f"{a}\t{b}\n" for a, b in dates_dataset("train", 200)))
     return path
 
@@ -43,6 +46,14 @@ def begun(pairs, folder, step=5, **given):
     """A run that was stopped in this step; its last checkpoint is older."""
     with pytest.raises(KeyboardInterrupt):
         train(pairs, out=folder, callbacks=[cut(step)], **{**TINY, "checkpoint_steps": 2, **given})
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A run that was stopped, for tests that copy it."""
+    folder = tmp_path_factory.mktemp("stopped")
+    begun(written(folder / "pairs.tsv"), folder / "run", lr=0.002)
+    return folder / "run"
 
 
 def losses(folder):
@@ -145,8 +156,8 @@ def edited(folder, **changes):
         ("max_grad_norm", 9.0, "1.0"),
     ],
 )
-def test_an_edited_config_is_refused_with_both_values(pairs, tmp_path, name, value, was):
-    begun(pairs, tmp_path / "run", lr=0.002)
+def test_an_edited_config_is_refused_with_both_values(stopped, tmp_path, name, value, was):
+    shutil.copytree(stopped, tmp_path / "run")
     edited(tmp_path / "run", **{name: value})
     before = sorted((tmp_path / "run").rglob("*"))
     with pytest.raises(BadSetting) as caught:
@@ -197,16 +208,27 @@ def test_another_table_of_synonyms_is_another_run(pairs, tmp_path):
 # -------------------------------------------------------------------------------------------------------------- time
 
 
-def timed(pairs, folder):
-    """A run whose steps were decided by its time, and which has come to its end."""
-    return train(pairs, out=folder, max_time="1s", **{**TINY, "max_steps": 0, "eval_every": 1000})
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """A run whose steps were decided by its time, and which has come to its end: its last state, and its folder."""
+    folder = tmp_path_factory.mktemp("ended")
+    few = {**TINY, "max_steps": 0, "eval_every": 1000}
+    trained = train(written(folder / "pairs.tsv"), out=folder / "run", max_time="1s", **few)
+    return trained.result.state, folder / "run"
 
 
-def test_more_time_plans_more_steps(pairs, tmp_path):
-    done = timed(pairs, tmp_path / "run").result.state.step
+@pytest.fixture
+def timed(ended, tmp_path):
+    """The state, and a copy of the folder in tmp_path/timed."""
+    shutil.copytree(ended[1], tmp_path / "timed")
+    return ended[0], tmp_path / "timed"
+
+
+def test_more_time_plans_more_steps(timed):
+    done, run = timed[0].step, timed[1]
     received = []
     with pytest.raises(KeyboardInterrupt):
-        resume(tmp_path / "run", max_time="10m", callbacks=[received.append, cut(done + 3)], checkpoint_steps=done + 2)
+        resume(run, max_time="10m", callbacks=[received.append, cut(done + 3)], checkpoint_steps=done + 2)
     steps = [event for event in received if isinstance(event, StepEvent)]
     assert [event.step for event in steps] == [done + 1, done + 2, done + 3]
     assert "max_time was 1.0 and is 600.0 now" in [event.text for event in received if isinstance(event, NoteEvent)]
@@ -214,20 +236,20 @@ def test_more_time_plans_more_steps(pairs, tmp_path):
     assert planned > done + 10 and steps[0].lr > 0
     again = []  # killed and resumed: the plan is kept, so the rates are those of a run that was never stopped
     with pytest.raises(KeyboardInterrupt):
-        resume(tmp_path / "run", max_time="10m", callbacks=[again.append, cut(done + 3)])
+        resume(run, max_time="10m", callbacks=[again.append, cut(done + 3)])
     last = [event for event in again if isinstance(event, StepEvent)]
     assert [(e.step, e.total_steps, e.lr, e.loss) for e in last] == [
         (e.step, e.total_steps, e.lr, e.loss) for e in steps[2:]
     ]
 
 
-def test_a_time_that_has_passed_is_refused(pairs, tmp_path):
-    done = timed(pairs, tmp_path / "run").result.state
+def test_a_time_that_has_passed_is_refused(timed):
+    done, run = timed
     with pytest.raises(BadSetting, match=r"max_time must be more than the \d+ s that this run has taken already, got"):
-        resume(tmp_path / "run", max_time=done.seconds / 2)
+        resume(run, max_time=done.seconds / 2)
 
 
-def test_a_finished_run_says_what_to_give(pairs, tmp_path):
+def test_a_finished_run_says_what_to_give(pairs, timed, tmp_path):
     train(pairs, out=tmp_path / "steps", **{**TINY, "max_steps": 2})
     said = notes_of(lambda received: resume(tmp_path / "steps", callbacks=received))
     assert "all its 2 steps were done; to continue, give --max-steps above 2" in said
@@ -236,8 +258,7 @@ def test_a_finished_run_says_what_to_give(pairs, tmp_path):
     train(pairs, out=tmp_path / "epochs", epochs=0.01, **{**TINY, "max_steps": 0})
     said = notes_of(lambda received: resume(tmp_path / "epochs", callbacks=received))
     assert "all its 1 steps were done; to continue, give --max-steps above 1 or --epochs above 0.01" in said
-    timed(pairs, tmp_path / "time")
-    said = " ".join(notes_of(lambda received: resume(tmp_path / "time", callbacks=received)))
+    said = " ".join(notes_of(lambda received: resume(timed[1], callbacks=received)))
     assert "to continue, give --max-time above " in said and "s (it counts from the beginning)" in said
 
 
