@@ -5,6 +5,7 @@ scripts/density.py counts them, and reports the share of comment lines.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 from pathlib import Path
@@ -23,6 +24,8 @@ def load_script():
 
 
 density = load_script()
+density.dense_lines = functools.cache(density.dense_lines)  # of all files, for several tests
+density.vague_names = functools.cache(density.vague_names)
 
 
 @pytest.mark.parametrize(

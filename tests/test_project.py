@@ -19,8 +19,11 @@ NAMES = [path.relative_to(PACKAGE).as_posix() for path in FILES]
 every_file = pytest.mark.parametrize("path", FILES, ids=NAMES)
 
 
+parse = functools.cache(ast.parse)  # several tests read every file
+
+
 def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+    return parse(path.read_text(encoding="utf-8"))
 
 
 # ---------------------------------------------------------------------------------------------- imports point one way
@@ -69,10 +72,11 @@ def test_every_package_has_a_rank():
     assert packages - {"__init__", "__main__", "__pycache__", "reference", "web", "locale"} == set(ORDER)
 
 
+@functools.cache
 def imported(source: str) -> list[str]:
     """Every module named by an import, wherever in the file it stands."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found += [f"{node.module}.{a.name}" if node.module == "headwater" else node.module for a in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -153,8 +157,8 @@ def test_only_declared_packages_are_imported(path):
 
 def at_import_time(module: ast.Module) -> set[str]:
     """Root packages a module imports when it is itself imported."""
-    return {name.partition(".")[0] for node in module.body for name in imported(ast.unparse(node))
-            if not isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.If))}  # fmt: skip
+    now = [node for node in module.body if not isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.If))]
+    return {name.partition(".")[0] for node in now for name in imported(ast.unparse(node))}
 
 
 @every_file
@@ -177,7 +181,7 @@ def over_budget(source: str, lines: int = 400, function: int = 60, arguments: in
     said = []
     if source.count("\n") > lines:
         said.append(f"{source.count(chr(10))} lines, {lines} allowed")
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(source)):
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
         long = node.end_lineno - node.lineno + 1
@@ -260,7 +264,7 @@ def part_names() -> set[str]:
 def asks_for_a_kind(source: str, parts: set[str]) -> list[str]:
     """isinstance and type() on parts, and comparisons of a class's name: ladders in the making."""
     bad = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(source)):
         text = ast.unparse(node) if isinstance(node, (ast.Call, ast.Compare, ast.MatchClass)) else ""
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
             named = {n.id for n in ast.walk(node.args[1]) if isinstance(n, ast.Name)}
@@ -315,7 +319,7 @@ DANGEROUS_SETTINGS = {"shell", "trust_remote_code", "allow_pickle"}
 
 def dangers(source: str) -> list[str]:
     bad = [module for module in imported(source) if module in DANGEROUS_MODULES]
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(source)):
         if isinstance(node, ast.Call):
             on = {k.arg for k in node.keywords if not (isinstance(k.value, ast.Constant) and k.value.value is False)}
             name = ast.unparse(node.func)
