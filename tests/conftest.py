@@ -35,6 +35,7 @@ if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).
 
 ROOT = Path(__file__).resolve().parent.parent
 MACHINE_THREADS = ("cpu", "generation", "real")
+UNPLOTTED = ("cli", "tasks", "training")  # hundreds of short runs, whose plots would take longer than their steps
 
 try:
     import hypothesis
@@ -70,6 +71,26 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(int(os.environ.get("HEADWATER_TEST_THREADS") or os.cpu_count() or 1))
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plot_run(request: pytest.FixtureRequest) -> Iterator[Callable | None]:
+    """In the folders of UNPLOTTED a run is not plotted, unless a test asks for `plots`. The function that would."""
+    if request.path.relative_to(ROOT / "tests").parts[0] not in UNPLOTTED:
+        yield None
+        return
+    from headwater.training import plots
+
+    real = plots.plot_run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "plot_run", lambda run: [])
+        yield real
+
+
+@pytest.fixture
+def plots(plot_run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are plotted."""
+    monkeypatch.setattr("headwater.training.plots.plot_run", plot_run)
 
 
 @pytest.fixture(scope="session")

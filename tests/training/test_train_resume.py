@@ -53,6 +53,7 @@ TASKS = {
 }
 
 
+@pytest.mark.usefixtures("plots")
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_trains_is_measured_and_used(files, tmp_path, name):
     task, given, kind = TASKS[name]
