@@ -170,11 +170,11 @@ def test_several_sequences_are_drafted_in_one_step(model, answer, processors):
         )
         for seed in range(12)
     ]
+    expected = [answer(model, r.prompt_ids, processors, r.max_tokens, seed=r.seed).output_ids for r in asked]
     for rows in (1, 2, 3, 4, 8):
         engine = Engine(model, max_num_seqs=rows, max_prefill_tokens=10, drafter=PromptLookup())
         made = [engine.submit(request) for request in asked]
         engine.run()
-        expected = [answer(model, r.prompt_ids, processors, r.max_tokens, seed=r.seed).output_ids for r in asked]
         assert [row.output_ids for row in made] == expected
         assert all(row.acceptance_tracker.accepted <= row.acceptance_tracker.drafted for row in made)
         assert sum(row.acceptance_tracker.drafted for row in made) > 0
