@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -381,19 +379,20 @@ def test_the_best_none_and_the_best_of_few():
 # ----------------------------------------------------------------------------------------------- a stranger's folder
 
 
+GENERATE = "import sys, torch; torch.set_num_threads(2); from headwater.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
 @pytest.mark.parametrize("sizes", [(64, 4096), (64, 128), (4096, 64)])
-def test_a_folder_with_layers_of_unequal_width_writes_what_its_modules_write(sizes: tuple[int, int], tmp_path):
+def test_a_folder_with_layers_of_unequal_width_writes_what_its_modules_write(sizes: tuple[int, int], tmp_path, forks):
     """In processes of their own: what went wrong here once ended the process."""
     tokenizer = train_tokenizer(["the cat sat on the mat", "a dog ran to the cat"] * 20, "bpe", vocab_size=280)
     model = decoder(*(block(d_ff, norm=RMSNorm()) for d_ff in sizes), vocab=len(tokenizer)).build(seed=3)
     save_native(tmp_path, model, {})
     tokenizer.save(tmp_path)
-    command = [sys.executable, "-m", "headwater", "generate", str(tmp_path), "the cat", "--max-tokens", "12"]
-    source = str(Path(headwater.__file__).parents[1])
+    command = [sys.executable, "-c", GENERATE, "generate", str(tmp_path), "the cat", "--max-tokens", "12"]
     said = []
     for fast in ("1", "0"):
-        env = {**os.environ, "HEADWATER_FAST": fast, "PYTHONPATH": source, "OMP_NUM_THREADS": "2"}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
+        done = forks.run(command, env={**os.environ, "HEADWATER_FAST": fast}, text=True)
         assert done.returncode == 0, done.stderr
         said.append(done.stdout)
     assert said[0] == said[1] and said[0].strip()
