@@ -167,13 +167,13 @@ def test_a_process_that_hangs_is_named_after_the_timeout(workers, alone, tmp_pat
 
 def test_ranks_that_were_all_paused_go_on(workers, alone, tmp_path):
     """A laptop that sleeps, a job that is suspended, for longer than the timeout of a collective."""
-    first, second = workers.results(2, tmp_path / "c", pause=[13, 7], timeout=4.0)
+    first, second = workers.results(2, tmp_path / "c", pause=[13, 5], timeout=4.0)
     assert first["lines"] == second["lines"]
     close(first["lines"], alone["lines"])
 
 
 def test_a_rank_that_is_done_does_not_wait_for_the_first_that_still_writes(workers, alone, tmp_path):
-    first, second = workers.results(2, tmp_path / "c", linger=7, timeout=4.0)
+    first, second = workers.results(2, tmp_path / "c", linger=5, timeout=4.0)
     assert first["lines"] == second["lines"] and len(first["lines"]) == 50
 
 

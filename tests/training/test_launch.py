@@ -90,7 +90,7 @@ def test_a_killed_process_is_started_again_and_rejoins_the_curve(folder, victim,
     assert losses == pytest.approx(wanted, abs=1e-6)
 
 
-@pytest.mark.parametrize("launcher", ["nproc", "torchrun"])
+@pytest.mark.parametrize("launcher", ["nproc", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_a_killed_launcher_leaves_no_orphans(folder, launcher):
     out = f"orphans-{launcher}"
     more = ["--max-steps", "100000"]

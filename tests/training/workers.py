@@ -4,7 +4,7 @@ It reads a line of JSON a trial: {"world": 2, "folder": …, "steps": 50, "setti
     "stop": step after which all leave without a word       "poison": step whose loss is NaN on the last process
     "kill": [rank, step], "freeze": [rank, step]            that process kills, or stops, itself there
     "die": [rank, seconds]                                  that process is killed so long after all have met
-    "timeout": seconds of a collective, in place of 120
+    "timeout": seconds of a collective, in place of 120     and half as many for the roll call after it
     "unused": the model has a parameter that no loss depends on
     "slow": seconds the last process sleeps in each step    "linger": seconds the first needs after the last step
     "pause": [step, seconds]                                all stop themselves there, and wake up later
@@ -107,6 +107,7 @@ def child(order: dict, rank: int, out: Path) -> int:
     os.environ.update({name: str(value) for name, value in place.items()})
     if order.get("timeout"):
         distributed.COLLECTIVE_TIMEOUT = timedelta(seconds=order["timeout"])
+        distributed.ROLL_CALL_TIMEOUT = timedelta(seconds=order["timeout"] / 2)
     if order.get("wired"):
         network.plug_in(rank)
     code, book, said = 0, Diary(), {}
