@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import threading
 import time
 from pathlib import Path
@@ -108,6 +109,8 @@ def serving(items: list[StoredModel], port: int = 0):
         time.sleep(0.01)
     yield f"http://127.0.0.1:{port}/"
     running.should_exit = True
+    with contextlib.suppress(OSError):  # wakes its loop, which a test with a clock of its own may have put to sleep
+        socket.create_connection(("127.0.0.1", port), 1).close()
     thread.join(10)
 
 
