@@ -47,7 +47,7 @@ def test_a_fresh_process_says_its_first_token(file, bench):
     contender = bench("first_token").fresh("ours", "headwater", str(file), "the cat")
     try:
         contender.start(threads=1)
-        assert not contender.missing and contender.facts["said"]
+        assert not contender.missing and contender.facts["output"]
         assert contender.go()
         assert 0 < contender.rounds[0]["seconds"] < 60
     finally:
@@ -68,7 +68,7 @@ def test_an_engine_is_measured(bench, monkeypatch, tmp_path):
     monkeypatch.setattr("sys.argv", ["engine.py", *small])
     engine.main()
     said = json.loads((tmp_path / "engine.json").read_text())["figures"]["int8"]
-    assert said["ratio"] > 0 and said["steps until free"] == 1
+    assert said["ratio"] > 0 and said["steps until admitted"] == 1
 
 
 def test_agreement_counts_what_is_the_same(bench):
@@ -82,8 +82,8 @@ def test_agreement_counts_what_is_the_same(bench):
 def measured(found: list[float], reference: list[float]) -> dict:
     """A report of two contenders: one twice as fast as the other, with these log-probabilities."""
     figures = {name: {"tokens/s": {"median": n, "low": n, "high": n, "rounds": [n]}} for name, n in SPEEDS.items()}
-    facts = {"ours": {"logprobs": {"reading": found}}, "truth": {"logprobs": {"reading": reference}}}
-    return {"figures": figures, "facts": facts, "missing": {}, "rounds": 1, "threads": 2, "trust": "quiet"}
+    facts = {"ours": {"logprobs": {"prefill": found}}, "truth": {"logprobs": {"prefill": reference}}}
+    return {"figures": figures, "facts": facts, "missing": {}, "rounds": 1, "threads": 2, "load_verdict": "quiet"}
 
 
 SPEEDS = {"ours": 2.0, "truth": 1.0}
@@ -131,7 +131,7 @@ def test_an_engine_that_is_wrong_is_not_measured(bench, monkeypatch):
 
 def test_a_training_step_that_learns_something_else_has_no_ratio(bench):
     steps = bench("train_steps")
-    work, good = steps.WORKS["tiny"], [6.9, 6.8]
+    work, good = steps.WORKLOADS["tiny"], [6.9, 6.8]
     report = {"facts": {"headwater": {"losses": good}, "peer": {"losses": [3.0, 2.0]}}}
     assert list(steps.wrong(report, work, good)) == ["peer"]
     assert "without the C kernels [6.9, 6.7]" in steps.wrong(report, work, [6.9, 6.7])["headwater"]

@@ -17,6 +17,7 @@ from headwater import core as hw
 from headwater.core.masks import AttentionMask
 from headwater.core.positions import PositionEncoding
 from headwater.errors import BadInput
+from headwater.families import builders
 from headwater.families.presets import preset
 from headwater.tasks import losses
 from headwater.training import schedules
@@ -47,7 +48,7 @@ def weights_of(model, *args, **kwargs) -> list[torch.Tensor]:
 
 def test_a_causal_mask_shows_the_past_and_hides_the_future():
     """The mistake: an additive mask (0 / -inf) handed to code that hides where mask == 0."""
-    (ours, *_) = weights_of(hw.decoder(11, **SIZES).build(seed=0), ids(2, 5))
+    (ours, *_) = weights_of(builders.decoder(11, **SIZES).build(seed=0), ids(2, 5))
     scores = torch.randn(5, 5)
     additive = torch.full((5, 5), -torch.inf).triu(1)
     mistaken = scores.masked_fill(additive == 0, -1e9).softmax(-1)
@@ -60,7 +61,7 @@ def test_a_causal_mask_shows_the_past_and_hides_the_future():
 
 def test_one_convention_for_every_mask():
     """True = may attend, for padding as for causality; the mistake is a second helper with the opposite sense."""
-    model = hw.transformer(11, **SIZES).build(seed=0).eval()
+    model = builders.transformer(11, **SIZES).build(seed=0).eval()
     keep, text = torch.tensor([[True, True, True, False, False]]), ids(1, 5)
 
     def is_padding_hidden(keep):
@@ -79,7 +80,7 @@ def test_a_row_that_sees_nothing_gives_zeros_in_half_precision():
         scores.half().masked_fill(hidden, -1e9)
     assert (scores.masked_fill(hidden, -1e9).softmax(-1) > 0.2).all(), "attends everywhere"
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        model = hw.transformer(11, **SIZES).build(seed=0).eval().to(dtype)
+        model = builders.transformer(11, **SIZES).build(seed=0).eval().to(dtype)
         out = model(ids(2, 4), source=ids(2, 4), source_attention_mask=torch.tensor([[True] * 4, [False] * 4]))
         assert out.isfinite().all()
         received = weights_of(
@@ -96,7 +97,7 @@ def test_keys_have_their_own_length():
     x, memory, heads = torch.randn(2, 3, 8), torch.randn(2, 5, 8), 2
     with pytest.raises(RuntimeError, match="invalid for input"):
         memory.view(2, x.shape[1], heads, 4)
-    model = hw.transformer(11, **SIZES).build(seed=0)
+    model = builders.transformer(11, **SIZES).build(seed=0)
     assert model(ids(2, 3), source=ids(2, 5)).shape == (2, 3, 11)
 
 
@@ -141,7 +142,7 @@ def test_frequencies_are_not_squared():
 
 def test_only_the_embedding_is_scaled():
     """The mistake: (embedding + position) · √d_model."""
-    model = hw.decoder(11, **SIZES).build(seed=0).eval()
+    model = builders.decoder(11, **SIZES).build(seed=0).eval()
     text = ids(1, 5)
     embed, places = model.decoder.embed, torch.arange(5)[None]
     token = embed.tokens(text)
@@ -172,7 +173,9 @@ def test_counts_have_the_feed_forward_in_them():
     """The mistakes: layers counted by their attention alone; "about 65M" for an example that has 59.5M."""
     d, d_ff, vocab = 512, 2048, 10000
     spec = hw.Model(
-        hw.LMHead(vocab, bias=True), hw.transformer(vocab, vocab).decoder, hw.transformer(vocab, vocab).encoder
+        hw.LMHead(vocab, bias=True),
+        builders.transformer(vocab, vocab).decoder,
+        builders.transformer(vocab, vocab).encoder,
     )
     skeleton = spec.on_meta()
     attention, ffn, norm = 4 * d * d + 4 * d, 2 * d * d_ff + d + d_ff, 2 * d
@@ -251,7 +254,7 @@ def test_figures_need_no_display_and_there_is_a_way_back(tmp_path):
 
 def test_greedy_decoding_reads_each_token_once_and_rows_stop_by_themselves():
     """The mistake: everything recomputed for each new token, one sentence at a time, never stopping per row."""
-    model = hw.transformer(11, **SIZES).build(seed=0).eval()
+    model = builders.transformer(11, **SIZES).build(seed=0).eval()
     read = []
     model.decoder.embed.register_forward_hook(lambda module, args, out: read.append(args[0].ids.numel()))
     source, keep = ids(3, 5), torch.tensor([[True] * 5, [True] * 3 + [False] * 2, [True] + [False] * 4])

@@ -75,6 +75,8 @@ TERMS = {
     "rotary": "core/positions.py",
     "ALiBi": "core/positions.py",
     "YaRN": "variants/rope_scaling.py",
+    "Transformer-XL": "variants/transformer_xl.py",
+    "encoder-decoder": "families/builders.py",
     "softmax": "core/kernels.py",
     "grouped-query": "core/attention.py",
     "residual": "core/stack.py",

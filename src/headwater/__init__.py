@@ -13,7 +13,7 @@ from headwater.errors import BadFile, BadInput, BadSetting, CheckFailed, Fault, 
 
 if TYPE_CHECKING:
     from headwater.checker.api import check
-    from headwater.core.builders import decoder, encoder, transformer
+    from headwater.families.builders import decoder, encoder, transformer
     from headwater.families.load import embed, load, save
     from headwater.families.presets import preset
     from headwater.generation.api import generate, stream
@@ -32,9 +32,9 @@ LAZY_IMPORTS = {
     "TrainConfig": "headwater.training.config",
     "check": "headwater.checker.api",
     "count": "headwater.inspection.costs",
-    "decoder": "headwater.core.builders",
+    "decoder": "headwater.families.builders",
     "embed": "headwater.families.load",
-    "encoder": "headwater.core.builders",
+    "encoder": "headwater.families.builders",
     "generate": "headwater.generation.api",
     "inspect": "headwater.inspection.api",
     "load": "headwater.families.load",
@@ -43,7 +43,7 @@ LAZY_IMPORTS = {
     "save": "headwater.families.load",
     "stream": "headwater.generation.api",
     "train": "headwater.training.api",
-    "transformer": "headwater.core.builders",
+    "transformer": "headwater.families.builders",
     "watch": "headwater.inspection.hooks",
 }
 

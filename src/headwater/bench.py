@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headwater.core import decoder, transformer
 from headwater.core.model import Model
 from headwater.data.batching import IndexBatch
 from headwater.data.collate import TrainBatch
 from headwater.doctor import environment
+from headwater.families.builders import decoder, transformer
 from headwater.tasks.language_model import lm_loss
 from headwater.training.config import parse_config
 from headwater.training.schedules import ConstantSchedule

@@ -25,7 +25,7 @@ def test_both_steps_reduce_the_loss(make, work):
 
 
 def test_flops_equal_those_of_count():
-    from headwater.core import transformer
+    from headwater.families.builders import transformer
     from headwater.inspection.costs import count
 
     work = bench.WORKLOADS["small"]

@@ -13,8 +13,8 @@ import torch
 
 from headwater import cli
 from headwater.cli.doctor import print_report
-from headwater.core import decoder
 from headwater.doctor.environment import IMPORTED
+from headwater.families.builders import decoder
 from headwater.i18n import _, translated, use_language
 from headwater.text.train import train_tokenizer
 from headwater.weights.native import save_native

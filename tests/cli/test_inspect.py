@@ -9,7 +9,7 @@ import torch
 
 import headwater
 from headwater.cli import main
-from headwater.core import decoder
+from headwater.families.builders import decoder
 from headwater.text.train import train_tokenizer
 from headwater.weights.native import save_native
 

@@ -8,9 +8,10 @@ import pytest
 
 from headwater import core as hw
 from headwater.core.cache import KVCache
+from headwater.families import builders
 from headwater.generation.kv_cache import BatchKVCache
 
-MODEL = hw.decoder(11, d_model=16, heads=2, layers=1, d_ff=16).build(seed=0)
+MODEL = builders.decoder(11, d_model=16, heads=2, layers=1, d_ff=16).build(seed=0)
 CACHES = {
     "none": hw.NoCache(),
     "dynamic": hw.dynamic_cache(MODEL),

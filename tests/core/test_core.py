@@ -11,6 +11,7 @@ import torch
 
 from headwater import core as hw
 from headwater.core.feedforward import ACTIVATIONS
+from headwater.families import builders
 from headwater.variants.mean_pool_bridge import MeanPoolBridge
 
 SIZES = {"d_model": 32, "heads": 4, "layers": 2, "d_ff": 64, "dropout": 0.0}
@@ -22,7 +23,7 @@ KEEP = torch.tensor([[False, False, True, True, True, True], [True, True, True, 
 
 
 def test_the_same_seed_gives_the_same_weights():
-    spec = hw.transformer(50, **SIZES)
+    spec = builders.transformer(50, **SIZES)
     a, b, c = spec.build(seed=1), spec.build(seed=1), spec.build(seed=2)
     assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
     assert not torch.equal(a.decoder.layers[0].ffn.up.weight, c.decoder.layers[0].ffn.up.weight)
@@ -32,12 +33,12 @@ def test_a_seed_leaves_the_dice_of_others_alone():
     torch.manual_seed(0)
     want = torch.rand(3)
     torch.manual_seed(0)
-    hw.decoder(9, **SIZES).build(seed=5)
+    builders.decoder(9, **SIZES).build(seed=5)
     assert torch.equal(torch.rand(3), want)
 
 
 def test_first_weights_follow_their_rules():
-    model = hw.transformer(4000, **SIZES).build(seed=0)
+    model = builders.transformer(4000, **SIZES).build(seed=0)
     q = model.encoder.layers[0].self_attn.q
     bound = math.sqrt(6 / 64)
     assert q.weight.abs().max() <= bound and q.weight.abs().max() > 0.95 * bound and (q.bias == 0).all()
@@ -48,7 +49,7 @@ def test_first_weights_follow_their_rules():
 
 
 def test_what_writes_into_the_stream_begins_smaller():
-    model = hw.decoder(50, **{**SIZES, "layers": 8}, norm_position="pre").build(seed=0)
+    model = builders.decoder(50, **{**SIZES, "layers": 8}, norm_position="pre").build(seed=0)
     layer = model.decoder.layers[3]
     assert layer.ffn.up.weight.std().item() == pytest.approx(0.02, rel=0.1)
     assert layer.ffn.down.weight.std().item() == pytest.approx(0.02 / 4, rel=0.1)
@@ -66,7 +67,7 @@ def test_offset_norms_begin_as_no_change():
 
 
 def encoder(head, **changes) -> hw.Transformer:
-    return hw.encoder(9, head, **{**SIZES, **changes}).build(seed=0).eval()
+    return builders.encoder(9, head, **{**SIZES, **changes}).build(seed=0).eval()
 
 
 def test_a_head_reads_the_token_it_names():
@@ -98,7 +99,7 @@ def test_a_narrow_table_is_widened():
 
 
 def test_pooled_memory_is_the_mean_of_neighbours():
-    model = hw.transformer(9, **SIZES).build(seed=0)
+    model = builders.transformer(9, **SIZES).build(seed=0)
     pool = MeanPoolBridge(2).build()
     memory = model.encode(IDS[:, :5])
     pooled = pool(memory)
@@ -131,7 +132,7 @@ def test_every_activation_has_its_formula_tested():
 
 def test_dropout_acts_in_its_places():
     """At the embedding, on the weights of attention and on every branch; never in eval mode."""
-    spec = hw.decoder(9, **{**SIZES, "dropout": 0.5}, attention_dropout=0.5)
+    spec = builders.decoder(9, **{**SIZES, "dropout": 0.5}, attention_dropout=0.5)
     model = spec.build(seed=0)
     drops = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Dropout) and module.p > 0]
     assert drops == ["decoder.embed.dropout", "decoder.layers.0.dropout", "decoder.layers.1.dropout"]
@@ -147,7 +148,7 @@ def test_dropout_acts_in_its_places():
 @pytest.mark.parametrize("position", ["sinusoidal", "learned", "rotary", "alibi", "relative", "xl"])
 def test_given_places_are_obeyed(position):
     """Counted places, given by hand, change nothing; other places change the answers."""
-    model = hw.decoder(9, **SIZES, position=position).build(seed=0).eval()
+    model = builders.decoder(9, **SIZES, position=position).build(seed=0).eval()
     counted = torch.arange(6)[None]
     assert torch.allclose(model(IDS, positions=counted), model(IDS), atol=1e-5)
     spread = torch.tensor([[0, 3, 4, 9, 10, 30]])
@@ -158,7 +159,7 @@ def test_given_places_are_obeyed(position):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_is_near_full(position, dtype):
     """A model in half precision, or under autocast, stays within rounding, far from the beginning too."""
-    model = hw.decoder(9, **SIZES, position=position).build(seed=0).eval()
+    model = builders.decoder(9, **SIZES, position=position).build(seed=0).eval()
     text = torch.arange(400)[None] % 9
     with torch.no_grad():
         want = model(text)
@@ -171,7 +172,7 @@ def test_half_precision_is_near_full(position, dtype):
 
 @pytest.mark.parametrize("make", [hw.dynamic_cache, hw.sliding_cache, lambda m: hw.static_cache(m, 2, 8)])
 def test_a_cache_works_in_half_precision(make):
-    model = hw.decoder(9, **SIZES, position="rotary").build(seed=0).eval().bfloat16()
+    model = builders.decoder(9, **SIZES, position="rotary").build(seed=0).eval().bfloat16()
     with torch.no_grad():
         whole, cache = model(IDS).float(), make(model)
         steps = torch.cat([model.decode(part, cache=cache) for part in IDS.split((3, 1, 2), 1)], 1).float()
@@ -194,7 +195,7 @@ def test_a_rolling_cache_keeps_only_its_window():
 
 
 def test_listening_stops_when_the_hook_goes():
-    model = hw.decoder(9, **SIZES).build(seed=0)
+    model = builders.decoder(9, **SIZES).build(seed=0)
     tap, received = model.get_submodule("decoder.layers.1.self_attn.kernel.weights"), []
     hook = tap.register_forward_hook(lambda *a: received.append(a[2].shape))
     model(IDS)
@@ -204,7 +205,7 @@ def test_listening_stops_when_the_hook_goes():
 
 
 def test_shared_layers_are_one_and_run_often():
-    spec = hw.decoder(9, **{**SIZES, "layers": 1})
+    spec = builders.decoder(9, **{**SIZES, "layers": 1})
     often = replace(spec, decoder=replace(spec.decoder, order=(0,) * 5))
     count = [sum(p.numel() for p in s.on_meta().parameters()) for s in (spec, often)]
     assert count[0] == count[1]
@@ -215,13 +216,13 @@ def test_shared_layers_are_one_and_run_often():
 
 def test_layers_with_equal_positions_share_them():
     def owned(position):
-        return hw.decoder(9, **SIZES, position=position).build(seed=0).decoder.position_encodings
+        return builders.decoder(9, **SIZES, position=position).build(seed=0).decoder.position_encodings
 
     assert len(owned("rotary")) == len(owned("relative")) == 1 and len(owned("xl")) == 2
 
 
 def test_recomputing_tells_a_cache_nothing_twice():
-    model, found = hw.decoder(9, **SIZES).build(seed=0), []
+    model, found = builders.decoder(9, **SIZES).build(seed=0), []
     for on in (False, True):
         cache = hw.dynamic_cache(model.gradient_checkpointing(on))
         model.zero_grad()
@@ -242,7 +243,7 @@ class ZeroLayer(torch.nn.Module):
 
 def test_a_replaced_child_is_used_by_the_forward_pass():
     """Adapters and quantized layers replace children of a block by path."""
-    model = hw.decoder(9, **SIZES).build(seed=0).eval()
+    model = builders.decoder(9, **SIZES).build(seed=0).eval()
     block = model.decoder.layers[0]
     before = model(IDS)
     assert [branch.layer for branch in block.branches] == [block.self_attn, block.ffn]
@@ -252,7 +253,7 @@ def test_a_replaced_child_is_used_by_the_forward_pass():
 
 
 def test_a_copy_has_its_own_branches():
-    model = hw.decoder(9, **SIZES).build(seed=0).eval()
+    model = builders.decoder(9, **SIZES).build(seed=0).eval()
     copied = copy.deepcopy(model)
     copied.decoder.layers[0].ffn = ZeroLayer()
     assert copied.decoder.layers[1].branches[0].layer is copied.decoder.layers[1].self_attn

@@ -14,19 +14,20 @@ from torch import Tensor
 from headwater import core as hw
 from headwater.core import functional
 from headwater.cpu import build, linear
+from headwater.families import builders
 from headwater.parts import swap
 
 CORE = Path(hw.__file__).parent
 SIZES = {"d_model": 64, "heads": 4, "layers": 2, "d_ff": 128, "dropout": 0.1, "attention_dropout": 0.1}
 MODELS = {
-    "post-norm": hw.transformer(50, **SIZES),
-    "pre-norm, gelu": hw.decoder(50, norm_position="pre", activation="gelu", position="learned", **SIZES),
-    "gated, rms, grouped": hw.decoder(50, norm="rms", gated=True, kv_heads=2, position="rotary", **SIZES),
+    "post-norm": builders.transformer(50, **SIZES),
+    "pre-norm, gelu": builders.decoder(50, norm_position="pre", activation="gelu", position="learned", **SIZES),
+    "gated, rms, grouped": builders.decoder(50, norm="rms", gated=True, kv_heads=2, position="rotary", **SIZES),
     "window": swap(
-        hw.decoder(50, position="none", **SIZES), hw.Attention, lambda a: replace(a, mask=hw.SlidingWindow(9))
+        builders.decoder(50, position="none", **SIZES), hw.Attention, lambda a: replace(a, mask=hw.SlidingWindow(9))
     ),
-    "bias": hw.encoder(50, position="relative", **SIZES),
-    "query bias": hw.decoder(50, position="xl", **SIZES),
+    "bias": builders.encoder(50, position="relative", **SIZES),
+    "query bias": builders.decoder(50, position="xl", **SIZES),
 }
 
 needs_c = pytest.mark.skipif(build.training_library() is None, reason="nothing is compiled here")

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from headwater import core as hw
-from headwater.core.kernels import BACKENDS, get_backend
 from headwater.core.masks import AttentionMask
 from headwater.core.positions import PositionEncoding
 from headwater.errors import BadSetting, Unavailable
+from headwater.families import builders
+from headwater.families.builders import BACKENDS
 from headwater.variants.soft_cap import SoftCap
 
 
@@ -76,7 +77,7 @@ def sight(rule=None, position=None, attention_mask=None, queries=6, keys=6, alig
 
 
 def run(name, tensors, look, grads=True):
-    kernel = get_backend(name).build(tensors[0].shape[-1] ** -0.5, 0.0)
+    kernel = BACKENDS[name].build(tensors[0].shape[-1] ** -0.5, 0.0)
     mask = None if look.is_causal and not look.position.has_bias else look.additive(tensors[0].dtype)
     out = kernel(*tensors, look, mask)
     if not grads:
@@ -147,8 +148,8 @@ def test_the_mistake_would_show():
 def test_scale_is_in_every_back_end(length, xformers):
     tensors = qkv(queries=length, keys=length)
     look = sight(hw.Bidirectional(), queries=length, keys=length)
-    outs = [get_backend(name).build(0.9, 0.0)(*tensors, look, None) for name in BACKENDS]
-    other = get_backend("eager").build(0.1, 0.0)(*tensors, look, None)
+    outs = [BACKENDS[name].build(0.9, 0.0)(*tensors, look, None) for name in BACKENDS]
+    other = BACKENDS["eager"].build(0.1, 0.0)(*tensors, look, None)
     assert all((out - outs[0]).abs().max() < 1e-5 for out in outs)
     assert length == 1 or (other - outs[0]).abs().max() > 1e-2
 
@@ -162,7 +163,7 @@ def test_soft_capped_scores_stay_within_the_cap():
 
 def test_watched_weights_are_those_used(xformers):
     for name in BACKENDS:
-        kernel, received, tensors = get_backend(name).build(0.3, 0.0), [], qkv()
+        kernel, received, tensors = BACKENDS[name].build(0.3, 0.0), [], qkv()
         kernel.weights.register_forward_hook(lambda *a, received=received: received.append(a[2]))
         out = kernel(*tensors, sight(), None)
         (weights,) = received
@@ -173,7 +174,7 @@ def test_watched_weights_are_those_used(xformers):
 def test_dropout_acts_in_training_only(xformers):
     torch.manual_seed(0)
     for name in BACKENDS:
-        kernel, tensors = get_backend(name).build(0.3, 0.5), qkv()
+        kernel, tensors = BACKENDS[name].build(0.3, 0.5), qkv()
         whole = kernel.eval()(*tensors, sight(hw.Bidirectional()), None)
         assert torch.equal(whole, kernel(*tensors, sight(hw.Bidirectional()), None))
         dropped = kernel.train()(*tensors, sight(hw.Bidirectional()), None)
@@ -183,18 +184,18 @@ def test_dropout_acts_in_training_only(xformers):
 def test_without_xformers_the_fault_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(Unavailable, match="xformers must be installed, it is not; pip install xformers, or use SDPA"):
-        hw.decoder(9, d_model=8, heads=2, layers=1, backend="xformers").on_meta()
+        builders.decoder(9, d_model=8, heads=2, layers=1, backend="xformers").on_meta()
 
 
 def test_an_unknown_back_end_is_named_with_the_nearest():
     with pytest.raises(BadSetting, match="sdpa, eager, xformers, got 'sdap'; did you mean 'sdpa'"):
-        hw.decoder(9, backend="sdap")
+        builders.decoder(9, backend="sdap")
 
 
 def test_a_whole_model_on_the_stand_in(xformers):
     sizes = {"d_model": 16, "heads": 4, "kv_heads": 2, "layers": 2, "d_ff": 16, "position": "alibi", "dropout": 0.0}
-    other = hw.transformer(11, backend="xformers", **sizes).build(seed=0).eval()
-    plain = hw.transformer(11, backend="eager", **sizes).build(seed=0).eval()
+    other = builders.transformer(11, backend="xformers", **sizes).build(seed=0).eval()
+    plain = builders.transformer(11, backend="eager", **sizes).build(seed=0).eval()
     ids, keep = torch.arange(10).view(2, 5), torch.tensor([[True] * 5, [True, True, False, False, False]])
     got, want = (m(ids, source=ids, attention_mask=keep, source_attention_mask=keep) for m in (other, plain))
     assert (got - want)[keep].abs().max() < 1e-5

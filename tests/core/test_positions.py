@@ -12,7 +12,9 @@ from headwater import core as hw
 from headwater.core.init import init_buffers
 from headwater.core.positions import T5Bias, apply_rotary
 from headwater.errors import TooLong
+from headwater.families import builders
 from headwater.variants.rope_scaling import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
+from headwater.variants.transformer_xl import RelativeXL
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -156,7 +158,7 @@ def test_transformer_xl_is_its_four_terms():
     """(q + u)·k + (q + v)·R(i - j), written out pair by pair."""
     torch.manual_seed(0)
     heads, width, length = 2, 4, 5
-    ours = hw.RelativeXL().build(width, heads)
+    ours = RelativeXL().build(width, heads)
     for parameter in ours.parameters():
         torch.nn.init.normal_(parameter)
     init_buffers(ours)
@@ -181,7 +183,7 @@ def test_transformer_xl_is_its_four_terms():
 @pytest.mark.parametrize("name", ["rotary", "sinusoidal", "alibi", "xl"])
 def test_places_survive_a_model_in_half_precision(name, dtype):
     """Speeds stay float32 and are not rounded on the way: bfloat16 cannot tell place 256 from 257."""
-    model = hw.decoder(9, d_model=16, heads=2, layers=1, d_ff=8, position=name).build(seed=0)
+    model = builders.decoder(9, d_model=16, heads=2, layers=1, d_ff=8, position=name).build(seed=0)
     want = {n: b.clone() for n, b in model.named_buffers()}
     assert want
     halved = dict(model.to(dtype).named_buffers())
@@ -191,7 +193,9 @@ def test_places_survive_a_model_in_half_precision(name, dtype):
 
 
 def test_a_learned_table_knows_its_length():
-    model = hw.decoder(9, d_model=16, heads=2, layers=1, d_ff=8, position="learned", max_positions=6).build(seed=0)
+    model = builders.decoder(9, d_model=16, heads=2, layers=1, d_ff=8, position="learned", max_positions=6).build(
+        seed=0
+    )
     model(torch.zeros(1, 6, dtype=torch.long))
     with pytest.raises(
         TooLong, match="there are 6 positions, got a token at position 6; shorten the input to 6 tokens"

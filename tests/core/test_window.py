@@ -19,6 +19,7 @@ from headwater.core import masks
 from headwater.core.masks import AttentionMask
 from headwater.core.positions import PositionEncoding
 from headwater.variants.soft_cap import SoftCap
+from headwater.variants.transformer_xl import RelativeXL
 
 RULES = {
     "window": hw.SlidingWindow(5),
@@ -43,7 +44,7 @@ POSITIONS = {
     "rotary": (hw.NoPosition(), hw.Rotary()),
     "alibi": (hw.NoPosition(), hw.Alibi()),
     "relative": (hw.NoPosition(), hw.RelativeBias(8, 40)),
-    "xl": (hw.NoPosition(), hw.RelativeXL()),
+    "xl": (hw.NoPosition(), RelativeXL()),
 }
 LENGTH = 290  # above three blocks of 64, and no multiple of one
 

@@ -17,6 +17,7 @@ from headwater.core.positions import PositionEncoding
 from headwater.cpu import build
 from headwater.cpu.attention import fused_attention
 from headwater.cpu.dropout import DropoutKey, DropoutMask, keep_mask
+from headwater.families import builders
 from headwater.parts import swap
 
 pytestmark = pytest.mark.skipif(
@@ -156,17 +157,17 @@ def test_what_is_drawn_is_the_spelled_out_hash():
 
 SIZES = {"d_model": 64, "heads": 4, "layers": 2, "d_ff": 128, "dropout": P}
 MODELS = {
-    "pre": hw.decoder(50, norm_position="pre", position="rotary", norm="rms", **SIZES),
-    "post": hw.decoder(50, norm_position="post", position="learned", max_positions=64, **SIZES),
-    "gated, grouped": hw.decoder(50, norm_position="pre", gated=True, kv_heads=2, position="alibi", **SIZES),
-    "relative": hw.encoder(50, position="relative", **SIZES),
-    "both": hw.transformer(50, position="sinusoidal", **SIZES),
-    "plain": hw.encoder(50, position="none", backend="eager", **SIZES),
-    "odd heads": hw.decoder(50, position="rotary", **{**SIZES, "heads": 8}),
-    "last": swap(hw.encoder(50, **SIZES), hw.Stack, lambda stack: replace(stack, dropout=P)),
-    "classes": hw.encoder(50, hw.ClassificationHead(3, hw.Pooled(hw.MeanPooling()), dropout=P), **SIZES),
+    "pre": builders.decoder(50, norm_position="pre", position="rotary", norm="rms", **SIZES),
+    "post": builders.decoder(50, norm_position="post", position="learned", max_positions=64, **SIZES),
+    "gated, grouped": builders.decoder(50, norm_position="pre", gated=True, kv_heads=2, position="alibi", **SIZES),
+    "relative": builders.encoder(50, position="relative", **SIZES),
+    "both": builders.transformer(50, position="sinusoidal", **SIZES),
+    "plain": builders.encoder(50, position="none", backend="eager", **SIZES),
+    "odd heads": builders.decoder(50, position="rotary", **{**SIZES, "heads": 8}),
+    "last": swap(builders.encoder(50, **SIZES), hw.Stack, lambda stack: replace(stack, dropout=P)),
+    "classes": builders.encoder(50, hw.ClassificationHead(3, hw.Pooled(hw.MeanPooling()), dropout=P), **SIZES),
     "window": swap(
-        hw.decoder(50, position="rotary", **SIZES), hw.Attention, lambda a: replace(a, mask=hw.SlidingWindow(9))
+        builders.decoder(50, position="rotary", **SIZES), hw.Attention, lambda a: replace(a, mask=hw.SlidingWindow(9))
     ),
 }
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import headwater
-from headwater.core import transformer
 from headwater.errors import BadFile, BadSetting
+from headwater.families.builders import transformer
 from headwater.quantization.blocks import dequantize
 from headwater.quantization.layers import BLOCK_FORMATS, QUANTIZERS, QuantizedEmbedding, QuantizedLinear, quantize
 from headwater.weights.native import load_native, save_native

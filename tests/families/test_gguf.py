@@ -11,8 +11,8 @@ import torch
 from tiny_models import tiny
 
 import headwater
-from headwater.core import decoder
 from headwater.errors import BadFile, BadSetting, Unavailable
+from headwater.families.builders import decoder
 from headwater.families.gguf import load_gguf, save_gguf
 from headwater.families.hf_folder import LoadedModel
 from headwater.families.load import load, save

@@ -9,6 +9,7 @@ import torch
 
 from headwater import core as hw
 from headwater.errors import BadInput, BadSetting, Fault, TooLong, Unavailable
+from headwater.families import builders
 from headwater.parts import swap
 from headwater.variants.mean_pool_bridge import MeanPoolBridge
 from headwater.variants.parallel_block import ParallelBlock
@@ -19,11 +20,11 @@ IDS, KEEP = torch.zeros(2, 5, dtype=torch.long), torch.ones(2, 5, dtype=torch.bo
 
 
 def spec(**changes) -> hw.Model:
-    return hw.decoder(11, **{**SIZES, **changes})
+    return builders.decoder(11, **{**SIZES, **changes})
 
 
 DECODER = spec().build(seed=0)
-BOTH = hw.transformer(11, 11, **SIZES).build(seed=0)
+BOTH = builders.transformer(11, 11, **SIZES).build(seed=0)
 LEARNED = spec(position="learned", max_positions=4).build(seed=0)
 
 
@@ -39,7 +40,7 @@ SETTINGS = {
     "no heads": (lambda: spec(heads=0), "Attention: heads must be at least 1, got 0"),
     "no width": (lambda: hw.Stack(0, hw.Embeddings(3), ()), "Stack: d_model must be at least 1, got 0"),
     "no hidden width": (lambda: spec(d_ff=0), "FeedForward: d_ff must be at least 1, got 0"),
-    "no words": (lambda: hw.decoder(0, **SIZES), "Embeddings: vocab must be at least 1, got 0"),
+    "no words": (lambda: builders.decoder(0, **SIZES), "Embeddings: vocab must be at least 1, got 0"),
     "head of no width": (lambda: spec(head_dim=0), "Attention: head_dim must be at least 1, got 0"),
     "an odd head to turn": (
         lambda: spec(position="rotary", head_dim=3).on_meta(),
@@ -64,9 +65,12 @@ SETTINGS = {
     "an unknown placement": (lambda: spec(norm_position="prae"), "got 'prae'; did you mean 'pre'"),
     "an unknown position": (lambda: spec(position="rotery"), "got 'rotery'; did you mean 'rotary'"),
     "an unknown back end": (lambda: spec(backend="flash"), "backend must be one of sdpa, eager, xformers, got 'flash'"),
-    "an unknown size": (lambda: hw.decoder(9, d_modl=8), "there is no size called 'd_modl'; did you mean 'd_model'"),
+    "an unknown size": (
+        lambda: builders.decoder(9, d_modl=8),
+        "there is no size called 'd_modl'; did you mean 'd_model'",
+    ),
     "two vocabularies in one": (
-        lambda: hw.transformer(9, 8, shared=True),
+        lambda: builders.transformer(9, 8, shared=True),
         "shared tables need one vocabulary, got 9 and 8",
     ),
     "a bias nobody has": (lambda: hw.Attention(2, bias="qx"), "bias must name projections out of 'qkvo', got 'qx'"),
@@ -122,7 +126,7 @@ SETTINGS = {
         "init: some rule must match every path, got 'decoder.layers.0.self_attn.q.weight'; end the rules with",
     ),
     "sizes beyond all machines": (
-        lambda: hw.decoder(2**31 - 1, **{**SIZES, "d_model": 2**31 - 1, "heads": 1, "d_ff": 8}).on_meta(),
+        lambda: builders.decoder(2**31 - 1, **{**SIZES, "d_model": 2**31 - 1, "heads": 1, "d_ff": 8}).on_meta(),
         "every tensor must have a size a machine can name",
     ),
 }
@@ -309,7 +313,7 @@ def test_a_refused_step_leaves_the_cache_as_it_was():
 
 
 def test_more_than_the_machine_has():
-    huge = hw.decoder(2**31 - 1, d_model=2**20, heads=1, layers=1, d_ff=8, dropout=0.0)
+    huge = builders.decoder(2**31 - 1, d_model=2**20, heads=1, layers=1, d_ff=8, dropout=0.0)
     one_line(Unavailable, lambda: huge.build(seed=0), "GB for weights; choose smaller sizes")
 
 

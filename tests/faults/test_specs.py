@@ -15,11 +15,13 @@ from torch.utils._pytree import tree_leaves
 
 from headwater import core as hw
 from headwater.errors import BadSetting, Fault, TooLong
+from headwater.families import builders
 from headwater.parts import REGISTRY, from_dict, to_dict
 from headwater.variants.mean_pool_bridge import MeanPoolBridge
 from headwater.variants.parallel_block import ParallelBlock
 from headwater.variants.rope_scaling import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
 from headwater.variants.soft_cap import SoftCap
+from headwater.variants.transformer_xl import RelativeXL
 
 VOCAB = 7
 few = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -44,7 +46,7 @@ in_attention = st.one_of(
     st.builds(hw.Rotary, st.floats(2, 1e6), st.sampled_from([1.0, 0.5]), scalings),
     st.just(hw.Alibi()),
     st.builds(hw.RelativeBias, st.integers(4, 32), st.integers(20, 99), st.booleans()),
-    st.just(hw.RelativeXL()),
+    st.just(RelativeXL()),
 )
 rules = st.recursive(
     st.one_of(
@@ -258,7 +260,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_layer_asks_for_no_memory(name):
-    spec = hw.decoder(VOCAB, d_model=16, heads=4, layers=1, d_ff=8)
+    spec = builders.decoder(VOCAB, d_model=16, heads=4, layers=1, d_ff=8)
     plain = to_dict(spec)
     plain["decoder"]["layers"][0]["branches"][0]["layer"] = WRONG[name][1]
     assert refused_or_runs(plain)
@@ -267,11 +269,11 @@ def test_a_wrong_layer_asks_for_no_memory(name):
 def test_a_missing_rule_is_seen_before_memory_is_asked_for(monkeypatch):
     monkeypatch.setattr(torch.nn.Module, "to_empty", lambda *args, **kwargs: pytest.fail("memory was asked for"))
     with pytest.raises(BadSetting, match="some rule must match every path"):
-        hw.Model(decoder=hw.decoder(VOCAB, d_model=8, heads=2).decoder, init=(("x", hw.Normal(1)),)).build()
+        hw.Model(decoder=builders.decoder(VOCAB, d_model=8, heads=2).decoder, init=(("x", hw.Normal(1)),)).build()
 
 
 def test_the_counter_sees_memory():
-    spec = hw.decoder(VOCAB, d_model=16, heads=4, layers=1, d_ff=8)
+    spec = builders.decoder(VOCAB, d_model=16, heads=4, layers=1, d_ff=8)
     with Memory():
         spec.on_meta()
     with pytest.raises(AssertionError, match="asked for memory"), Memory():

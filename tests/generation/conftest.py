@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.core import decoder, transformer
+from headwater.families.builders import decoder, transformer
 from headwater.generation.engine import Engine
 from headwater.generation.request import Request
 from headwater.generation.sampling import Greedy

@@ -189,7 +189,7 @@ def test_an_enormous_prompt_is_refused_before_it_is_read(loaded):
 
 
 def test_a_source_longer_than_its_positions():
-    from headwater.core import transformer
+    from headwater.families.builders import transformer
 
     model = transformer(30, 40, d_model=16, heads=2, layers=1, position="learned", max_positions=8).build(seed=0)
     with pytest.raises(TooLong, match="there are 8 positions for the source, got 9"):
@@ -302,7 +302,8 @@ def test_broken_weights(build, letters, make_loaded):
 
 
 def test_a_model_without_language_head_is_refused():
-    from headwater.core import ClassificationHead, decoder
+    from headwater.core import ClassificationHead
+    from headwater.families.builders import decoder
 
     with pytest.raises(BadInput, match="must have a language head"):
         generate(decoder(10, head=ClassificationHead(3), d_model=8, heads=2, layers=1).build(seed=0), [1])

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.core import decoder
 from headwater.errors import Fault
+from headwater.families.builders import decoder
 from headwater.generation.api import generate, stream
 from headwater.generation.beam import Beam
 from headwater.generation.engine import Engine

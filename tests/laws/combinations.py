@@ -13,6 +13,7 @@ from headwater.variants.mean_pool_bridge import MeanPoolBridge
 from headwater.variants.parallel_block import ParallelBlock
 from headwater.variants.rope_scaling import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
 from headwater.variants.soft_cap import SoftCap
+from headwater.variants.transformer_xl import RelativeXL
 
 VOCAB, D_MODEL, HEADS, LAYERS = 23, 16, 4, 2
 
@@ -31,7 +32,7 @@ IN_ATTENTION = {
     "rotary half": hw.Rotary(partial_factor=0.5),
     "alibi": hw.Alibi(),
     "relative": hw.RelativeBias(8, 6),
-    "xl": hw.RelativeXL(),
+    "xl": RelativeXL(),
 }
 NORMS = {
     "layer": hw.LayerNorm(),

@@ -8,12 +8,13 @@ from combinations import CASES, Case
 from law_tools import ids, same
 
 from headwater import core as hw
+from headwater.families import builders
 
 SIZES = {"d_model": 16, "heads": 4, "layers": 2, "d_ff": 24, "dropout": 0.0}
 QUICK = {
-    "decoder, rotary": hw.decoder(23, position="rotary", norm_position="pre", norm="rms", gated=True, **SIZES),
-    "encoder, relative": hw.encoder(23, position="relative", kv_heads=2, **SIZES),
-    "both, learned": hw.transformer(23, position="learned", max_positions=32, backend="eager", **SIZES),
+    "decoder, rotary": builders.decoder(23, position="rotary", norm_position="pre", norm="rms", gated=True, **SIZES),
+    "encoder, relative": builders.encoder(23, position="relative", kv_heads=2, **SIZES),
+    "both, learned": builders.transformer(23, position="learned", max_positions=32, backend="eager", **SIZES),
 }
 
 

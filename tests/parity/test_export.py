@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import headwater
-from headwater.core import Embeddings, LayerNorm, Learned, TokenClassificationHead, decoder, encoder, transformer
+from headwater.core import Embeddings, LayerNorm, Learned, TokenClassificationHead
 from headwater.data.dates import dates_dataset
+from headwater.families.builders import decoder, encoder, transformer
 from headwater.families.convert import convert
 from headwater.families.presets import bert, gpt2, llama, t5
 from headwater.parts import swap

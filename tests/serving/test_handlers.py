@@ -262,8 +262,8 @@ def test_a_model_that_is_deleted_meanwhile(tmp_path):
 
 @pytest.mark.parametrize("each_token", [False, True])
 def test_labels_are_those_of_the_head(each_token):
-    from headwater.core.builders import encoder
     from headwater.core.heads import ClassificationHead, TokenClassificationHead
+    from headwater.families.builders import encoder
     from headwater.inspection.inputs import InspectedModel
     from headwater.serving.handlers.chat import stream_chat
     from headwater.serving.model_store import OpenModel

@@ -11,12 +11,12 @@ import torch
 from algebra import Formula
 
 from headwater.core.attention import Attention, CrossAttention
-from headwater.core.builders import decoder, encoder, transformer
 from headwater.core.feedforward import FeedForward, GatedFeedForward
 from headwater.core.heads import LMHead, MLMTransform
 from headwater.core.norms import LayerNorm, OffsetRMSNorm, RMSNorm
 from headwater.core.positions import Rotary
 from headwater.core.stack import Block, Branch, pre
+from headwater.families.builders import decoder, encoder, transformer
 from headwater.inspection.inputs import InspectedModel
 from headwater.parts import swap
 from headwater.quantization.layers import quantize

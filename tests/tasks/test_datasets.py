@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from headwater.core import decoder
 from headwater.data.augment import Augmenter, DeleteWords
 from headwater.data.collate import IGNORE_INDEX, SpecialTokens, causal_batch
 from headwater.data.dataset import evenly_spaced
 from headwater.data.examples import DocumentChunk
 from headwater.data.ragged import Ragged
 from headwater.errors import BadInput
+from headwater.families.builders import decoder
 from headwater.tasks import OBJECTIVES, get_task
 from headwater.tasks.batch import num_targets, num_tokens, to_tensors
 from headwater.tasks.classification import ClassificationDataset

@@ -12,11 +12,12 @@ from torch.nn import functional as F
 
 import headwater
 from headwater import cli
-from headwater.core import ClassificationHead, MeanPooling, Pooled, encoder
+from headwater.core import ClassificationHead, MeanPooling, Pooled
 from headwater.data.collate import SpecialTokens, TrainBatch, length_mask
 from headwater.data.dataset import Dataset
 from headwater.data.examples import EXAMPLE_FORMATS, ExampleFormat, text_cell
 from headwater.data.ragged import encode_rows
+from headwater.families.builders import encoder
 from headwater.tasks import TASKS, Task, TaskData, register
 from headwater.tasks.base import EvalBatch, stack_sizes
 from headwater.tasks.batch import forward_hidden, forward_logits, to_tensors

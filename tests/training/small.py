@@ -7,10 +7,10 @@ import json
 
 import numpy as np
 
-from headwater.core import transformer
 from headwater.data.batching import BatchSampler, micro_batches
 from headwater.data.collate import SpecialTokens, seq2seq_batch
 from headwater.data.ragged import Ragged
+from headwater.families.builders import transformer
 from headwater.tasks.batch import num_targets, to_tensors
 from headwater.tasks.language_model import lm_loss
 from headwater.training.config import parse_config

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from headwater.core import decoder
 from headwater.errors import BadFile, BadSetting
+from headwater.families.builders import decoder
 from headwater.training.config import TrainConfig, parse_config
 from headwater.training.optim import EMA, build_optimizer, decay_parameters, load_optimizer_state, optimizer_state
 from headwater.training.schedules import (

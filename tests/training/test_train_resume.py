@@ -150,10 +150,7 @@ def test_folders_are_never_written_over_or_through(files, tmp_path):
 
 def test_a_second_trainer_is_refused(files, tmp_path):
     train(files / "pairs.tsv", out=tmp_path / "run", **TINY)
-    with (
-        RunLock(tmp_path / "run/lock"),
-        pytest.raises(Unavailable, match=f"process {os.getpid()} on .* does"),
-    ):
+    with RunLock(tmp_path / "run/lock"), pytest.raises(Unavailable, match=f"process {os.getpid()} on .* does"):
         resume(tmp_path / "run")
 
 

@@ -345,7 +345,7 @@ def test_another_model_is_refused(tmp_path):
     made = trainer(5)
     made.output = CheckpointWriter(CheckpointManager(tmp_path / "c", "r"), FACTS)
     made.train()
-    from headwater.core import transformer
+    from headwater.families.builders import transformer
 
     other = trainer(5, net=transformer(12, d_model=8, heads=2, layers=2, d_ff=16).build(seed=0))
     with pytest.raises(BadFile, match="must hold this model's tensors"):

@@ -6,7 +6,6 @@ Read masks, positions, functional, kernels, attention, stack and model, in that 
 # ruff: noqa: F401  (the names that this package offers)
 
 from headwater.core.attention import Attention, AttentionLayer, CrossAttention
-from headwater.core.builders import decoder, encoder, transformer
 from headwater.core.cache import NoCache, dynamic_cache, sliding_cache, static_cache
 from headwater.core.embeddings import Embeddings, ModelInputs
 from headwater.core.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward
@@ -24,7 +23,7 @@ from headwater.core.heads import (
     TokenClassificationHead,
 )
 from headwater.core.init import PAPER_INIT, FanIn, Normal, Xavier, Zero, scaled_normal
-from headwater.core.kernels import SDPA, Eager, XFormers
+from headwater.core.kernels import SDPA, Eager
 from headwater.core.masks import And, Bidirectional, Causal, LocalWindow, SlidingWindow
 from headwater.core.model import Model, NoBridge, Transformer
 from headwater.core.norms import LayerNorm, NoNorm, OffsetRMSNorm, RMSNorm
@@ -34,7 +33,6 @@ from headwater.core.positions import (
     NoPosition,
     NoScaling,
     RelativeBias,
-    RelativeXL,
     Rotary,
     Sinusoidal,
     SinusoidalHalves,

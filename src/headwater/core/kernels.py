@@ -1,4 +1,4 @@
-"""Attention kernels: softmax(scale · q kᵀ + mask) v, by PyTorch's scaled_dot_product_attention, eager or xFormers.
+"""Attention kernels: softmax(scale · q kᵀ + mask) v, by PyTorch's scaled_dot_product_attention or eager.
 
 `functional.eager_attention` is the formula; `SDPA` is the default. All backends give the same outputs and gradients.
 B batch, H heads, G key/value heads (H is a multiple), Q queries, S keys, D head width.
@@ -6,17 +6,13 @@ B batch, H heads, G key/value heads (H is a multiple), Q queries, S keys, D head
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 from torch import Tensor, nn
 
 from headwater.core import functional
-from headwater.core.base import KernelSpec, choose
+from headwater.core.base import KernelSpec
 from headwater.core.masks import AttentionMask
 from headwater.core.modules import Tap
-from headwater.errors import Unavailable
-from headwater.i18n import _
 from headwater.parts import part
 
 
@@ -34,24 +30,6 @@ class Eager(KernelSpec):
 
     def build(self, scale: float, dropout: float) -> Kernel:
         return Kernel(scale, dropout)
-
-
-@part
-class XFormers(KernelSpec):
-    """xFormers' memory-efficient attention."""
-
-    def build(self, scale: float, dropout: float) -> Kernel:
-        if importlib.util.find_spec("xformers") is None:
-            raise Unavailable(_("kernel: xformers must be installed, it is not; pip install xformers, or use SDPA()"))
-        return XFormersKernel(scale, dropout)
-
-
-BACKENDS: dict[str, KernelSpec] = {"sdpa": SDPA(), "eager": Eager(), "xformers": XFormers()}
-
-
-def get_backend(name: str) -> KernelSpec:
-    """The kernel spec of that name."""
-    return choose(name, BACKENDS, "backend")
 
 
 class Kernel(nn.Module):
@@ -141,37 +119,3 @@ class SDPAKernel(Kernel):
         if plain and functional.sliding_window_supported(q, k, v, self.dropout_rate):
             return functional.sliding_window_attention(q, k, v, self.scale, self.dropout_rate, window)
         return super().blockwise(q, k, v, mask, block_size)
-
-
-class XFormersKernel(Kernel):
-    """xFormers' memory_efficient_attention."""
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
-        attn_mask = functional.causal_mask(q, k) if is_causal else attn_mask
-        return xformers_attention(q, k, v, attn_mask, self.dropout_rate, self.scale)
-
-
-# --------------------------------------------------------------------------------------------------
-# xFormers' memory_efficient_attention with this package's shapes and masks.
-
-
-def xformers_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scale: float) -> Tensor:
-    """dropout(softmax(scale · q kᵀ + mask)) v: q [B, H, Q, D], k and v [B, G, S, D] -> [B, H, Q, D].
-
-    xFormers takes [B, S, H, D] and a bias of full shape, and gives NaN for a row whose keys are all masked. Such a row
-    is unmasked, and its output is then set to zero.
-    """
-    from xformers.ops import memory_efficient_attention
-
-    groups = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    bias = None
-    fully_masked = None
-    if mask is not None:
-        zeros = torch.zeros_like(mask, dtype=q.dtype)
-        bias = zeros.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else mask
-        fully_masked = (bias == -torch.inf).all(-1, keepdim=True)
-        bias = bias.masked_fill(fully_masked, 0).to(q.dtype).expand(*q.shape[:3], k.shape[2])
-    qkv = (t.transpose(1, 2) for t in (q, k, v))  # [B, S, H, D]
-    out = memory_efficient_attention(*qkv, bias, p=dropout, scale=scale).transpose(1, 2)
-    return out if fully_masked is None else out.masked_fill(fully_masked, 0)

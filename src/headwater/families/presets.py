@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from headwater.core.builders import transformer
 from headwater.core.model import Model
 from headwater.errors import NotFound, nearest
+from headwater.families.builders import transformer
 from headwater.families.config_writers import ConfigDict
 from headwater.families.registry import find_family
 from headwater.i18n import _

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from headwater.core.builders import decoder, encoder, transformer
 from headwater.core.model import Transformer
 from headwater.errors import BadInput, NotFound, nearest
+from headwater.families.builders import decoder, encoder, transformer
 from headwater.families.hf_folder import LoadedModel
 from headwater.families.hub import HUB
 from headwater.families.load import find_model, load

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwater.core import ClassificationHead, MeanPooling, Model, Pooled, encoder
+from headwater.core import ClassificationHead, MeanPooling, Model, Pooled
 from headwater.core.model import Transformer
 from headwater.data.augment import Augmenter
 from headwater.data.collate import SpecialTokens, TrainBatch, classification_batch, label_ids, label_names
@@ -18,6 +18,7 @@ from headwater.data.examples import EXAMPLE_FORMATS, LabeledText
 from headwater.data.metrics import accuracy, class_f1, classification_report
 from headwater.data.ragged import Ragged, encode_rows
 from headwater.errors import BadInput
+from headwater.families.builders import encoder
 from headwater.i18n import _
 from headwater.tasks.base import (
     EvalBatch,

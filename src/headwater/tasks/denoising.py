@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headwater.core import Model, transformer
+from headwater.core import Model
 from headwater.data.collate import TrainBatch, without_padding_mask
 from headwater.data.corruption import denoising_batch, sentence_end_ids, span_corruption_batch
 from headwater.data.examples import DocumentChunk
+from headwater.families.builders import transformer
 from headwater.tasks.base import TaskConfig, TaskData, stack_sizes
 from headwater.tasks.language_model import CausalLMDataset, LanguageModel
 from headwater.text.tokenizer import Tokenizer

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from headwater.core import LMHead, Model, decoder
+from headwater.core import LMHead, Model
 from headwater.core.embeddings import ModelInputs
 from headwater.core.model import Transformer
 from headwater.data.collate import SpecialTokens, TrainBatch, causal_batch, packed_causal_batch
@@ -21,6 +21,7 @@ from headwater.data.examples import EXAMPLE_FORMATS, DocumentChunk, validation_s
 from headwater.data.metrics import perplexity
 from headwater.data.ragged import Ragged, build_packed_rows, encode_rows, pack_documents, stream_rows, stream_starts
 from headwater.errors import BadInput
+from headwater.families.builders import decoder
 from headwater.generation.api import TextModel, generate
 from headwater.i18n import _
 from headwater.tasks.base import Task, TaskConfig, TaskData, TaskMetadata, stack_sizes

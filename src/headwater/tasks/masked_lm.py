@@ -8,13 +8,14 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor, nn
 
-from headwater.core import ClassificationHead, LMHead, Model, encoder
+from headwater.core import ClassificationHead, LMHead, Model
 from headwater.core.model import Transformer
 from headwater.data.collate import SpecialTokens, TrainBatch
 from headwater.data.corruption import mlm_batch, mlm_nsp_batch, next_sentence_pairs
 from headwater.data.dataset import Dataset
 from headwater.data.examples import DocumentChunk
 from headwater.data.ragged import Ragged, encode_rows
+from headwater.families.builders import encoder
 from headwater.i18n import _
 from headwater.tasks.base import TaskConfig, TaskData, TaskMetadata, stack_sizes, with_token_types
 from headwater.tasks.batch import TensorBatch, forward_hidden

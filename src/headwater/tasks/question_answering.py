@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwater.core import Model, TokenClassificationHead, encoder
+from headwater.core import Model, TokenClassificationHead
 from headwater.core.model import Transformer
 from headwater.data.collate import QAWindow, SpecialTokens, TrainBatch, qa_batch, qa_windows, span_text
 from headwater.data.dataset import Dataset, evenly_spaced
 from headwater.data.examples import EXAMPLE_FORMATS, QAExample
 from headwater.data.metrics import squad_scores
+from headwater.families.builders import encoder
 from headwater.tasks.base import (
     EvalBatch,
     Predictions,

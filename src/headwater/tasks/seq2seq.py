@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwater.core import LMHead, Model, transformer
+from headwater.core import LMHead, Model
 from headwater.core.cache import dynamic_cache
 from headwater.core.embeddings import ModelInputs
 from headwater.core.model import Transformer
@@ -21,6 +21,7 @@ from headwater.data.examples import EXAMPLE_FORMATS, TextPair
 from headwater.data.metrics import accuracy, bleu, chrf, rouge
 from headwater.data.ragged import Ragged, encode_rows
 from headwater.errors import BadSetting
+from headwater.families.builders import transformer
 from headwater.generation.api import TextModel, generate
 from headwater.generation.beam import Beam
 from headwater.i18n import _

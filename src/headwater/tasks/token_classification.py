@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwater.core import Model, TokenClassificationHead, encoder
+from headwater.core import Model, TokenClassificationHead
 from headwater.core.model import Transformer
 from headwater.data.collate import (
     SpecialTokens,
@@ -24,6 +24,7 @@ from headwater.data.dataset import Dataset
 from headwater.data.examples import EXAMPLE_FORMATS, TaggedTokens
 from headwater.data.metrics import entity_f1, entity_report
 from headwater.data.ragged import Ragged
+from headwater.families.builders import encoder
 from headwater.tasks.base import (
     EvalBatch,
     Task,

@@ -3,6 +3,24 @@
 Importing this package registers all of them, so that a spec that has one can be read.
 """
 
-from headwater.variants import experts, mean_pool_bridge, multi_task_head, parallel_block, rope_scaling, soft_cap
+from headwater.variants import (
+    experts,
+    mean_pool_bridge,
+    multi_task_head,
+    parallel_block,
+    rope_scaling,
+    soft_cap,
+    transformer_xl,
+    xformers,
+)
 
-__all__ = ["experts", "mean_pool_bridge", "multi_task_head", "parallel_block", "rope_scaling", "soft_cap"]
+__all__ = [
+    "experts",
+    "mean_pool_bridge",
+    "multi_task_head",
+    "parallel_block",
+    "rope_scaling",
+    "soft_cap",
+    "transformer_xl",
+    "xformers",
+]

@@ -14,9 +14,10 @@ from headwater.core.attention import AttentionLayer, CrossAttentionLayer
 from headwater.core.feedforward import ACTIVATIONS
 from headwater.core.modules import eval_mode
 from headwater.core.norms import LayerNormLayer, RMSNormLayer
-from headwater.core.positions import RotaryEncoding, TransformerXLBias
+from headwater.core.positions import RotaryEncoding
 from headwater.inspection.inputs import TokenizedInput
 from headwater.inspection.results import to_jsonable
+from headwater.variants.transformer_xl import TransformerXLBias
 
 if TYPE_CHECKING:
     from headwater.serving.handlers.walkthrough import WalkthroughBuilder

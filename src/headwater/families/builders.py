@@ -14,23 +14,26 @@ from dataclasses import fields
 from typing import Any
 
 from headwater.core.attention import Attention, CrossAttention
-from headwater.core.base import HeadSpec, NormSpec, PositionSpec, choose
+from headwater.core.base import HeadSpec, KernelSpec, NormSpec, PositionSpec, choose
 from headwater.core.embeddings import Embeddings
 from headwater.core.feedforward import FeedForward, GatedFeedForward
 from headwater.core.heads import LMHead
 from headwater.core.init import PAPER_INIT, scaled_normal
-from headwater.core.kernels import get_backend
+from headwater.core.kernels import SDPA, Eager
 from headwater.core.masks import Bidirectional, Causal, MaskRule
 from headwater.core.model import Model
 from headwater.core.norms import LayerNorm, NoNorm, RMSNorm
-from headwater.core.positions import Alibi, Learned, NoPosition, RelativeBias, RelativeXL, Rotary, Sinusoidal
+from headwater.core.positions import Alibi, Learned, NoPosition, RelativeBias, Rotary, Sinusoidal
 from headwater.core.stack import Block, Stack, post, pre, sandwich
 from headwater.errors import BadSetting, nearest
 from headwater.i18n import _
 from headwater.parts import part
+from headwater.variants.transformer_xl import RelativeXL
+from headwater.variants.xformers import XFormers
 
 NORM_POSITIONS = {"pre": pre, "post": post, "sandwich": sandwich}
 NORMS: dict[str, NormSpec] = {"layer": LayerNorm(), "rms": RMSNorm()}
+BACKENDS: dict[str, KernelSpec] = {"sdpa": SDPA(), "eager": Eager(), "xformers": XFormers()}
 
 
 @part
@@ -85,7 +88,7 @@ class TransformerConfig:
             "head_dim": self.head_dim,
             "bias": "qkvo" if self.bias else "",
             "dropout": self.attention_dropout,
-            "kernel": get_backend(self.backend),
+            "kernel": choose(self.backend, BACKENDS, "backend"),
         }
         branches = [branch(norm, self_attn=Attention(**shape, mask=mask, position=in_attention))]
         if cross_attention:
