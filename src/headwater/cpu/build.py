@@ -49,7 +49,7 @@ REASSOCIATION_FLAGS = ("-fassociative-math", "-freciprocal-math", "-fno-signed-z
 COMPILE_TIMEOUT = 120  # seconds
 DIGEST_SIZE = hashlib.sha256().digest_size
 
-_failures: list[str] = []  # why a library could not be compiled or loaded, a line each
+_failures: list[str] = []  # why a library could not be compiled or loaded, one per line
 
 
 # ------------------------------------------------------------------------------------------------------- two libraries

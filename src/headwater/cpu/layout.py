@@ -251,7 +251,7 @@ def check_layout(layout: Layout, structs: Mapping[str, type[ctypes.Structure]], 
 def _differences(
     layout: Layout, structs: Mapping[str, type[ctypes.Structure]], constants: Mapping[str, int]
 ) -> Iterator[str]:
-    """What differs, a line each: C's side and Python's."""
+    """What differs, one per line: C's side and Python's."""
     for name, value in constants.items():
         if layout.constants.get(name) != value:
             yield f"{name} is {layout.constants.get(name)} in C and {value} in Python"

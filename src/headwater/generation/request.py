@@ -339,7 +339,7 @@ class AcceptanceTracker:
     backoff: int = 0
 
     def should_draft(self) -> bool:
-        """Whether the next step may verify a draft; called once a step."""
+        """Whether the next step may verify a draft; called once per step."""
         self.steps_to_wait = max(0, self.steps_to_wait - 1)
         return not self.steps_to_wait
 

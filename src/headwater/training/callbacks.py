@@ -33,8 +33,8 @@ from headwater.training.state import CheckpointEvent, EvalEvent, Event, FinalEva
 
 # ------------------------------------------------------------------------------------------- layout of the progress bar
 
-WIDE_TERMINAL = 112  # columns: room for everything
-MEDIUM_TERMINAL = 72  # room for everything but the bar and the elapsed time
+WIDE_TERMINAL = 112  # columns that show everything
+MEDIUM_TERMINAL = 72  # everything but the bar and the elapsed time
 
 
 class StepStatsColumn(ProgressColumn):
@@ -317,7 +317,7 @@ class NotebookDisplay(PlainDisplay):
         self.width = len(line)
 
     def checkpoint_saved(self, line: str) -> None:
-        """The line goes on: a checkpoint is not worth one of its own."""
+        """The line continues: a checkpoint is not worth one of its own."""
 
     def clear(self) -> None:
         if self.width:
@@ -346,10 +346,10 @@ class TerminalDisplay:
         self.bar.update(self.task, completed=event.step, total=event.total_steps, stats=stats)
 
     def checkpoint_saved(self, line: str) -> None:
-        """The bar goes on: a checkpoint is not worth a line."""
+        """The bar continues: a checkpoint is not worth a line."""
 
     def clear(self) -> None:
-        """The bar makes room by itself."""
+        """The bar stays below what is printed."""
 
     def stop(self) -> None:
         if self.bar is not None:

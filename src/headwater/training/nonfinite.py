@@ -42,7 +42,7 @@ def flatten_tensors(value: Any) -> list[Tensor]:
 
 
 def by_position(t: Tensor, rows: int, length: int) -> Tensor | None:
-    """Reshape t to [B, L, everything else]; None if no single axis can be told to be the positions."""
+    """Reshape t to [B, L, everything else]; None if it is not clear which axis is that of the positions."""
     if t.dim() and length not in t.shape and t.shape[0] == rows * length:
         return t.reshape(rows, length, -1)  # [B·L, ...]
     axes = [axis for axis, size in enumerate(t.shape) if size == length]

@@ -59,7 +59,7 @@ def _plot_loss(path: Path, train: list[dict[str, Any]], valid: list[dict[str, An
     axes.plot(steps, _smoothed(losses), color="#2c5f9e", linewidth=1.8, label="training, smoothed")
     measured = [x for x in valid if x.get("loss") is not None]
     axes.plot([x["step"] for x in measured], [x["loss"] for x in measured], "o-", color="#c8553d", label="validation")
-    axes.set(xlabel="step", ylabel="loss (nats a token)", title="Loss")
+    axes.set(xlabel="step", ylabel="loss (nats per token)", title="Loss")
     if losses[-1] > 0 and max(losses) / losses[-1] > 50:
         axes.set_yscale("log")
     return _save_figure(figure, axes, path)

@@ -1,6 +1,6 @@
 """The run directory and its lock.
 
-config.yaml      every setting, resolved: headwater train --config runs/x/config.yaml starts the same run anew
+config.yaml      every setting, resolved: headwater train --config runs/x/config.yaml starts the same run again
 model/           the best model so far, with its tokenizer, usable at any moment
 checkpoints/     what --resume continues from
 metrics.jsonl    a line per logged step and per evaluation
@@ -148,10 +148,9 @@ class RunDir:
 
     def write_config(self, config: TrainConfig) -> None:
         text = yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
+        comment = f"# headwater {__version__}; to start the same run again: headwater train --config THIS FILE"
         with atomic_write(self.config_path) as file:
-            file.write(
-                f"# headwater {__version__}; the same run anew: headwater train --config THIS FILE\n{text}".encode()
-            )
+            file.write(f"{comment}\n{text}".encode())
 
     def write_json(self, path: Path, value: Any) -> None:
         with atomic_write(path) as file:
