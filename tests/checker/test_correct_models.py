@@ -12,6 +12,7 @@ import headwater
 import headwater.core as core
 from headwater.checker.api import LAWS, check
 from headwater.errors import BadInput, BadSetting
+from headwater.families import builders
 from headwater.i18n import translated
 from headwater.parts import swap
 from headwater.variants.mean_pool_bridge import MeanPoolBridge
@@ -20,24 +21,24 @@ SMALL = {"d_model": 24, "heads": 4, "layers": 2, "d_ff": 48}
 
 
 def with_mask(rule):
-    spec = core.decoder(37, **SMALL) if rule.window_size[1] == 0 else core.encoder(37, **SMALL)
+    spec = builders.decoder(37, **SMALL) if rule.window_size[1] == 0 else builders.encoder(37, **SMALL)
     return swap(spec, core.Attention, lambda a: dataclasses.replace(a, mask=rule))
 
 
 HEADWATER_SPECS = {
-    **{f"decoder, {p}": core.decoder(37, **SMALL, position=p)
+    **{f"decoder, {p}": builders.decoder(37, **SMALL, position=p)
        for p in ("sinusoidal", "learned", "rotary", "alibi", "relative", "xl", "none")},
-    "decoder, pre-norm, grouped, gated": core.decoder(37, **SMALL, norm_position="pre", norm="rms", kv_heads=2,
+    "decoder, pre-norm, grouped, gated": builders.decoder(37, **SMALL, norm_position="pre", norm="rms", kv_heads=2,
                                                       gated=True, activation="silu", position="rotary"),
-    "decoder, plain formula": core.decoder(37, **SMALL, backend="eager"),
+    "decoder, plain formula": builders.decoder(37, **SMALL, backend="eager"),
     "decoder, window": with_mask(core.SlidingWindow(3)),
-    "encoder": core.encoder(37, **SMALL),
+    "encoder": builders.encoder(37, **SMALL),
     "encoder, around": with_mask(core.LocalWindow(2)),
-    "encoder, classes": core.encoder(37, core.ClassificationHead(3, core.Pooler(core.MeanPooling())), **SMALL),
-    "encoder, first token": core.encoder(37, core.ClassificationHead(3), **SMALL),
-    "both": core.transformer(37, 41, **SMALL),
-    "both, pooled source": dataclasses.replace(core.transformer(37, **SMALL), bridge=MeanPoolBridge(2)),
-    "no head": core.encoder(37, core.NoHead(), **SMALL),
+    "encoder, classes": builders.encoder(37, core.ClassificationHead(3, core.Pooler(core.MeanPooling())), **SMALL),
+    "encoder, first token": builders.encoder(37, core.ClassificationHead(3), **SMALL),
+    "both": builders.transformer(37, 41, **SMALL),
+    "both, pooled source": dataclasses.replace(builders.transformer(37, **SMALL), bridge=MeanPoolBridge(2)),
+    "no head": builders.encoder(37, core.NoHead(), **SMALL),
 }  # fmt: skip
 
 
@@ -223,7 +224,7 @@ def test_invalid_arguments_are_rejected(nano, arguments, kind, message):
 
 
 def test_a_meta_model_and_a_spec_are_rejected():
-    spec = core.decoder(37, **SMALL)
+    spec = builders.decoder(37, **SMALL)
     with pytest.raises(BadInput, match="meta device"):
         check(spec.on_meta())
     with pytest.raises(BadSetting, match=r"\.build\(seed=0\)"):
@@ -246,10 +247,10 @@ def test_a_model_without_embedding_needs_a_vocabulary_size():
 
 def test_laws_share_forward_passes():
     """Laws reuse the forward passes of other laws, so that a large model is checked in half a minute."""
-    report = check(core.decoder(37, **SMALL).build(seed=0))
+    report = check(builders.decoder(37, **SMALL).build(seed=0))
     assert report.ok and report.forward_passes <= 30, report
     assert f"{report.forward_passes} forward passes" in " ".join(str(report).split())
-    alone = [check(core.decoder(37, **SMALL).build(seed=0), laws=[law]).forward_passes for law in LAWS]
+    alone = [check(builders.decoder(37, **SMALL).build(seed=0), laws=[law]).forward_passes for law in LAWS]
     assert sum(alone) > 1.3 * report.forward_passes
 
 

@@ -15,6 +15,7 @@ from headwater.checker.laws import CLAIMS_BY_LAW
 from headwater.core import embeddings, masks
 from headwater.core import model as core_model
 from headwater.errors import CheckFailed
+from headwater.families import builders
 from headwater.i18n import translated
 
 # ------------------------------------------------------------------------ faults in a foreign attention layer
@@ -271,13 +272,13 @@ def test_an_unused_parameter_is_a_warning_not_a_failure(nano):
 
 
 def decoder(**sizes):
-    return core.decoder(37, d_model=24, heads=4, layers=2, d_ff=48, **sizes).build(seed=0)
+    return builders.decoder(37, d_model=24, heads=4, layers=2, d_ff=48, **sizes).build(seed=0)
 
 
 def with_window(size):
     from headwater.parts import swap
 
-    spec = core.decoder(37, d_model=24, heads=4, layers=2, d_ff=48)
+    spec = builders.decoder(37, d_model=24, heads=4, layers=2, d_ff=48)
     return swap(spec, core.Attention, lambda a: dataclasses.replace(a, mask=core.SlidingWindow(size))).build(seed=0)
 
 
@@ -338,7 +339,7 @@ def test_headwater_with_positions_that_count_the_padding(monkeypatch, position):
 
 
 def test_headwater_with_visible_source_padding(monkeypatch):
-    model = core.transformer(37, d_model=24, heads=4, layers=2, d_ff=48).build(seed=0)
+    model = builders.transformer(37, d_model=24, heads=4, layers=2, d_ff=48).build(seed=0)
     assert check(model).ok
     rows = core_model.Transformer.inputs
 

@@ -141,7 +141,7 @@ MISTAKES = [
     ("convert", "{}/absent", "{}/new"),
     ("convert", "{}/folder", "{}/folder"),
     ("bench", "--rounds", "0"),
-    ("bench", "--work", "z"),
+    ("bench", "--workload", "z"),
     ("ui", "--port", "99999"),
     ("ui", "{}/pairs.tsv"),
     ("backtranslate", "{}/folder", "{}/pairs.tsv", "--out", "{}/pairs.tsv"),

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-import headwater.core as core
 from headwater import cli
+from headwater.families import builders
 from headwater.families.presets import PRESETS
 from headwater.parts import to_dict
 
@@ -62,7 +62,7 @@ def test_without_a_name_all_presets_are_listed(run_show):
 
 
 def test_a_spec_in_a_file(run_show, tmp_path):
-    spec = core.decoder(100, d_model=32, heads=4, layers=2)
+    spec = builders.decoder(100, d_model=32, heads=4, layers=2)
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(to_dict(spec)), encoding="utf-8")
     code, out, _ = run_show(str(path), "--json")

@@ -24,12 +24,12 @@ from headwater.core import (
     Rotary,
     Stack,
     pre,
-    transformer,
 )
 from headwater.cpu.build import TensorMismatch, decode_constants, decode_library, unavailable_reason
 from headwater.cpu.decode import ScratchBuffers, c_matrix
 from headwater.cpu.loss import topk_logprobs
 from headwater.errors import BadInput
+from headwater.families.builders import transformer
 from headwater.generation.forward import encode_sources, forward_last
 from headwater.generation.kv_cache import BatchKVCache
 from headwater.generation.native import NativeDecoder, NativeEncoder

@@ -27,11 +27,11 @@ from headwater.core import (
     post,
     pre,
     sandwich,
-    transformer,
 )
 from headwater.cpu.build import decode_library, unavailable_reason
 from headwater.cpu.layout import CMatrix, CNorm
 from headwater.cpu.loss import topk_logprobs
+from headwater.families.builders import transformer
 from headwater.generation.beam import Beam, beam_search
 from headwater.generation.forward import encode_sources, forward_last, forward_single
 from headwater.generation.kv_cache import BatchKVCache

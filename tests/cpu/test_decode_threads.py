@@ -22,10 +22,10 @@ from headwater.core import (
     Rotary,
     Stack,
     pre,
-    transformer,
 )
 from headwater.cpu.build import decode_library, unavailable_reason
 from headwater.cpu.loss import topk_logprobs
+from headwater.families.builders import transformer
 from headwater.generation.forward import encode_sources, forward_last, forward_single
 from headwater.generation.kv_cache import BatchKVCache
 from headwater.quantization.layers import BLOCK_FORMATS, QUANTIZERS, QuantizedLinear, quantize, replace_module

@@ -84,9 +84,9 @@ def test_a_packed_model_is_saved_and_loaded_as_it_is(bits, tmp_path):
 
 FAULTS = {
     "must name Q4_0, Q4_1, Q8_0, got 'Q9'": lambda config: config["quantization"].update({"head.out": "Q9"}),
-    "must name linear layers and tables": lambda config: config["quantization"].update({"head": "Q8_0"}),
+    "must name linear layers and embeddings": lambda config: config["quantization"].update({"head": "Q8_0"}),
     "must be uint8": lambda config: config["quantization"].update({"head.out": "Q4_1"}),
-    "is not one": lambda config: config["quantization"].pop("decoder.layers.0.ffn.up"),
+    "is missing": lambda config: config["quantization"].pop("decoder.layers.0.ffn.up"),
 }
 
 

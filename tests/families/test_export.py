@@ -23,10 +23,8 @@ from headwater.core import (
     Sinusoidal,
     SinusoidalHalves,
     TokenClassificationHead,
-    decoder,
-    encoder,
-    transformer,
 )
+from headwater.families.builders import decoder, encoder, transformer
 from headwater.families.config_writers import CONFIG_WRITERS
 from headwater.families.convert import convert
 from headwater.families.export import FAMILY_ORDER, FamilyMatch, FamilyMismatch, match_family, spec_differences

@@ -18,10 +18,10 @@ from headwater.core import (
     Rotary,
     SlidingWindow,
     Stack,
-    encoder,
     pre,
 )
 from headwater.errors import BadInput
+from headwater.families.builders import encoder
 from headwater.generation.forward import encode_sources, forward_last, forward_single
 from headwater.generation.kv_cache import BatchKVCache
 

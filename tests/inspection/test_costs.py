@@ -12,6 +12,7 @@ import headwater
 import headwater.core as core
 from headwater.core.cache import dynamic_cache
 from headwater.errors import BadSetting, TooLong
+from headwater.families import builders
 from headwater.inspection.costs import count
 from headwater.parts import swap
 from headwater.variants.mean_pool_bridge import MeanPoolBridge
@@ -19,14 +20,14 @@ from headwater.variants.mean_pool_bridge import MeanPoolBridge
 SMALL = {"d_model": 64, "heads": 4, "layers": 3}
 BATCH, LENGTH = 2, 96
 SPECS = {
-    "both": core.transformer(100, **SMALL),
-    "both, no dropout": core.transformer(100, **SMALL, dropout=0.0),
-    "decoder, gelu, pre-norm": core.decoder(100, **SMALL, norm_position="pre", activation="gelu", dropout=0.0),
-    "decoder, grouped, gated": core.decoder(100, **SMALL, norm_position="pre", norm="rms", gated=True,
+    "both": builders.transformer(100, **SMALL),
+    "both, no dropout": builders.transformer(100, **SMALL, dropout=0.0),
+    "decoder, gelu, pre-norm": builders.decoder(100, **SMALL, norm_position="pre", activation="gelu", dropout=0.0),
+    "decoder, grouped, gated": builders.decoder(100, **SMALL, norm_position="pre", norm="rms", gated=True,
                                             activation="silu", kv_heads=2, position="rotary", bias=False, dropout=0.0),
-    "decoder, wide heads": core.decoder(100, **SMALL, head_dim=24),
-    "encoder": core.encoder(100, **SMALL, activation="gelu"),
-    "pooled source": dataclasses.replace(core.transformer(100, **SMALL), bridge=MeanPoolBridge(3)),
+    "decoder, wide heads": builders.decoder(100, **SMALL, head_dim=24),
+    "encoder": builders.encoder(100, **SMALL, activation="gelu"),
+    "pooled source": dataclasses.replace(builders.transformer(100, **SMALL), bridge=MeanPoolBridge(3)),
 }  # fmt: skip
 
 
@@ -57,9 +58,9 @@ def test_flops_equal_those_of_a_flop_counter(name):
 
 def test_attention_flops_are_limited_to_the_window():
     spec = swap(
-        core.decoder(100, **SMALL), core.Attention, lambda a: dataclasses.replace(a, mask=core.SlidingWindow(8))
+        builders.decoder(100, **SMALL), core.Attention, lambda a: dataclasses.replace(a, mask=core.SlidingWindow(8))
     )
-    full, windowed = (count(s, 1, 512).flops["attention"] for s in (core.decoder(100, **SMALL), spec))
+    full, windowed = (count(s, 1, 512).flops["attention"] for s in (builders.decoder(100, **SMALL), spec))
     assert full == 64 * windowed
 
 

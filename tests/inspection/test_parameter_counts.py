@@ -13,6 +13,7 @@ from torch import nn
 import headwater
 import headwater.core as core
 from headwater.errors import NotFound
+from headwater.families import builders
 from headwater.families.presets import ALIASES, PRESETS, preset
 from headwater.inspection.costs import meta_model, module_tree, num_parameters, parameters_by_group
 from headwater.inspection.formulas import symbol_values
@@ -87,7 +88,7 @@ def test_big_has_6_layers_and_large_24():
 def test_untied_embeddings_and_a_biased_output_are_counted():
     """Two vocabularies of 10,000, separate tables, an untied output with a bias, 512/8/2048/6: 59.5M, not 65M."""
     spec = core.Model(
-        encoder=core.transformer(10_000).encoder, decoder=core.transformer(10_000).decoder,
+        encoder=builders.transformer(10_000).encoder, decoder=builders.transformer(10_000).decoder,
         head=core.LMHead(10_000, bias=True))  # fmt: skip
     counted = headwater.count(spec)
     assert counted.parameters == 59_508_496
@@ -101,7 +102,7 @@ def test_untied_embeddings_and_a_biased_output_are_counted():
 
 def test_layers_are_counted_with_their_feed_forward():
     """A tutorial counts six layers as 6 · 4 · 512² ≈ 6.3M (encoder) and 9.4M (decoder), without feed-forward."""
-    counted = headwater.count(core.transformer(50_000, 50_000, shared=False)).groups
+    counted = headwater.count(builders.transformer(50_000, 50_000, shared=False)).groups
     assert counted["encoder"] == 18_914_304 and counted["decoder"] == 25_224_192
     assert counted["encoder"] > 3 * (without_ffn := 6 * 4 * 512**2) and without_ffn == 6_291_456
 
@@ -152,14 +153,14 @@ def test_shared_tensors_are_counted_once():
     root = module_tree(meta_model(preset("base")))
     shared = {n.path: n.tied_to for n in all_nodes(root) if n.tied_to}
     assert shared == {"decoder.embed.tokens": "encoder.embed.tokens", "head.out": "encoder.embed.tokens"}
-    untied = core.transformer(37_000, 37_000, shared=False)
+    untied = builders.transformer(37_000, 37_000, shared=False)
     assert num_parameters(meta_model(untied)) - root.parameters == 37_000 * 512, (
         "the target's table; its output stays tied"
     )
 
 
 def test_layers_that_differ_are_not_collapsed():
-    narrow, wide = (core.decoder(10, d_model=8, heads=2, layers=1, d_ff=n).decoder.layers[0] for n in (8, 16))
+    narrow, wide = (builders.decoder(10, d_model=8, heads=2, layers=1, d_ff=n).decoder.layers[0] for n in (8, 16))
     spec = core.Model(decoder=core.Stack(8, core.Embeddings(10), (narrow, narrow, wide, narrow)))
     layers = next(n for n in all_nodes(module_tree(meta_model(spec))) if n.name == "layers")
     assert [(n.name, n.repeats) for n in layers.children] == [("0…1", 2), ("2", 1), ("3", 1)]
@@ -185,7 +186,7 @@ def test_counting_a_large_model_is_fast_and_allocates_nothing():
 
 
 def test_a_meta_model_has_the_shapes_of_the_built_model():
-    spec = core.decoder(10, d_model=8, heads=2, layers=2)
+    spec = builders.decoder(10, d_model=8, heads=2, layers=2)
     meta_shapes, built_shapes = (
         {n: tuple(p.shape) for n, p in m.state_dict().items()} for m in (meta_model(spec), spec.build(seed=0))
     )

@@ -14,18 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from headwater.core import (
-    Attention,
-    Bidirectional,
-    Causal,
-    CrossAttention,
-    LocalWindow,
-    SlidingWindow,
-    decoder,
-    encoder,
-    transformer,
-)
+from headwater.core import Attention, Bidirectional, Causal, CrossAttention, LocalWindow, SlidingWindow
 from headwater.core.positions import RelativeBias, T5Bias
+from headwater.families.builders import decoder, encoder, transformer
 from headwater.parts import swap
 from headwater.reference import attention, loss, model
 from headwater.reference.config import Config
