@@ -76,9 +76,9 @@ reference: $(VENV)/.installed
 
 # Side by side with peers, which live in an environment of their own. llama.cpp is compiled there: ten minutes or more.
 bench: $(VENV)/.installed-test $(VENV)/.models .bench-venv/.installed
-	cd benchmarks && for script in load first_token likelihood decode translate bits engine; do ../$(BIN)/python $$script.py; done
-	cd benchmarks && for script in limits shares train_steps train_text memory window growth start; do ../$(BIN)/python $$script.py; done
-	cd benchmarks && ../$(BIN)/python train_steps.py --compile --work a c
+	cd benchmarks && for script in load first_token text_loss decode translate quantization_error engine; do ../$(BIN)/python $$script.py; done
+	cd benchmarks && for script in limits step_profile train_steps train_text memory sliding_window scaling startup; do ../$(BIN)/python $$script.py; done
+	cd benchmarks && ../$(BIN)/python train_steps.py --compile --workload a c
 	cd benchmarks && ../$(BIN)/python quality.py characters && ../$(BIN)/python quality.py translation --seeds 0
 
 .bench-venv/.installed:

@@ -1,7 +1,7 @@
-"""Whether what was timed is right: who gives wrong answers gets no ratio, and wrong answers of our own end the run.
+"""Correctness of the timed code: a contender with wrong outputs gets no ratio; wrong outputs of Headwater fail the run.
 
-Contenders report as a fact the log-probabilities they give to fixed tokens, computed by the code that is timed, with as
-many threads. They are compared with a reference: the mean distance, in standard deviations of the reference.
+Contenders report the log-probabilities of fixed tokens as a fact, computed by the timed code with the same number of
+threads. They are compared with a reference: the mean distance in standard deviations of the reference.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from collections.abc import Mapping, Sequence
 EXACT, ROUNDED = 1e-3, 0.1  # float32; weights or activations of fewer bits
 
 
-def distance(found: Sequence[float], reference: Sequence[float]) -> float:
-    """The mean of |found - reference| in standard deviations of the reference; NaN counts as infinitely far."""
-    apart = statistics.fmean(abs(a - b) for a, b in zip(found, reference, strict=True)) / statistics.pstdev(reference)
-    return apart if apart == apart else float("inf")
+def distance(values: Sequence[float], reference: Sequence[float]) -> float:
+    """The mean of |values - reference| in standard deviations of the reference; infinity for NaN."""
+    error = statistics.fmean(abs(a - b) for a, b in zip(values, reference, strict=True)) / statistics.pstdev(reference)
+    return error if error == error else float("inf")
 
 
 def judge(report: dict, reference: str, tolerances: Mapping[str, float]) -> str:
-    """Writes report["wrong"], name to reason, for those beyond their tolerance; the distances as a table.
+    """Set report["wrong"] (name -> reason) for contenders beyond their tolerance; returns the distances as a table.
 
-    facts: {"logprobs": {way: [...]}}. A way that the reference does not have is compared with the reference's first.
+    facts: {"logprobs": {mode: [...]}}. A mode that the reference does not have is compared with its first mode.
     """
     facts = {name: reported["logprobs"] for name, reported in report["facts"].items() if "logprobs" in reported}
     report["wrong"] = {}
     if reference not in facts:
-        report["wrong"] = dict.fromkeys(report["figures"], f"{reference} was not there to compare with")
-        return f"\nNo ratio: {reference} was not there to compare with."
-    usual = next(iter(facts[reference].values()))
-    lines = [f"\n| log-probabilities beside {reference} | way | distance | allowed |", "|---|---|---|---|"]
-    for name, ways in facts.items():
-        for way, values in ways.items():
-            apart, allowed = distance(values, facts[reference].get(way, usual)), tolerances.get(name, ROUNDED)
-            lines.append(f"| {name} | {way} | {apart:.2g} | {allowed:g} |")
-            if apart > allowed:
-                report["wrong"][name] = f"its answers are wrong: {way} is {apart:.2g} away, {allowed:g} is allowed"
+        report["wrong"] = dict.fromkeys(report["figures"], f"{reference} is missing, nothing to compare with")
+        return f"\nNo ratio: {reference} is missing, nothing to compare with."
+    first_mode = next(iter(facts[reference].values()))
+    lines = [f"\n| log-probabilities compared with {reference} | mode | distance | allowed |", "|---|---|---|---|"]
+    for name, modes in facts.items():
+        for mode, values in modes.items():
+            error, allowed = distance(values, facts[reference].get(mode, first_mode)), tolerances.get(name, ROUNDED)
+            lines.append(f"| {name} | {mode} | {error:.2g} | {allowed:g} |")
+            if error > allowed:
+                report["wrong"][name] = f"its outputs are wrong: {mode} is {error:.2g} away, {allowed:g} is allowed"
     for name in report["figures"]:
         if name not in facts:
             report["wrong"][name] = "it reported no log-probabilities"
@@ -44,6 +44,6 @@ def judge(report: dict, reference: str, tolerances: Mapping[str, float]) -> str:
 
 
 def end_if_wrong(report: dict, first: str) -> None:
-    """The process ends with 1 where our own answers were wrong: nobody may overlook it."""
+    """Exit with code 1 if the outputs of the first contender are wrong."""
     if first in report.get("wrong", {}):
         sys.exit(f"{first}: {report['wrong'][first]}")

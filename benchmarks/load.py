@@ -1,8 +1,8 @@
-"""From the start of a process to the first logits, import included: Headwater beside transformers on the same folders.
+"""Time from process start to the first logits, import included: Headwater and transformers on the same folders.
 
     python benchmarks/load.py [--rounds 5] [--threads 2]
 
-A LLaMA of the size of SmolLM2-135M with random weights (float32 and bfloat16), and MiniLM where it is installed.
+A LLaMA of the size of SmolLM2-135M with random weights (float32 and bfloat16), and MiniLM if it is installed.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ SMOLLM2 = {
 
 def random_folder(folder: Path, dtype: torch.dtype) -> Path:
     folder.mkdir()
-    relation = FAMILIES["llama"]
-    spec = relation.read_spec(HFConfig(dict(SMOLLM2)), "language")
-    names = relation.body_names + relation.head_names["language"]
-    held = names.export(dict(spec.build(seed=0).named_parameters()), **transform_sizes(spec))
-    write_safetensors(folder / "model.safetensors", {name: held[name].detach().to(dtype) for name in held})
+    family = FAMILIES["llama"]
+    spec = family.read_spec(HFConfig(dict(SMOLLM2)), "language")
+    names = family.body_names + family.head_names["language"]
+    tensors = names.export(dict(spec.build(seed=0).named_parameters()), **transform_sizes(spec))
+    write_safetensors(folder / "model.safetensors", {name: tensors[name].detach().to(dtype) for name in tensors})
     (folder / "config.json").write_text(json.dumps(SMOLLM2))
     return folder
 
@@ -46,27 +46,27 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as scratch:
         folders = {
-            "llama_float32": random_folder(Path(place) / "float32", torch.float32),
-            "llama_bfloat16": random_folder(Path(place) / "bfloat16", torch.bfloat16),
+            "llama_float32": random_folder(Path(scratch) / "float32", torch.float32),
+            "llama_bfloat16": random_folder(Path(scratch) / "bfloat16", torch.bfloat16),
         }
         try:
             folders["minilm"] = find_installed("minilm")
         except Unavailable as reason:
-            print(f"minilm is left out: {reason}")
+            print(f"minilm is skipped: {reason}")
         for name, folder in folders.items():
             contenders = [
-                Contender(who, "load_fresh.py", (f"load_{who}.py", str(folder)))
-                for who in ("headwater", "transformers")
+                Contender(library, "load_fresh.py", (f"load_{library}.py", str(folder)))
+                for library in ("headwater", "transformers")
             ]
             print(f"\n{name}\n")
-            found = compare(contenders, args.rounds, args.threads)
-            ours, theirs = (float(found["facts"][who]["said"]) for who in ("headwater", "transformers"))
+            report = compare(contenders, args.rounds, args.threads)
+            ours, theirs = (float(report["facts"][library]["output"]) for library in ("headwater", "transformers"))
             if abs(ours - theirs) > 0.02 * abs(theirs):
-                found["wrong"] = {"headwater": f"its largest logit is {ours}, that of transformers {theirs}"}
-            finish(found, "headwater", f"load_{name}")
-            end_if_wrong(found, "headwater")
+                report["wrong"] = {"headwater": f"its largest logit is {ours}, that of transformers {theirs}"}
+            finish(report, "headwater", f"load_{name}")
+            end_if_wrong(report, "headwater")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Multi30k English and German as plain files in a folder: what the benches with real text read."""
+"""Multi30k English and German as plain text files, for the benchmarks on real text."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ import shutil
 import sys
 from pathlib import Path
 
-DATA = Path(os.environ.get("HEADWATER_DATA", ".")) / "data"  # public data sets, where somebody has put them
+DATA = Path(os.environ.get("HEADWATER_DATA", ".")) / "data"  # public datasets
 NAMES = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
 
 
-def unpacked(source: Path, folder: Path, rows: int = 0) -> Path:
-    """train, valid and test, each .en and .de, from files that may be compressed. rows: only so many of train."""
-    for name, theirs in NAMES.items():
+def prepare_files(source: Path, folder: Path, rows: int = 0) -> Path:
+    """Write train, valid and test as .en and .de, from files that may be compressed. rows: of train, 0 for all."""
+    for name, original in NAMES.items():
         for side in ("en", "de"):
-            found = [p for p in (source / f"{theirs}.{side}.gz", source / f"{theirs}.{side}") if p.is_file()]
-            if not found:
-                sys.exit(f"{source / theirs}.{side} is not there; give the folder of Multi30k's task 1 by --files")
-            with (gzip.open if found[0].suffix == ".gz" else open)(found[0], "rb") as file, \
+            existing = [p for p in (source / f"{original}.{side}.gz", source / f"{original}.{side}") if p.is_file()]
+            if not existing:
+                sys.exit(
+                    f"{source / original}.{side} does not exist; give the folder of Multi30k's task 1 with --files"
+                )
+            with (gzip.open if existing[0].suffix == ".gz" else open)(existing[0], "rb") as file, \
                     (folder / f"{name}.{side}").open("wb") as out:  # fmt: skip
                 shutil.copyfileobj(file, out)
             if rows and name == "train":
-                kept = (folder / f"{name}.{side}").read_text(encoding="utf-8").split("\n")[:rows]
-                (folder / f"{name}.{side}").write_text("\n".join(kept) + "\n", encoding="utf-8")
+                lines = (folder / f"{name}.{side}").read_text(encoding="utf-8").split("\n")[:rows]
+                (folder / f"{name}.{side}").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder

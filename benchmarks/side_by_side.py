@@ -1,9 +1,9 @@
-"""Runs contenders alternately on the same work, each in a process of its own that stays, and reports ratios.
+"""Run contenders alternately on the same workload, each in its own persistent process, and report ratios.
 
-A contender is a script that prints one line when it is ready (plain, or JSON with facts about it), and then, for every
-line it is given, does the work once and prints a line of JSON with its figures. Only one of them works at a time.
-Timings on shared machines are noisy: figures are medians over interleaved rounds, and a comparison during which other
-processes used the processors says so.
+A contender is a script that prints one line when it is ready (plain text, or JSON with facts about it), and then, for
+every line of stdin, runs the workload once and prints one line of JSON with its figures. Only one of them runs at a
+time. Timings on shared machines are noisy: figures are medians over interleaved rounds, and the report states the load
+of other processes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import IO, Any
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 BENCH_PYTHON = HERE.parent / ".bench-venv" / "bin" / "python"
-QUIET = 0.03  # the share of the processors that others may take before figures are not to be trusted
+MAX_OTHER_LOAD = 0.03  # fraction of the CPUs that other processes may use in a valid measurement
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Contender:
 
     def start(self, threads: int) -> None:
         if not self.python.exists():
-            self.missing = f"{self.python} is not there; make bench installs it"
+            self.missing = f"{self.python} does not exist; make bench installs it"
             return
         env = environment(threads)
         command = [str(self.python), str(HERE / "contenders" / self.script), *self.arguments]
@@ -52,31 +52,31 @@ class Contender:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            self.give_up("it did not start")
+            self.mark_missing("it did not start")
         elif line.startswith("{"):
             self.facts = json.loads(line)
 
-    def go(self, word: str = "go") -> bool:
-        """One round; whether there was one."""
+    def run_round(self, line: str = "go") -> bool:
+        """Run one round; returns whether the contender completed it."""
         if self.process is None or self.process.stdin is None or self.process.stdout is None:
             return False
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(word + "\n")
+            self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            self.give_up("it stopped in the middle")
+        answer = self.process.stdout.readline()
+        if not answer:
+            self.mark_missing("it stopped in the middle")
             return False
-        self.rounds.append(json.loads(line))
+        self.rounds.append(json.loads(answer))
         return True
 
-    def give_up(self, what: str) -> None:
+    def mark_missing(self, reason: str) -> None:
         self.stop()
         self.process = None
         assert self.stderr_file is not None
         self.stderr_file.seek(0)
-        said = self.stderr_file.read().decode(errors="replace").strip().splitlines()
-        self.missing = f"{what}: {said[-1][:200]}" if said else what
+        errors = self.stderr_file.read().decode(errors="replace").strip().splitlines()
+        self.missing = f"{reason}: {errors[-1][:200]}" if errors else reason
 
     def stop(self) -> None:
         if self.process is not None:
@@ -84,40 +84,39 @@ class Contender:
             self.process.wait()
 
     def figures(self) -> dict[str, dict[str, float]]:
-        kept = self.rounds[1:] or self.rounds  # the first round warms up
-        return {name: spread([r[name] for r in kept]) for name in (kept[0] if kept else ())}
+        measured = self.rounds[1:] or self.rounds  # the first round warms up
+        return {name: spread([r[name] for r in measured]) for name in (measured[0] if measured else ())}
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Threads are counted out; how they wait for each other is left as each library has it.
+    """The environment of a contender: the number of threads is fixed, the wait policy is the default of each library.
 
-    Those of a contender that waits for its turn fall asleep by themselves after a few milliseconds. To make them sleep
-    at once (OMP_WAIT_POLICY=passive) makes every step of a decoder, with its hundred meetings of threads, thrice as
-    long.
+    The threads of a waiting contender sleep after a few milliseconds. OMP_WAIT_POLICY=passive would make every step of
+    a decoder, with its hundred barriers, three times slower.
     """
-    calm = {"TOKENIZERS_PARALLELISM": "false"}
-    pinned = {f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "MKL", "OPENBLAS", "NUMBA", "RAYON")}
-    return {**calm, **os.environ, **pinned}
+    defaults = {"TOKENIZERS_PARALLELISM": "false"}
+    thread_counts = {f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "MKL", "OPENBLAS", "NUMBA", "RAYON")}
+    return {**defaults, **os.environ, **thread_counts}
 
 
 def spread(values: list[float]) -> dict[str, Any]:
-    """The median and the quartiles; and all of them, in their order."""
-    rising, quarter = sorted(values), len(values) // 4
+    """The median, the quartiles, and all values in order."""
+    ordered, quarter = sorted(values), len(values) // 4
     return {
-        "median": statistics.median(rising), "low": rising[quarter], "high": rising[-1 - quarter], "rounds": values
+        "median": statistics.median(ordered), "low": ordered[quarter], "high": ordered[-1 - quarter], "rounds": values
     }  # fmt: skip
 
 
 def ratio(one: dict[str, Any], other: dict[str, Any]) -> float:
-    """The median of the rounds' own ratios: what slows a whole round down slows both, and is in neither."""
+    """The median of the ratios of each round: a slow round affects both contenders and cancels out."""
     return statistics.median(a / b for a, b in zip(one["rounds"], other["rounds"], strict=False))
 
 
-# --------------------------------------------------------------------------------------------------- a quiet machine
+# ---------------------------------------------------------------------------------------------------------- CPU load
 
 
-def worked(pids: list[int]) -> float:
-    """Seconds of processor time these processes have used, with their threads and the children they waited for."""
+def cpu_seconds(pids: list[int]) -> float:
+    """CPU seconds of these processes, with their threads and reaped children."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -125,63 +124,67 @@ def worked(pids: list[int]) -> float:
     return total / os.sysconf("SC_CLK_TCK")
 
 
-def busy() -> float:
-    """Seconds all processors have worked, for anyone."""
+def total_cpu_seconds() -> float:
+    """CPU seconds of all processes."""
     parts = [int(part) for part in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return (sum(parts) - parts[3] - parts[4]) / os.sysconf("SC_CLK_TCK")
 
 
-class Watch:
-    """How much of the machine others use between two moments: 1 is all of it."""
+class LoadMonitor:
+    """The CPU load of other processes since its creation: 1 is all CPUs."""
 
     def __init__(self, pids: list[int]) -> None:
         self.pids = [os.getpid(), *pids]
-        self.began, self.busy, self.worked = time.monotonic(), busy(), worked(self.pids)
+        self.start_time = time.monotonic()
+        self.total = total_cpu_seconds()
+        self.own = cpu_seconds(self.pids)
 
     def other_load(self) -> float:
-        room = (time.monotonic() - self.began) * (os.cpu_count() or 1)
-        return max(0.0, (busy() - self.busy) - (worked(self.pids) - self.worked)) / max(room, 1e-9)
+        available = (time.monotonic() - self.start_time) * (os.cpu_count() or 1)
+        other_seconds = (total_cpu_seconds() - self.total) - (cpu_seconds(self.pids) - self.own)
+        return max(0.0, other_seconds) / max(available, 1e-9)
 
 
-def verdict(others: float) -> str:
-    taken = f"others took {others:.0%} of the processors"
-    return f"quiet ({taken})" if others <= QUIET else f"busy: {taken}, do not trust these figures"
+def verdict(other_load: float) -> str:
+    """Whether the machine was quiet, as text."""
+    usage = f"other processes used {other_load:.0%} of the CPUs"
+    return f"quiet ({usage})" if other_load <= MAX_OTHER_LOAD else f"busy: {usage}, do not trust these figures"
 
 
 # ------------------------------------------------------------------------------------------------------- comparing
 
 
 @contextlib.contextmanager
-def started(contenders: list[Contender], threads: int) -> Iterator[Watch]:
-    """All of them ready and waiting; stopped in the end, whatever happens."""
+def started(contenders: list[Contender], threads: int) -> Iterator[LoadMonitor]:
+    """Start all contenders; they are stopped at the end of the with-block."""
     try:
         for contender in contenders:
             contender.start(threads)
             print(f"  {contender.name}: {contender.missing or 'ready'}", file=sys.stderr, flush=True)
-        yield Watch([c.process.pid for c in contenders if c.process])
+        yield LoadMonitor([c.process.pid for c in contenders if c.process])
     finally:
         for contender in contenders:
             contender.stop()
 
 
 def compare(contenders: list[Contender], rounds: int = 5, threads: int = 2) -> dict:
-    """Every contender once a round, in turn. One more round before the first warms up."""
-    with started(contenders, threads) as watch:
-        begun = time.time()
+    """Run every contender once per round, in turn, after one warm-up round."""
+    with started(contenders, threads) as monitor:
+        start = time.time()
         for _ in range(rounds + 1):
             for contender in contenders:
-                contender.go()
-        others = watch.other_load()
-    return report(contenders, rounds, threads, time.time() - begun, others)
+                contender.run_round()
+        other_load = monitor.other_load()
+    return report(contenders, rounds, threads, time.time() - start, other_load)
 
 
-def report(contenders: list[Contender], rounds: int, threads: int, seconds: float, others: float) -> dict:
+def report(contenders: list[Contender], rounds: int, threads: int, seconds: float, other_load: float) -> dict:
     return {
         "rounds": rounds,
         "threads": threads,
         "seconds": round(seconds, 1),
-        "others": round(others, 3),
-        "trust": verdict(others),
+        "other_load": round(other_load, 3),
+        "load_verdict": verdict(other_load),
         "figures": {c.name: c.figures() for c in contenders if c.rounds},
         "facts": {c.name: c.facts for c in contenders if c.facts},
         "missing": {c.name: c.missing for c in contenders if c.missing},
@@ -189,26 +192,26 @@ def report(contenders: list[Contender], rounds: int, threads: int, seconds: floa
 
 
 def table(report: dict, first: str) -> str:
-    """Markdown: medians with quartiles, and the ratio of the first contender to each whose answers are right."""
+    """A Markdown table: medians with quartiles, and the ratio of the first contender to each with correct outputs."""
     figures, wrong = report["figures"], report.get("wrong", {})
     names = list(next(iter(figures.values())))
     lines = ["| | " + " | ".join(names) + " | " + " | ".join(f"{first} ÷ it: {n}" for n in names) + " |"]
     lines.append("|---" * (1 + 2 * len(names)) + "|")
-    for who, found in figures.items():
-        cells = [f"{found[n]['median']:.4g} [{found[n]['low']:.4g}..{found[n]['high']:.4g}]" for n in names]
-        if first in wrong or who in wrong:
+    for name, stats in figures.items():
+        cells = [f"{stats[n]['median']:.4g} [{stats[n]['low']:.4g}..{stats[n]['high']:.4g}]" for n in names]
+        if first in wrong or name in wrong:
             ratios = ["none"] * len(names)
         else:
-            ratios = [f"{ratio(figures[first][n], found[n]):.2f}" for n in names]
-        lines.append(f"| {who} | " + " | ".join(cells + ratios) + " |")
+            ratios = [f"{ratio(figures[first][n], stats[n]):.2f}" for n in names]
+        lines.append(f"| {name} | " + " | ".join(cells + ratios) + " |")
     return "\n".join(lines + ending(report))
 
 
 def ending(report: dict) -> list[str]:
-    """What stands below every table."""
-    said = f"\n{report['rounds']} interleaved rounds, {report['threads']} threads; machine {report['trust']}."
+    """The lines below every table."""
+    summary = f"\n{report['rounds']} interleaved rounds, {report['threads']} threads; machine {report['load_verdict']}."
     missing = [f"{name}: not measured, {why}" for name, why in report["missing"].items()]
-    return [said, *missing, *(f"{name}: no ratio, {why}" for name, why in report.get("wrong", {}).items())]
+    return [summary, *missing, *(f"{name}: no ratio, {why}" for name, why in report.get("wrong", {}).items())]
 
 
 def finish(report: dict, first: str, name: str) -> None:
@@ -217,11 +220,11 @@ def finish(report: dict, first: str, name: str) -> None:
 
 def write(report: object, text: str, name: str) -> None:
     RESULTS.mkdir(exist_ok=True)
-    for kind, said in (("json", json.dumps(report, indent=1)), ("md", text + "\n")):
-        (RESULTS / f"{name}.{kind}").write_text(said.replace(f"{HERE.parent}/", ""))  # no path of this machine
+    for kind, content in (("json", json.dumps(report, indent=1)), ("md", text + "\n")):
+        (RESULTS / f"{name}.{kind}").write_text(content.replace(f"{HERE.parent}/", ""))  # without local paths
     print(text)
 
 
 def peers_python() -> Path:
-    """The peers' environment; where it is not installed, this one, which may hold some of them."""
+    """The Python of the peers' environment; if it is not installed, this one, which may have some of them."""
     return BENCH_PYTHON if (HERE.parent / ".bench-venv" / ".installed").exists() else Path(sys.executable)

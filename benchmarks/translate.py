@@ -1,10 +1,9 @@
-"""Translation with the base model of the 2017 paper, beam 4: Headwater beside CTranslate2 and transformers.
+"""Translation with the base model of 2017, beam 4: Headwater compared with CTranslate2 and transformers.
 
     python benchmarks/translate.py [--threads 2] [--rounds 5] [--without transformers]
 
-6 + 6 layers, 512 wide, 32,000 tokens, 30 tokens in and 30 out; sentences one at a time, and 32 together. All have the
-same weights, drawn at random (speed does not depend on what they know), in a public folder as Marian has it; how many
-translations are the same is reported. make bench installs the others.
+6 + 6 layers, d_model 512, vocabulary 32,000, 30 input and 30 output tokens; batches of 1 and of 32. All have the same
+random weights, in a Marian folder; the number of equal translations is reported. make bench installs the peers.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from headwater.families.registry import FAMILIES
 from headwater.weights.hf_config import HFConfig
 from headwater.weights.safetensors import write_safetensors as write_tensors
 
-FIRST, TRUTH = "headwater int8", "transformers float32"
+FIRST, REFERENCE = "headwater int8", "transformers float32"
 D_MODEL, LAYERS, VOCAB = 512, 6, 32_000
 SIDE = {"layers": LAYERS, "attention_heads": 8, "ffn_dim": 2048}
 CONFIG = {
@@ -35,29 +34,29 @@ CONFIG = {
 
 
 def random_folder(folder: Path) -> Path:
-    """A model that has learnt nothing: matrices of unit gain, so that its choices are no coin tosses."""
-    relation, draw = FAMILIES["marian"], torch.Generator().manual_seed(0)
-    spec = relation.read_spec(HFConfig(dict(CONFIG)), "language")
+    """A random model whose matrices have unit gain, so that its predictions are well separated."""
+    family, generator = FAMILIES["marian"], torch.Generator().manual_seed(0)
+    spec = family.read_spec(HFConfig(dict(CONFIG)), "language")
     model = spec.build(seed=0)
     with torch.no_grad():
         for weight in (p for p in model.parameters() if p.dim() == 2):
-            weight.normal_(0, D_MODEL**-0.5, generator=draw)
-    held = (relation.body_names + relation.head_names["language"]).export(
+            weight.normal_(0, D_MODEL**-0.5, generator=generator)
+    tensors = (family.body_names + family.head_names["language"]).export(
         dict(model.named_parameters()), **transform_sizes(spec)
     )
-    write_tensors(folder / "model.safetensors", {name: held[name].detach() for name in held})
+    write_tensors(folder / "model.safetensors", {name: tensors[name].detach() for name in tensors})
     (folder / "config.json").write_text(json.dumps(CONFIG))
     return folder
 
 
-def agreement(report: dict, truth: str) -> str:
-    """How many translations are those of the truth, word for word."""
+def agreement(report: dict, reference: str) -> str:
+    """The number of translations that equal those of the reference."""
     translations = {name: facts["translations"] for name, facts in report["facts"].items()}
-    if truth not in translations:
+    if reference not in translations:
         return ""
-    lines = [f"\n| translations as {truth} | the same |", "|---|---|"]
+    lines = [f"\n| translations as {reference} | the same |", "|---|---|"]
     for name, ours in translations.items():
-        same = report["facts"][name]["same"] = sum(a == b for a, b in zip(ours, translations[truth], strict=True))
+        same = report["facts"][name]["same"] = sum(a == b for a, b in zip(ours, translations[reference], strict=True))
         lines.append(f"| {name} | {same} of {len(ours)} |")
     return "\n".join(lines)
 
@@ -68,21 +67,21 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--without", default="", help="contenders to leave out, such as transformers")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        folder = str(random_folder(Path(place)))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = str(random_folder(Path(scratch)))
         contenders = [
             Contender(FIRST, "translate_headwater.py", (folder, "int8")),
             Contender("headwater float32", "translate_headwater.py", (folder, "float32")),
             Contender("CTranslate2 int8", "translate_ctranslate2.py", (folder, "int8"), BENCH_PYTHON),
             Contender("CTranslate2 float32", "translate_ctranslate2.py", (folder, "float32"), BENCH_PYTHON),
-            Contender(TRUTH, "translate_transformers.py", (folder,)),
+            Contender(REFERENCE, "translate_transformers.py", (folder,)),
         ]
-        left = [c for c in contenders if not any(word and word in c.name for word in args.without.split(","))]
-        found = compare(left, args.rounds, args.threads)
-    judged = judge(found, TRUTH, {name: EXACT for name in found["facts"] if "float32" in name})
-    said = agreement(found, TRUTH) + "\n" + judged
-    write(found, table(found, FIRST) + "\n" + said, "translate")
-    end_if_wrong(found, FIRST)
+        selected = [c for c in contenders if not any(word and word in c.name for word in args.without.split(","))]
+        report = compare(selected, args.rounds, args.threads)
+    distances = judge(report, REFERENCE, {name: EXACT for name in report["facts"] if "float32" in name})
+    text = agreement(report, REFERENCE) + "\n" + distances
+    write(report, table(report, FIRST) + "\n" + text, "translate")
+    end_if_wrong(report, FIRST)
 
 
 if __name__ == "__main__":

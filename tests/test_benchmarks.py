@@ -1,4 +1,4 @@
-"""Benchmarks run: small ones here, on a model that has learnt nothing, with figures nobody keeps."""
+"""Benchmarks: each runs on a small untrained model, and wrong outputs get no ratio."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def file(tmp_path_factory) -> Path:
     config = {**CONFIG, "vocab_size": len(tokenizer)}
     model = FAMILIES["llama"].read_spec(HFConfig(dict(config)), "language").build(seed=0).eval()
     path = tmp_path_factory.mktemp("model") / "m.gguf"
-    return save_gguf(LoadedModel(model, tokenizer, config, Path("made"), "language"), path, "Q8_0")
+    return save_gguf(LoadedModel(model, tokenizer, config, Path("memory"), "language"), path, "Q8_0")
 
 
 @pytest.fixture
 def bench(monkeypatch, tmp_path):
-    """A module of benchmarks/, whose tables are written elsewhere."""
+    """A function that imports a module of benchmarks/; results are written to a temporary directory."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import side_by_side
 
@@ -43,123 +43,151 @@ def bench(monkeypatch, tmp_path):
         del sys.modules[name]
 
 
-def test_a_fresh_process_says_its_first_token(file, bench):
-    contender = bench("first_token").fresh("ours", "headwater", str(file), "the cat")
+def test_a_fresh_process_reports_its_first_token(file, bench):
+    contender = bench("first_token").fresh_process("ours", "headwater", str(file), "the cat")
     try:
         contender.start(threads=1)
         assert not contender.missing and contender.facts["output"]
-        assert contender.go()
+        assert contender.run_round()
         assert 0 < contender.rounds[0]["seconds"] < 60
     finally:
         contender.stop()
 
 
-def test_who_says_nothing_is_missing(bench, tmp_path):
-    contender = bench("first_token").fresh("ours", "headwater", str(tmp_path / "no.gguf"), "the cat")
+def test_a_contender_without_output_is_missing(bench, tmp_path):
+    contender = bench("first_token").fresh_process("ours", "headwater", str(tmp_path / "no.gguf"), "the cat")
     contender.start(threads=1)
-    assert "said nothing" in contender.missing
+    assert "printed nothing" in contender.missing
 
 
-def test_an_engine_is_measured(bench, monkeypatch, tmp_path):
+def test_the_engine_benchmark_reports_its_ratio(bench, monkeypatch, tmp_path):
     engine = bench("engine")
     monkeypatch.setattr(engine, "VOCAB", 128)
     monkeypatch.setattr(engine, "SIZES", {**engine.SIZES, "d_model": 96, "heads": 3, "layers": 1, "d_ff": 96})
     small = ["--rounds", "1", "--tokens", "2", "--prompt", "3", "--threads", "1", "--weights", "int8"]
     monkeypatch.setattr("sys.argv", ["engine.py", *small])
     engine.main()
-    said = json.loads((tmp_path / "engine.json").read_text())["figures"]["int8"]
-    assert said["ratio"] > 0 and said["steps until admitted"] == 1
+    report = json.loads((tmp_path / "engine.json").read_text())["figures"]["int8"]
+    assert report["ratio"] > 0 and report["steps_until_admitted"] == 1
 
 
-def test_agreement_counts_what_is_the_same(bench):
-    report = {"facts": {"ours": {"tokens": [1, 2, 9, 4]}, "truth": {"tokens": [1, 2, 3, 4]}}}
-    text = bench("decode").agreement(report, "truth")
-    assert "| ours | 2 of 4 | 3 |" in text and "| truth | 4 of 4 | 4 |" in text
-    report = {"facts": {"ours": {"translations": [[1], [2]]}, "truth": {"translations": [[1], [3]]}}}
-    assert "| ours | 1 of 2 |" in bench("translate").agreement(report, "truth")
+def test_agreement_counts_equal_tokens_and_translations(bench):
+    report = {"facts": {"ours": {"tokens": [1, 2, 9, 4]}, "reference": {"tokens": [1, 2, 3, 4]}}}
+    text = bench("decode").agreement(report, "reference")
+    assert "| ours | 2 of 4 | 3 |" in text and "| reference | 4 of 4 | 4 |" in text
+    report = {"facts": {"ours": {"translations": [[1], [2]]}, "reference": {"translations": [[1], [3]]}}}
+    assert "| ours | 1 of 2 |" in bench("translate").agreement(report, "reference")
 
 
-def measured(found: list[float], reference: list[float]) -> dict:
+def build_report(logprobs: list[float], reference: list[float]) -> dict:
     """A report of two contenders: one twice as fast as the other, with these log-probabilities."""
     figures = {name: {"tokens/s": {"median": n, "low": n, "high": n, "rounds": [n]}} for name, n in SPEEDS.items()}
-    facts = {"ours": {"logprobs": {"prefill": found}}, "truth": {"logprobs": {"prefill": reference}}}
+    facts = {"ours": {"logprobs": {"prefill": logprobs}}, "reference": {"logprobs": {"prefill": reference}}}
     return {"figures": figures, "facts": facts, "missing": {}, "rounds": 1, "threads": 2, "load_verdict": "quiet"}
 
 
-SPEEDS = {"ours": 2.0, "truth": 1.0}
+SPEEDS = {"ours": 2.0, "reference": 1.0}
 REFERENCE = [-1.0, -2.0, -0.5, -4.0]
 
 
-def test_right_answers_have_a_ratio(bench):
+def test_correct_outputs_have_a_ratio(bench):
     correctness, table = bench("correctness"), bench("side_by_side").table
-    report = measured([value + 1e-5 for value in REFERENCE], REFERENCE)
-    correctness.judge(report, "truth", {"ours": correctness.EXACT})
+    report = build_report([value + 1e-5 for value in REFERENCE], REFERENCE)
+    correctness.judge(report, "reference", {"ours": correctness.EXACT})
     assert report["wrong"] == {} and "| 2.00 |" in table(report, "ours")
     correctness.end_if_wrong(report, "ours")
 
 
-@pytest.mark.parametrize("found", [[-3.0, -0.1, -7.0, -1.0], [float("nan"), -2.0, -0.5, -4.0]])
-def test_wrong_answers_have_no_ratio_and_end_the_run(found: list[float], bench):
+@pytest.mark.parametrize("logprobs", [[-3.0, -0.1, -7.0, -1.0], [float("nan"), -2.0, -0.5, -4.0]])
+def test_wrong_outputs_have_no_ratio_and_fail_the_run(logprobs: list[float], bench):
     correctness, table = bench("correctness"), bench("side_by_side").table
-    report = measured(found, REFERENCE)
-    correctness.judge(report, "truth", {})
+    report = build_report(logprobs, REFERENCE)
+    correctness.judge(report, "reference", {})
     text = table(report, "ours")
-    assert "2.00" not in text and "ours: no ratio, its answers are wrong: reading is" in text
-    with pytest.raises(SystemExit, match="ours: its answers are wrong"):
+    assert "2.00" not in text and "ours: no ratio, its outputs are wrong: prefill is" in text
+    with pytest.raises(SystemExit, match="ours: its outputs are wrong"):
         correctness.end_if_wrong(report, "ours")
 
 
 def test_without_a_reference_there_is_no_ratio(bench):
-    report = measured(REFERENCE, REFERENCE)
-    del report["facts"]["truth"]
-    assert "truth was not there to compare with" in bench("correctness").judge(report, "truth", {})
+    report = build_report(REFERENCE, REFERENCE)
+    del report["facts"]["reference"]
+    assert "reference is missing, nothing to compare with" in bench("correctness").judge(report, "reference", {})
     assert "2.00" not in bench("side_by_side").table(report, "ours")
 
 
-def test_an_engine_that_is_wrong_is_not_measured(bench, monkeypatch):
+def test_an_engine_with_wrong_outputs_is_not_timed(bench, monkeypatch):
     engine = bench("engine")
     monkeypatch.setattr(engine, "VOCAB", 128)
     monkeypatch.setattr(engine, "SIZES", {**engine.SIZES, "d_model": 96, "heads": 3, "layers": 1, "d_ff": 96})
-    right = engine.logprobs
-    monkeypatch.setattr(
-        engine, "logprobs", lambda *given, compiled: [n + compiled * n for n in right(*given, compiled)]
-    )
+    correct_logprobs = engine.logprobs
+
+    def wrong_logprobs(*args, compiled: bool) -> list[float]:
+        return [n + compiled * n for n in correct_logprobs(*args, compiled)]
+
+    monkeypatch.setattr(engine, "logprobs", wrong_logprobs)
     monkeypatch.setattr("sys.argv", ["engine.py", "--prompt", "3", "--threads", "1", "--weights", "float32"])
     with pytest.raises(SystemExit, match="float32: no ratio, 8 streams are wrong"):
         engine.main()
 
 
-def test_a_training_step_that_learns_something_else_has_no_ratio(bench):
+def test_a_training_step_with_wrong_losses_has_no_ratio(bench):
     steps = bench("train_steps")
-    work, good = steps.WORKLOADS["tiny"], [6.9, 6.8]
-    report = {"facts": {"headwater": {"losses": good}, "peer": {"losses": [3.0, 2.0]}}}
-    assert list(steps.wrong(report, work, good)) == ["peer"]
-    assert "without the C kernels [6.9, 6.7]" in steps.wrong(report, work, [6.9, 6.7])["headwater"]
+    workload = steps.WORKLOADS["tiny"]
+    losses = [6.9, 6.8]
+    report = {"facts": {"headwater": {"losses": losses}, "peer": {"losses": [3.0, 2.0]}}}
+    assert list(steps.wrong(report, workload, losses)) == ["peer"]
+    assert "without the C kernels [6.9, 6.7]" in steps.wrong(report, workload, [6.9, 6.7])["headwater"]
 
 
-def test_rounding_beside_llama_cpp_is_compared_window_by_window(bench):
-    bits = bench("bits")
-    losses, kl = [2.0, 3.0, 2.5, 2.2], [0.002, 0.003, 0.0025, 0.0022]
-    farther = [d + 0.0001 + 0.00001 * i for i, d in enumerate(kl)]
+def test_quantization_error_is_compared_with_llama_cpp_window_by_window(bench):
+    benchmark = bench("quantization_error")
+    losses = [2.0, 3.0, 2.5, 2.2]
+    kl = [0.002, 0.003, 0.0025, 0.0022]
+    larger_kl = [d + 0.0001 + 0.00001 * i for i, d in enumerate(kl)]
 
     def report(ours: list[float]):
-        both = {"headwater": ours, "llama.cpp": kl}
+        kl_by_contender = {"headwater": ours, "llama.cpp": kl}
         rounded = {
-            who: {way: bits.Rounded([n + 0.01 for n in losses], d) for way in (bits.WRITES, bits.READS)}
-            for who, d in both.items()
+            contender: {
+                mode: benchmark.Rounded([n + 0.01 for n in losses], values)
+                for mode in (benchmark.DECODE, benchmark.PREFILL)
+            }
+            for contender, values in kl_by_contender.items()
         }
-        return {"file": bits.File(losses, rounded)}
+        return {"file": benchmark.File(losses, rounded)}
 
-    assert bits.costs_more(report(kl)) == []
-    assert len(bits.costs_more(report(farther))) == 2
-    assert "+1.01%" in bits.format_beside(report(kl)) and "0.00243" in bits.format_beside(report(kl))
+    assert benchmark.larger_errors(report(kl)) == []
+    assert len(benchmark.larger_errors(report(larger_kl))) == 2
+    table = benchmark.format_comparison(report(kl))
+    assert "+1.01%" in table
+    assert "0.00243" in table
 
 
-def test_shares_of_a_step_are_all_of_it(bench):
-    found, took = bench("shares").shares("tiny", "residual", steps=2)
-    assert sum(found.values()) == pytest.approx(1.0)
-    assert found["matrix products"] > 0.05 and found["attention"] > 0 and found["softmax and loss"] > 0
-    assert 0 < took["at the peak"] < took["a step"]
+def test_the_fractions_of_a_step_sum_to_one(bench):
+    fractions, milliseconds = bench("step_profile").step_profile("tiny", "residual", steps=2)
+    assert sum(fractions.values()) == pytest.approx(1.0)
+    assert fractions["matrix products"] > 0.05
+    assert fractions["attention"] > 0
+    assert fractions["softmax and loss"] > 0
+    assert 0 < milliseconds["matmul_at_peak"] < milliseconds["step"]
+
+
+def test_training_in_turns_prints_nothing_but_json(bench, tmp_path):
+    """stdout is the protocol of a contender: the plan of headwater.train must not appear in it."""
+    train_text = bench("train_text")
+    for name in ("train", "valid"):
+        for side in ("en", "de"):
+            (tmp_path / f"{name}.{side}").write_text("".join(f"{name} {n}\n" for n in range(70)), encoding="utf-8")
+    tokens = train_text.train_common_tokenizer(tmp_path, 300)
+    contender = train_text.Contender("ours", "text_headwater.py", (str(tmp_path), str(tokens)))
+    try:
+        contender.start(threads=1)
+        assert contender.facts["rows"] == 70
+        assert contender.run_round("0.01")
+        assert contender.rounds[0]["tokens"] > 0
+    finally:
+        contender.stop()
 
 
 def undeclared_arguments(source: str) -> set[str]:

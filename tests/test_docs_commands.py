@@ -128,7 +128,7 @@ def test_every_printed_command_is_one_the_parser_takes(page):
         ("headwater train pairs.tsv --max-time 5m   # a comment", False),
         ("cat a.txt | headwater translate RUN > out.txt", False),
         ("torchrun --nproc-per-node=2 -m headwater train pairs.tsv", False),
-        ("python benchmarks/train_steps.py --work a", False),
+        ("python benchmarks/train_steps.py --workload a", False),
         ("headwater train pairs.tsv --maximum-time 5m", True),
         ("headwater teach pairs.tsv", True),
         ("headwater inspect RUN", True),

@@ -5,7 +5,7 @@ import sys
 import time
 
 import numpy as np
-from decode_work import NEW, prompt, rates, serve
+from decode_workload import NEW, prompt, rates, serve
 from llama_cpp import Llama
 
 threads = int(os.environ["OMP_NUM_THREADS"])
@@ -15,25 +15,25 @@ ids = prompt()
 
 def once() -> tuple[list[int], dict[str, float]]:
     model.reset()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     model.eval(ids)
     tokens = [model.sample(temp=0.0)]
-    middle = time.perf_counter()
+    first_token = time.perf_counter()
     for _ in range(NEW - 1):
         model.eval(tokens[-1:])
         tokens.append(model.sample(temp=0.0))
-    return tokens, rates(middle - begun, time.perf_counter() - middle)
+    return tokens, rates(first_token - start, time.perf_counter() - first_token)
 
 
-def logprobs(together: int) -> list[float]:
-    """Of the prompt's tokens, read so many at a time."""
-    every = Llama(sys.argv[1], n_ctx=512, n_threads=threads, n_threads_batch=threads, logits_all=True, verbose=False)
-    for i in range(0, len(ids), together):
-        every.eval(ids[i : i + together])
-    scores = np.array(every.scores[: len(ids) - 1], dtype=np.float64)
+def logprobs(chunk_size: int) -> list[float]:
+    """Log-probabilities of the prompt's tokens, evaluated chunk_size tokens at a time."""
+    scorer = Llama(sys.argv[1], n_ctx=512, n_threads=threads, n_threads_batch=threads, logits_all=True, verbose=False)
+    for i in range(0, len(ids), chunk_size):
+        scorer.eval(ids[i : i + chunk_size])
+    scores = np.array(scorer.scores[: len(ids) - 1], dtype=np.float64)
     scores -= scores.max(-1, keepdims=True)
     scores -= np.log(np.exp(scores).sum(-1, keepdims=True))
     return scores[np.arange(len(ids) - 1), ids[1:]].tolist()
 
 
-serve(once, {"reading": logprobs(len(ids)), "writing": logprobs(1)})
+serve(once, {"prefill": logprobs(len(ids)), "decode": logprobs(1)})

@@ -1,4 +1,4 @@
-"""The command `headwater generate FILE PROMPT`, one token of it."""
+"""The command `headwater generate FILE PROMPT` with one token."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Nothing but `import torch`: what comes before the first word of whoever needs it."""
+"""Only `import torch`: the start-up time of every contender that needs it."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What the machine can do at most: matrix products into memory that is already there, the best of several sizes."""
+"""Peak speed of matrix products into preallocated memory, the best of several sizes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 
 def rate(m: int, k: int, n: int, seconds: float = 0.15) -> float:
-    """GFLOP/s of [m, k] @ [k, n], repeated for a while."""
+    """GFLOP/s of [m, k] @ [k, n], repeated for `seconds`."""
     a, b, out = torch.rand(m, k), torch.rand(k, n), torch.empty(m, n)
     torch.mm(a, b, out=out)
-    began, times = time.perf_counter(), 0
-    while (took := time.perf_counter() - began) < seconds or not times:
+    start, repeats = time.perf_counter(), 0
+    while (elapsed := time.perf_counter() - start) < seconds or not repeats:
         torch.mm(a, b, out=out)
-        times += 1
-    return 2e-9 * m * k * n * times / took
+        repeats += 1
+    return 2e-9 * m * k * n * repeats / elapsed
 
 
 if __name__ == "__main__":

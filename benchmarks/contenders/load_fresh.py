@@ -1,7 +1,7 @@
-"""Starts a program anew each time and tells how long it took until its first line: import, loading, first logits.
+"""Start a program in a fresh process per round; seconds until its first line: import, loading, first logits.
 
-Beside the clock stand the processor's seconds of the whole process: other work on the machine changes them little. The
-first start warms the disk, and what the program said then is reported as a fact.
+The CPU seconds of the process are reported too: other load on the machine changes them little. The first start warms
+the disk cache, and its output is reported as a fact.
 """
 
 import json
@@ -13,16 +13,16 @@ from pathlib import Path
 
 
 def once() -> tuple[str, dict[str, float]]:
-    begun, before = time.perf_counter(), sum(os.times()[2:4])
+    start, before = time.perf_counter(), sum(os.times()[2:4])
     command = [sys.executable, str(Path(__file__).with_name(sys.argv[1])), *sys.argv[2:]]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        said = process.stdout.readline().strip()
-        seconds = time.perf_counter() - begun
+        output = process.stdout.readline().strip()
+        seconds = time.perf_counter() - start
         process.stdout.read()
-    assert said, f"{sys.argv[1]} said nothing"
-    return said, {"seconds": seconds, "processor seconds": sum(os.times()[2:4]) - before}
+    assert output, f"{sys.argv[1]} printed nothing"
+    return output, {"seconds": seconds, "CPU seconds": sum(os.times()[2:4]) - before}
 
 
-print(json.dumps({"said": once()[0]}), flush=True)
+print(json.dumps({"output": once()[0]}), flush=True)
 for _ in sys.stdin:
     print(json.dumps(once()[1]), flush=True)

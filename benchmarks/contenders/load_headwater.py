@@ -1,4 +1,4 @@
-"""A public folder in Headwater: one forward pass, then its largest logit."""
+"""Load a public model folder in Headwater: one forward pass, prints the largest logit."""
 
 import sys
 

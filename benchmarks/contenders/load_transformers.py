@@ -1,4 +1,4 @@
-"""The same in transformers, by the class the folder names; its tokenizer is loaded too, as Headwater's is."""
+"""The same in transformers, with the architecture of config.json; its tokenizer is loaded too, as in Headwater."""
 
 import contextlib
 import json

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from memory_work import measured
+from memory_workload import measure
 from train_headwater import spec
-from train_work import asked
+from train_workload import parse_options
 
 from headwater.bench import trainer_step
 
@@ -15,10 +15,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gradient-checkpointing", action="store_true")
     parser.add_argument("--optimizer", default="adamw")
-    own, rest = parser.parse_known_args()
+    args, rest = parser.parse_known_args()
     sys.argv[1:] = rest
-    given = asked()
-    measured(
-        lambda: trainer_step(spec(given), gradient_checkpointing=own.gradient_checkpointing, optimizer=own.optimizer),
-        given.work,
+    options = parse_options()
+    measure(
+        lambda: trainer_step(
+            spec(options), gradient_checkpointing=args.gradient_checkpointing, optimizer=args.optimizer
+        ),
+        options.workload,
     )

@@ -1,18 +1,18 @@
-"""The same in transformers: Marian, with the plain step."""
+"""Peak memory of training steps of transformers' Marian, with the plain training step."""
 
 from __future__ import annotations
 
-from memory_work import measured
+from memory_workload import measure
 from train_transformers import seq2seq
-from train_work import asked, plain_step
+from train_workload import parse_options, plain_step
 
 if __name__ == "__main__":
-    given = asked()
+    options = parse_options()
 
-    def made():
-        model = seq2seq(given.kind or "marian", given).train()
+    def build_step():
+        model = seq2seq(options.kind or "marian", options).train()
         return plain_step(
             model, lambda batch: model(input_ids=batch.source, decoder_input_ids=batch.ids, labels=batch.targets).loss
         )
 
-    measured(made, given.work)
+    measure(build_step, options.workload)

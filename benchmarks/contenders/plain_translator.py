@@ -1,4 +1,4 @@
-"""A translator as a plain PyTorch project has it: nn.Transformer with padding masks, one table, greedy decoding."""
+"""A translation model in plain PyTorch: nn.Transformer with padding masks, tied embeddings, greedy decoding."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ def lines(path: str | Path) -> list[str]:
     return Path(path).read_text(encoding="utf-8").splitlines()
 
 
-def pairs(folder: Path, name: str, words: Tokenizer) -> list[Pair]:
-    """The rows of name.en and name.de as ids, without marks."""
-    sides = [words.encode_batch(lines(folder / f"{name}.{side}"), add_special_tokens=False) for side in ("en", "de")]
+def pairs(folder: Path, name: str, tokenizer: Tokenizer) -> list[Pair]:
+    """The rows of name.en and name.de as ids, without special tokens."""
+    sides = [
+        tokenizer.encode_batch(lines(folder / f"{name}.{side}"), add_special_tokens=False) for side in ("en", "de")
+    ]
     return [(source.ids, target.ids) for source, target in zip(*sides, strict=True)]
 
 
-def padded(rows: Sequence[Pair]) -> tuple[Tensor, Tensor, Tensor]:
-    """source <bos> … <eos>, what the decoder reads <bos> …, what it must say … <eos>."""
+def collate(rows: Sequence[Pair]) -> tuple[Tensor, Tensor, Tensor]:
+    """source <bos> … <eos>, decoder input <bos> …, targets … <eos>."""
     source = [torch.tensor([BOS, *row[0], EOS]) for row in rows]
-    given = [torch.tensor([BOS, *row[1]]) for row in rows]
-    said = [torch.tensor([*row[1], EOS]) for row in rows]
-    return tuple(pad_sequence(part, batch_first=True, padding_value=PAD) for part in (source, given, said))
+    decoder_input = [torch.tensor([BOS, *row[1]]) for row in rows]
+    targets = [torch.tensor([*row[1], EOS]) for row in rows]
+    return tuple(pad_sequence(part, batch_first=True, padding_value=PAD) for part in (source, decoder_input, targets))
 
 
 class Translator(nn.Module):
@@ -39,7 +41,7 @@ class Translator(nn.Module):
         super().__init__()
         self.scale, self.drop = d_model**0.5, nn.Dropout(p)
         self.tokens = nn.Embedding(vocab, d_model, padding_idx=PAD)
-        self.register_buffer("places", sines(512, d_model))
+        self.register_buffer("positions", sines(512, d_model))
         self.body = nn.Transformer(d_model, heads, layers, layers, d_ff, p, batch_first=True, norm_first=True)
         for weights in self.parameters():
             if weights.dim() > 1:
@@ -47,7 +49,7 @@ class Translator(nn.Module):
         nn.init.normal_(self.tokens.weight, std=d_model**-0.5)
 
     def embed(self, ids: Tensor) -> Tensor:
-        return self.drop(self.tokens(ids) * self.scale + self.places[: ids.shape[1]])
+        return self.drop(self.tokens(ids) * self.scale + self.positions[: ids.shape[1]])
 
     def forward(self, source: Tensor, ids: Tensor) -> Tensor:
         return F.linear(self.decode(ids, self.encode(source), source == PAD), self.tokens.weight)
@@ -55,36 +57,40 @@ class Translator(nn.Module):
     def encode(self, source: Tensor) -> Tensor:
         return self.body.encoder(self.embed(source), src_key_padding_mask=source == PAD)
 
-    def decode(self, ids: Tensor, memory: Tensor, hidden: Tensor) -> Tensor:
-        past = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).triu(1)
+    def decode(self, ids: Tensor, memory: Tensor, source_padding: Tensor) -> Tensor:
+        causal_mask = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).triu(1)
         return self.body.decoder(
-            self.embed(ids), memory, past, memory_key_padding_mask=hidden, tgt_key_padding_mask=ids == PAD
+            self.embed(ids),
+            memory,
+            causal_mask,
+            memory_key_padding_mask=source_padding,
+            tgt_key_padding_mask=ids == PAD,
         )
 
     def loss(self, rows: Sequence[Pair], smoothing: float = 0.0) -> Tensor:
-        source, given, said = padded(rows)
-        logits = self(source, given).flatten(0, 1)
-        return F.cross_entropy(logits, said.flatten(), ignore_index=PAD, label_smoothing=smoothing)
+        source, decoder_input, targets = collate(rows)
+        logits = self(source, decoder_input).flatten(0, 1)
+        return F.cross_entropy(logits, targets.flatten(), ignore_index=PAD, label_smoothing=smoothing)
 
     @torch.no_grad()
     def greedy(self, sources: Sequence[list[int]]) -> list[list[int]]:
-        source = padded([(ids, []) for ids in sources])[0]
-        most = source.shape[1] * 3 // 2 + 10
+        source = collate([(ids, []) for ids in sources])[0]
+        max_length = source.shape[1] * 3 // 2 + 10
         memory, ids = self.encode(source), torch.full((len(source), 1), BOS)
-        over = torch.zeros(len(source), dtype=torch.bool)
-        while ids.shape[1] <= most and not over.all():
+        finished = torch.zeros(len(source), dtype=torch.bool)
+        while ids.shape[1] <= max_length and not finished.all():
             states = self.decode(ids, memory, source == PAD)[:, -1]
-            word = F.linear(states, self.tokens.weight).argmax(-1).masked_fill(over, EOS)
-            ids, over = torch.cat([ids, word[:, None]], 1), over | (word == EOS)
+            word = F.linear(states, self.tokens.weight).argmax(-1).masked_fill(finished, EOS)
+            ids, finished = torch.cat([ids, word[:, None]], 1), finished | (word == EOS)
         return [[word for word in row if word > EOS] for row in ids[:, 1:].tolist()]
 
 
-def translate(model: Translator, words: Tokenizer, texts: Sequence[str], together: int = 100) -> list[str]:
-    """Texts of like length together."""
-    ids = [found.ids for found in words.encode_batch(list(texts), add_special_tokens=False)]
+def translate(model: Translator, tokenizer: Tokenizer, texts: Sequence[str], batch_size: int = 100) -> list[str]:
+    """Greedy translations, in batches of similar length."""
+    ids = [encoding.ids for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=False)]
     order = sorted(range(len(ids)), key=lambda n: len(ids[n]))
-    said: dict[int, str] = {}
-    for first in range(0, len(order), together):
-        some = order[first : first + together]
-        said |= zip(some, words.decode_batch(model.greedy([ids[n] for n in some])), strict=True)
-    return [said[n] for n in range(len(ids))]
+    outputs: dict[int, str] = {}
+    for first in range(0, len(order), batch_size):
+        batch = order[first : first + batch_size]
+        outputs |= zip(batch, tokenizer.decode_batch(model.greedy([ids[n] for n in batch])), strict=True)
+    return [outputs[n] for n in range(len(ids))]

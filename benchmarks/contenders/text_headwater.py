@@ -1,4 +1,4 @@
-"""Text in Headwater: headwater.train on the same files with the same tokens, its journals and checkpoints included."""
+"""Training on text with headwater.train: the same files and tokens, logs and checkpoints included."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from quality_work import Turns
-from train_work import count
+from quality_workload import Turns
+from train_workload import count
 
 from headwater.training.api import train
 from headwater.training.setup import TrainSetup
@@ -15,7 +15,7 @@ from headwater.training.state import Event, StepEvent
 
 
 class Paused:
-    """A callback that counts real tokens, marks left out, and waits while others have their turn."""
+    """A callback that counts real tokens without special tokens, and waits for the next turn."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -39,7 +39,7 @@ def main() -> None:
             folder / "train.en", folder / "train.de", valid=[str(folder / "valid.en"), str(folder / "valid.de")],
             d_model=256, heads=4, layers=3, d_ff=1024, dropout=0.1, tokenizer=str(folder / "tokenizer"),
             batch_tokens=tokens, max_steps=10**6, eval_every=10**9, lr=3e-4, out=str(Path(out) / "run"),
-            callbacks=[paused], on_setup=paused.begin)  # fmt: skip
+            callbacks=[paused], on_setup=paused.begin, quiet=True)  # fmt: skip
 
 
 if __name__ == "__main__":

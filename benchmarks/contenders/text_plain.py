@@ -1,4 +1,4 @@
-"""Text, the plain way: every row a tensor, random batches of 64 rows padded to their longest, nn.Transformer."""
+"""Training on text with a plain loop: random batches of 64 rows padded to the longest, nn.Transformer."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 
 import torch
 from plain_translator import Pair, Translator, pairs
-from quality_work import Turns
+from quality_workload import Turns
 from tokenizers import Tokenizer
 from torch import nn
 from torch.utils.data import DataLoader
-from train_work import count
+from train_workload import count
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
     torch.manual_seed(0)
-    words = Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json"))
-    rows = pairs(folder, "train", words)
-    model = Translator(words.get_vocab_size(), 256, 4, 3, 1024, 0.1).train()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json"))
+    rows = pairs(folder, "train", tokenizer)
+    model = Translator(tokenizer.get_vocab_size(), 256, 4, 3, 1024, 0.1).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.98), fused=True)
     tokens = 0
     turns = Turns(lambda last: {"tokens": tokens})

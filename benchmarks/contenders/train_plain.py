@@ -1,4 +1,4 @@
-"""A model written by hand in the manner of nanoGPT: one matrix for q, k, v, torch's fused attention, plain modules."""
+"""A model in the style of nanoGPT: one matrix for q, k, v, torch's fused attention, plain modules."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from train_torch import sines
-from train_work import Asked, Batch, Work, asked, maybe_compiled, serve_model
+from train_workload import Batch, TrainOptions, Workload, maybe_compiled, parse_options, serve_model
 
 
 class SelfAttention(nn.Module):
-    def __init__(self, work: Work, p: float, attention_p: float, causal: bool) -> None:
+    def __init__(self, work: Workload, p: float, attention_p: float, causal: bool) -> None:
         super().__init__()
         self.heads, self.causal, self.attention_p = work.heads, causal, attention_p
         self.qkv = nn.Linear(work.d_model, 3 * work.d_model)
@@ -26,7 +26,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    def __init__(self, work: Work, p: float, attention_p: float) -> None:
+    def __init__(self, work: Workload, p: float, attention_p: float) -> None:
         super().__init__()
         self.heads, self.attention_p = work.heads, attention_p
         self.q, self.kv = nn.Linear(work.d_model, work.d_model), nn.Linear(work.d_model, 2 * work.d_model)
@@ -40,7 +40,7 @@ class CrossAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    def __init__(self, work: Work, p: float, inner_p: float, activation: nn.Module) -> None:
+    def __init__(self, work: Workload, p: float, inner_p: float, activation: nn.Module) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(work.d_model, work.d_ff), nn.Linear(work.d_ff, work.d_model)
         self.activation, self.inner, self.drop = activation, nn.Dropout(inner_p), nn.Dropout(p)
@@ -50,16 +50,16 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """Pre-norm: x + f(norm(x)), for each of its two or three parts."""
+    """A pre-norm block: x + f(norm(x)) for each of its two or three branches."""
 
-    def __init__(self, asked: Asked, causal: bool, reads: bool, activation: nn.Module) -> None:
+    def __init__(self, options: TrainOptions, causal: bool, has_cross_attention: bool, activation: nn.Module) -> None:
         super().__init__()
-        work, p = asked.work, asked.p
-        attention_p = p if "attention" in asked.places else 0.0
+        work, p = options.workload, options.p
+        attention_p = p if "attention" in options.dropout_sites else 0.0
         self.attention = SelfAttention(work, p, attention_p, causal)
-        self.cross = CrossAttention(work, p, attention_p) if reads else None
-        self.ffn = FeedForward(work, p, p if "ffn" in asked.places else 0.0, activation)
-        self.norms = nn.ModuleList(nn.LayerNorm(work.d_model) for _ in range(3 if reads else 2))
+        self.cross = CrossAttention(work, p, attention_p) if has_cross_attention else None
+        self.ffn = FeedForward(work, p, p if "ffn" in options.dropout_sites else 0.0, activation)
+        self.norms = nn.ModuleList(nn.LayerNorm(work.d_model) for _ in range(3 if has_cross_attention else 2))
 
     def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         x = x + self.attention(self.norms[0](x))
@@ -69,35 +69,35 @@ class Layer(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, options: TrainOptions) -> None:
         super().__init__()
-        work = asked.work
-        self.tokens, self.places = nn.Embedding(work.vocab, work.d_model), nn.Embedding(work.length, work.d_model)
-        self.drop, self.norm = nn.Dropout(asked.p), nn.LayerNorm(work.d_model)
-        self.layers = nn.ModuleList(Layer(asked, True, False, nn.GELU()) for _ in range(work.layers))
-        begin(self, work.layers)
+        work = options.workload
+        self.tokens, self.positions = nn.Embedding(work.vocab, work.d_model), nn.Embedding(work.length, work.d_model)
+        self.drop, self.norm = nn.Dropout(options.p), nn.LayerNorm(work.d_model)
+        self.layers = nn.ModuleList(Layer(options, True, False, nn.GELU()) for _ in range(work.layers))
+        initialize(self, work.layers)
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.drop(self.tokens(ids) + self.places.weight[: ids.shape[1]])
+        x = self.drop(self.tokens(ids) + self.positions.weight[: ids.shape[1]])
         for layer in self.layers:
             x = layer(x)
         return F.linear(self.norm(x), self.tokens.weight)
 
 
 class Translator(nn.Module):
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, options: TrainOptions) -> None:
         super().__init__()
-        work = asked.work
-        self.tokens, self.drop = nn.Embedding(work.vocab, work.d_model), nn.Dropout(asked.p)
+        work = options.workload
+        self.tokens, self.drop = nn.Embedding(work.vocab, work.d_model), nn.Dropout(options.p)
         self.scale = math.sqrt(work.d_model)
-        self.register_buffer("places", sines(work.length, work.d_model))
-        self.encoder = nn.ModuleList(Layer(asked, False, False, nn.ReLU()) for _ in range(work.layers))
-        self.decoder = nn.ModuleList(Layer(asked, True, True, nn.ReLU()) for _ in range(work.layers))
+        self.register_buffer("positions", sines(work.length, work.d_model))
+        self.encoder = nn.ModuleList(Layer(options, False, False, nn.ReLU()) for _ in range(work.layers))
+        self.decoder = nn.ModuleList(Layer(options, True, True, nn.ReLU()) for _ in range(work.layers))
         self.norms = nn.ModuleList(nn.LayerNorm(work.d_model) for _ in range(2))
-        begin(self, 2 * work.layers)
+        initialize(self, 2 * work.layers)
 
     def embed(self, ids: Tensor) -> Tensor:
-        return self.drop(self.tokens(ids) * self.scale + self.places[: ids.shape[1]])
+        return self.drop(self.tokens(ids) * self.scale + self.positions[: ids.shape[1]])
 
     def forward(self, source: Tensor, ids: Tensor) -> Tensor:
         memory, x = self.embed(source), self.embed(ids)
@@ -109,27 +109,27 @@ class Translator(nn.Module):
         return F.linear(self.norms[1](x), self.tokens.weight)
 
 
-def begin(model: nn.Module, layers: int) -> None:
-    """GPT-2's first weights: normal(0.02), smaller where a branch joins the stream."""
+def initialize(model: nn.Module, layers: int) -> None:
+    """GPT-2's initialization: normal(0.02), smaller for projections into the residual stream."""
     for name, p in model.named_parameters():
         if p.dim() > 1:
-            joins = name.endswith(("out.weight", "down.weight"))
-            nn.init.normal_(p, std=0.02 / math.sqrt(2 * layers) if joins else 0.02)
+            is_output = name.endswith(("out.weight", "down.weight"))
+            nn.init.normal_(p, std=0.02 / math.sqrt(2 * layers) if is_output else 0.02)
         elif name.endswith("bias"):
             nn.init.zeros_(p)
 
 
 def main() -> None:
-    given = asked()
+    options = parse_options()
     torch.manual_seed(0)
-    model = Translator(given) if given.work.is_encoder_decoder else GPT(given)
-    forward = maybe_compiled(model, given)
+    model = Translator(options) if options.workload.is_encoder_decoder else GPT(options)
+    forward = maybe_compiled(model, options)
 
     def loss(batch: Batch) -> Tensor:
-        logits = forward(batch.source, batch.ids) if given.work.is_encoder_decoder else forward(batch.ids)
+        logits = forward(batch.source, batch.ids) if options.workload.is_encoder_decoder else forward(batch.ids)
         return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
 
-    serve_model(model, loss, given, given.places)
+    serve_model(model, loss, options, options.dropout_sites)
 
 
 if __name__ == "__main__":

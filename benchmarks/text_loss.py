@@ -1,7 +1,7 @@
-"""How likely a fixed text is to SmolLM2-135M (Q4_1): Headwater's modules, its compiled step, packed int8 and int4, and
-llama.cpp on the same file where it is installed (make bench).
+"""Loss of a fixed text under SmolLM2-135M (Q4_1): the modules of Headwater, its compiled step, and llama.cpp on the
+same file if it is installed (make bench).
 
-    python benchmarks/likelihood.py
+    python benchmarks/text_loss.py
 """
 
 from __future__ import annotations
@@ -48,18 +48,21 @@ def main() -> None:
     loaded = headwater.load("smollm2")
     ids = torch.tensor(loaded.tokenizer.encode(TEXT))
     with torch.inference_mode():
-        found = {"headwater, modules": nll(loaded.model(ids[None])[0], ids)}
-    slots, said = BatchKVCache(loaded.model, ["text"]), ids.tolist()
-    parts = [forward_single(loaded.model, slots, said[i : i + 8], len(said[i : i + 8])) for i in range(0, len(said), 8)]
-    found["headwater, compiled step"] = nll(torch.cat(parts), ids)
+        losses = {"headwater, modules": nll(loaded.model(ids[None])[0], ids)}
+    cache, token_ids = BatchKVCache(loaded.model, ["text"]), ids.tolist()
+    logits = [
+        forward_single(loaded.model, cache, token_ids[i : i + 8], len(token_ids[i : i + 8]))
+        for i in range(0, len(token_ids), 8)
+    ]
+    losses["headwater, compiled step"] = nll(torch.cat(logits), ids)
     if BENCH_PYTHON.exists():
-        command = [str(BENCH_PYTHON), "-c", PEER, str(find_installed("smollm2")), json.dumps(said)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            found["llama.cpp"] = float(done.stdout.strip().splitlines()[-1])
+        command = [str(BENCH_PYTHON), "-c", PEER, str(find_installed("smollm2")), json.dumps(token_ids)]
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+        if process.returncode == 0:
+            losses["llama.cpp"] = float(process.stdout.strip().splitlines()[-1])
     (HERE / "results").mkdir(exist_ok=True)
-    (HERE / "results" / "likelihood.json").write_text(json.dumps({"tokens": len(ids), **found}, indent=1))
-    for name, value in found.items():
+    (HERE / "results" / "text_loss.json").write_text(json.dumps({"tokens": len(ids), **losses}, indent=1))
+    for name, value in losses.items():
         print(f"{name:<26} {value:.4f}")
 
 
