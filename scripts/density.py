@@ -1,12 +1,12 @@
-"""Code density by package: lines that hold more than one idea, vague names, and the share of comment lines.
+"""Code density by package: lines with more than one idea, vague names, and the fraction of comment lines.
 
     python scripts/density.py              a table of all packages
     python scripts/density.py data text    and every such line and name of these packages
 
-A line is dense if it assigns several values (`a, b = x, y` or `a = b = x`), holds more than one conditional expression
+A line is dense if it assigns several values (`a, b = x, y` or `a = b = x`), has more than one conditional expression
 or a nested one, has several statements, or assigns inside a comprehension (`:=`). A swap (`a, b = b, a`) and the
-unpacking of one value (`a, b = f()`) are each one idea. A vague name is a variable or parameter called found, made or
-given: it says what happened to a value, not what it is.
+unpacking of one value (`a, b = f()`) are each one idea. A vague name is a variable or parameter such as found, made
+or given: it describes what happened to a value, not what it is.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class DenseLine(NamedTuple):
 def dense_lines(source: str) -> list[DenseLine]:
     """The dense lines of a source file, in order."""
     tree = ast.parse(source)
-    found = {*_several_values(tree), *_several_conditionals(tree), *_walrus_comprehensions(tree)}
-    return sorted(found | set(_several_statements(tree)))
+    lines = {*_several_values(tree), *_several_conditionals(tree), *_walrus_comprehensions(tree)}
+    return sorted(lines | set(_several_statements(tree)))
 
 
 def _several_values(tree: ast.Module) -> Iterator[DenseLine]:
@@ -84,7 +84,7 @@ def _is_stub(function: ast.FunctionDef) -> bool:
 
 
 def vague_names(source: str) -> list[tuple[int, str]]:
-    """The places where a variable or a parameter gets a vague name."""
+    """(line, name) of every variable and parameter with a vague name."""
     bound = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -95,7 +95,7 @@ def vague_names(source: str) -> list[tuple[int, str]]:
 
 
 def package_of(path: Path) -> str:
-    """The package of a source file: core, data, …; of a module at the top its own name."""
+    """The package of a source file: core, data, …; for a top-level module its own name."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -115,7 +115,7 @@ def count_vague_names() -> dict[str, int]:
     return dict(counts)
 
 
-def comment_shares() -> dict[str, float]:
+def comment_fractions() -> dict[str, float]:
     """Lines that are or end in a comment, as a fraction of the lines of code of each package."""
     comments: collections.Counter[str] = collections.Counter()
     lines: collections.Counter[str] = collections.Counter()
@@ -134,11 +134,11 @@ def main(packages: list[str]) -> None:
                 print(f"{path.relative_to(PACKAGE)}:{line}: {reason}")
             for line, name in vague_names(source):
                 print(f"{path.relative_to(PACKAGE)}:{line}: {name} is a vague name")
-    shares = comment_shares()
+    fractions = comment_fractions()
     vague = count_vague_names()
     print(f"{'package':<14}{'dense lines':>12}{'vague names':>12}{'comments':>10}")
     for package, count in count_dense_lines().items():
-        print(f"{package:<14}{count:>12}{vague[package]:>12}{shares[package]:>10.1%}")
+        print(f"{package:<14}{count:>12}{vague[package]:>12}{fractions[package]:>10.1%}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The Chinese catalogue, src/headwater/locale/zh/LC_MESSAGES/headwater.po, kept in step with the messages in the code.
+"""The Chinese catalogue, src/headwater/locale/zh/LC_MESSAGES/headwater.po, and the messages of the code.
 
-    python scripts/messages.py            list the messages without a translation and those the code no longer has
+    python scripts/messages.py            list messages without a translation, and translations without a message
                                           (exit 1 if there are any)
     python scripts/messages.py --write    add the new messages with an empty translation, remove the old ones
 
-A message is the text in a call of _(). Texts of Python and of the system, which reach users too, are in FOREIGN.
+A message is the text in a call of _(). Texts of Python and of the operating system that users see are in FOREIGN.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ FOREIGN = (
 
 
 def messages(package: Path = PACKAGE) -> dict[str, set[str]]:
-    """Every message of the code, with the files it stands in."""
-    found: dict[str, set[str]] = defaultdict(set)
+    """message -> the files that contain it."""
+    files: dict[str, set[str]] = defaultdict(set)
     for path in sorted(package.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "_" and node.args:
                 text = node.args[0]
                 if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                    found[text.value].add(path.relative_to(package).as_posix())
+                    files[text.value].add(path.relative_to(package).as_posix())
     for text in FOREIGN:
-        found[text].add("")
-    return found
+        files[text].add("")
+    return files
 
 
 def catalogue() -> Catalog:
@@ -79,19 +79,19 @@ def catalogue() -> Catalog:
         return read_po(file, locale="zh")
 
 
-def gaps(found: dict[str, set[str]], known: Catalog) -> tuple[list[str], list[str]]:
+def gaps(used: dict[str, set[str]], known: Catalog) -> tuple[list[str], list[str]]:
     """The messages without a translation, and the translations without a message."""
     translations = {entry.id for entry in known if entry.id and entry.string}
     entries = {entry.id for entry in known if entry.id}
-    return sorted(set(found) - translations), sorted(entries - set(found))
+    return sorted(set(used) - translations), sorted(entries - set(used))
 
 
-def write(found: dict[str, set[str]], known: Catalog) -> None:
-    """Write the catalogue anew, sorted, so that a change shows as a change of its own lines."""
+def write(used: dict[str, set[str]], known: Catalog) -> None:
+    """Write the catalogue, sorted by message, so that a diff shows only the changed entries."""
     catalog = Catalog(locale="zh", header_comment="# Chinese messages of Headwater; see scripts/messages.py.")
     old = {entry.id: entry.string for entry in known if entry.id}
-    for text in sorted(found):
-        files = sorted(file for file in found[text] if file)
+    for text in sorted(used):
+        files = sorted(file for file in used[text] if file)
         catalog.add(text, old.get(text, ""), locations=[(file, None) for file in files])
     CATALOGUE.parent.mkdir(parents=True, exist_ok=True)
     with CATALOGUE.open("wb") as file:
@@ -99,15 +99,16 @@ def write(found: dict[str, set[str]], known: Catalog) -> None:
 
 
 def main() -> int:
-    found, known = messages(), catalogue()
+    used = messages()
+    known = catalogue()
     if "--write" in sys.argv:
-        write(found, known)
+        write(used, known)
         known = catalogue()
-    missing, stale = gaps(found, known)
+    missing, stale = gaps(used, known)
     for kind, texts in (("no translation", missing), ("not in the code", stale)):
         for text in texts:
             print(f"{kind}: {text!r}")
-    print(f"{len(found)} messages, {len(missing)} without a translation, {len(stale)} not in the code")
+    print(f"{len(used)} messages, {len(missing)} without a translation, {len(stale)} not in the code")
     return 1 if missing or stale else 0
 
 

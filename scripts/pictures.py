@@ -1,8 +1,8 @@
-"""Takes the pictures of the page in docs/img anew, in a real browser, from a run of `headwater demo`.
+"""Screenshots of the web page for docs/img, taken in a real browser, from a run of `headwater demo`.
 
     python scripts/pictures.py RUN          RUN: the folder of the run; smollm2 must be installed (make models)
 
-Chromium and the playwright package must be there (make browser; apt-get install chromium fonts-noto-cjk).
+Chromium and the playwright package must be installed (make browser; apt-get install chromium fonts-noto-cjk).
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ from playwright.sync_api import Browser, sync_playwright
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "img"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SIZE = {"width": 1180, "height": 792}
-COLOURS = 96  # the page has few: a palette makes a picture a quarter of its size
+COLORS = 96  # the page has few: with a palette a PNG has a quarter of its size
 DATE = {"source": ">>zh 15 November 2026"}
 
 
 @dataclass
 class Picture:
+    """A screenshot: file name, view and its parameters, locale and color scheme."""
+
     name: str
     view: str
     params: dict[str, str] = field(default_factory=dict)
     locale: str = "en-US"
     scheme: str = "light"
-    full: bool = False  # the whole page, however long
+    full: bool = False  # the full height of the page, not only the viewport
 
 
 def pictures(run: str, first: int) -> list[Picture]:
-    """What docs/*/web.md shows. `run`: its name on the page; `first`: its earliest checkpoint."""
+    """The screenshots of docs/*/web.md. run: its name on the page; first: the step of its first checkpoint."""
     date = {"model": run, **DATE}
     question = {"model": "smollm2", "text": "When Mary and John went to the store, John gave a drink to"}
     return [
@@ -55,9 +57,9 @@ def take(browser: Browser, address: str, picture: Picture) -> None:
     page.goto(f"{address}#/{picture.view}?{urlencode(picture.params)}")
     page.wait_for_selector(".view[data-ready=yes]", timeout=120_000)
     page.wait_for_selector("[aria-busy=true]", state="detached", timeout=120_000)
-    page.wait_for_timeout(500)  # the last transition
+    page.wait_for_timeout(500)  # until the last CSS transition has ended
     shot = Image.open(BytesIO(page.screenshot(full_page=picture.full)))
-    shot.quantize(COLOURS, dither=Image.Dither.NONE).save(IMAGES / f"{picture.name}.png", optimize=True)
+    shot.quantize(COLORS, dither=Image.Dither.NONE).save(IMAGES / f"{picture.name}.png", optimize=True)
     context.close()
     print(f"docs/img/{picture.name}.png")
 

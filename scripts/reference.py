@@ -92,13 +92,13 @@ def text(name: str, language: str) -> str:
     return TEXTS[name][LANGUAGES.index(language)]
 
 
-def cell(words: object) -> str:
-    """A text as a cell of a table."""
-    return " ".join(str(words).split()).replace("|", "\\|")
+def cell(content: object) -> str:
+    """A text as a cell of a Markdown table."""
+    return " ".join(str(content).split()).replace("|", "\\|")
 
 
 def header(page: str, language: str) -> list[str]:
-    """Title, link to the twin, what the page is for."""
+    """The title, the link to the page in the other language, and the introduction."""
     other, name = ("zh", "中文") if language == "en" else ("en", "English")
     index = "index" if language == "en" else "目录"
     links = f"[{name}](../../{other}/reference/{page}.md) · [{index}](../index.md)"
@@ -117,7 +117,7 @@ def header(page: str, language: str) -> list[str]:
 
 
 def invocation(action: argparse.Action) -> str:
-    """An argument as it is written: FILE …, --vocab N, --quiet."""
+    """An argument as typed on the command line: FILE …, --vocab N, --quiet."""
     if isinstance(action, argparse.BooleanOptionalAction) or action.nargs == 0:
         return ", ".join(f"`{flag}`" for flag in action.option_strings)
     value = action.metavar or (action.option_strings and action.dest.upper()) or action.dest
@@ -130,7 +130,7 @@ def invocation(action: argparse.Action) -> str:
 
 
 def flag_rows(parser: argparse.ArgumentParser, skip: set[str]) -> list[str]:
-    """A row for each argument of a parser that help shows."""
+    """One table row per argument that --help shows."""
     formatter = parser._get_formatter()
     rows = []
     for action in parser._actions:
@@ -155,7 +155,7 @@ def cli_page(language: str) -> str:
             if verb == "train":
                 lines += ["", text("settings_link", language)]
     lines += ["", f"## {text('everywhere', language)}", "", *columns]
-    lines += [f"| `{flag}` | {cell(words)} |" for flag, words in COMMON_FLAGS.items()]
+    lines += [f"| `{flag}` | {cell(meaning)} |" for flag, meaning in COMMON_FLAGS.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -209,9 +209,9 @@ def settings_page(language: str) -> str:
 
 
 def annotation_text(annotation: Any) -> str:
-    """An annotation as it was written, without quotes and module names."""
-    words = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    return re.sub(r"\b(?:\w+\.)+(?=\w)", "", words)
+    """The source of an annotation, without quotes and module names."""
+    code = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return re.sub(r"\b(?:\w+\.)+(?=\w)", "", code)
 
 
 def default_text(default: Any) -> str:
@@ -221,26 +221,26 @@ def default_text(default: Any) -> str:
 
 def parameters(signature: inspect.Signature) -> list[str]:
     """Each parameter with annotation and default. All settings of TrainConfig together are **settings."""
-    words = []
+    items = []
     keyword_only = False
     has_settings = len(set(signature.parameters) & set(FIELDS)) > len(FIELDS) / 2
     for name, parameter in signature.parameters.items():
         if has_settings and name in FIELDS and name != "paths":
             continue
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not keyword_only:
-            words.append("*")
+            items.append("*")
         keyword_only = keyword_only or parameter.kind in (
             inspect.Parameter.KEYWORD_ONLY,
             inspect.Parameter.VAR_POSITIONAL,
         )
         stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
-        word = stars + name
+        item = stars + name
         if parameter.annotation is not inspect.Parameter.empty:
-            word += f": {annotation_text(parameter.annotation)}"
+            item += f": {annotation_text(parameter.annotation)}"
         if parameter.default is not inspect.Parameter.empty:
-            word += f" = {default_text(parameter.default)}"
-        words.append(word)
-    return [*words, "**settings"] if has_settings else words
+            item += f" = {default_text(parameter.default)}"
+        items.append(item)
+    return [*items, "**settings"] if has_settings else items
 
 
 def definition(name: str, value: Any) -> str:
@@ -248,27 +248,27 @@ def definition(name: str, value: Any) -> str:
     if isinstance(value, type) and issubclass(value, BaseModel):
         return f"class {name}(**settings):"
     signature = inspect.signature(value)
-    words = parameters(signature)
+    items = parameters(signature)
     is_class = isinstance(value, type)
     keyword = "class" if is_class else "def"
     arrow = ""
     if not is_class and signature.return_annotation is not inspect.Signature.empty:
         arrow = f" -> {annotation_text(signature.return_annotation)}"
-    line = f"{keyword} {name}({', '.join(words)}){arrow}:"
-    if is_class and not words:
+    line = f"{keyword} {name}({', '.join(items)}){arrow}:"
+    if is_class and not items:
         line = f"class {name}:"
     if len(line) <= LINE_LENGTH:
         return line
-    return "\n".join([f"{keyword} {name}(", *(f"    {word}," for word in words), f"){arrow}:"])
+    return "\n".join([f"{keyword} {name}(", *(f"    {item}," for item in items), f"){arrow}:"])
 
 
 def documentation(value: Any) -> list[str]:
-    """The docstring, indented. The list of settings that train() and resume() end with has a page of its own."""
-    words = value.__dict__.get("__doc__") if isinstance(value, type) else value.__doc__
-    if not words or words.startswith(f"{value.__name__}("):  # the one that dataclass writes
+    """The docstring, indented. The settings that train() and resume() list have their own page."""
+    docstring = value.__dict__.get("__doc__") if isinstance(value, type) else value.__doc__
+    if not docstring or docstring.startswith(f"{value.__name__}("):  # generated by @dataclass
         return ["    ..."]
-    words = inspect.cleandoc(words).partition("\n\nEvery setting is a keyword")[0]
-    lines = [f"    {line}".rstrip() for line in f'"""{words}'.splitlines()]
+    docstring = inspect.cleandoc(docstring).partition("\n\nEvery setting is a keyword")[0]
+    lines = [f"    {line}".rstrip() for line in f'"""{docstring}'.splitlines()]
     return [*lines[:-1], lines[-1] + '"""'] if len(lines) == 1 else [*lines, '    """']
 
 
@@ -294,7 +294,7 @@ def exported_names() -> dict[str, list[str]]:
 
 
 def public_names(module_name: str, names: list[str]) -> Iterator[tuple[str, Any]]:
-    """Functions, classes and registries, by name; the errors have a section of their own."""
+    """Functions, classes and registries, by name; errors are in their own section."""
     module = importlib.import_module(module_name)
     for name in names:
         value = getattr(module, name)
@@ -306,7 +306,7 @@ def public_names(module_name: str, names: list[str]) -> Iterator[tuple[str, Any]
 def api_page(language: str) -> str:
     example = ["```sh", 'python -c "import headwater; help(headwater.check)"', "```"]
     lines = [*header("api", language), *example]
-    seen: set[int] = set()  # what two packages export is listed under the first
+    seen: set[int] = set()  # a name that two packages export is listed under the first
     for module_name, names in exported_names().items():
         lines += ["", f"## {module_name}"]
         for name, value in public_names(module_name, names):
@@ -331,7 +331,7 @@ def page_path(page: str, language: str) -> Path:
 
 
 def generate(page: str, language: str) -> str:
-    """The text a page must have."""
+    """The text of a page, from the current code."""
     before = set_language(language)
     try:
         return PAGES[page](language)
@@ -345,13 +345,13 @@ def main() -> int:
     for language in LANGUAGES:
         for page in PAGES:
             path = page_path(page, language)
-            wanted = generate(page, language)
-            if path.is_file() and path.read_text(encoding="utf-8") == wanted:
+            expected = generate(page, language)
+            if path.is_file() and path.read_text(encoding="utf-8") == expected:
                 continue
             stale.append(path)
             if not check:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(wanted, encoding="utf-8")
+                path.write_text(expected, encoding="utf-8")
             print(f"{path.relative_to(ROOT)}: {'out of date; run make reference' if check else 'written'}")
     return 1 if check and stale else 0
 

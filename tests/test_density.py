@@ -1,6 +1,6 @@
 """At most one idea a line (one value, one conditional expression, one statement), and no vague names.
 
-scripts/density.py counts them, and reports the share of comment lines.
+scripts/density.py counts them, and reports the fraction of comment lines.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def test_a_name_that_contains_a_vague_word_is_left_alone():
     assert density.vague_names("stop_found = made_by(given=1)") == []
 
 
-def test_the_comment_share_of_every_package_is_reported(capsys):
+def test_the_comment_fraction_of_every_package_is_reported(capsys):
     density.main([])
-    shares = density.comment_shares()
+    fractions = density.comment_fractions()
     table = capsys.readouterr().out
-    assert all(f"{package:<14}" in table for package in shares)
-    assert all(0 <= share < 0.5 for share in shares.values())
+    assert all(f"{package:<14}" in table for package in fractions)
+    assert all(0 <= fraction < 0.5 for fraction in fractions.values())

@@ -39,19 +39,19 @@ def test_the_map_is_the_code():
     tool = code_map()
     real = {tool.key(path) for _, path, _ in tool.entries()}
     for page in MAPS:
-        drawn = tool.read(text(page))
+        drawn = tool.parse(text(page))
         assert set(drawn) == real, f"{page}: run `make map`; {set(drawn) ^ real}"
         assert [name for name, words in drawn.items() if not words] == [], f"{page}: a file without words"
 
 
 def test_the_english_words_are_the_docstrings_own():
-    assert code_map().with_true_map(MAPS[0]) == text(MAPS[0]), "run `make map`"
+    assert code_map().updated_page(MAPS[0]) == text(MAPS[0]), "run `make map`"
 
 
 def test_a_false_map_would_be_seen():
     tool = code_map()
     false = text(MAPS[0]).replace("  errors.py ", "  terrors.py ")
-    assert set(tool.read(false)) != {tool.key(path) for _, path, _ in tool.entries()}
+    assert set(tool.parse(false)) != {tool.key(path) for _, path, _ in tool.entries()}
 
 
 # ---------------------------------------------------------------------------------------------------- the examples
