@@ -160,6 +160,10 @@ class ProcessGroup(SingleProcess):
         return [rank for rank, key in enumerate(keys) if not self.store.check([key])]
 
     def shutdown(self) -> None:
+        # A gloo thread releases the tensors of the last collective after it has returned, and needs the interpreter for
+        # that: a process that ends meanwhile would be aborted. The barrier waits without holding the interpreter.
+        with suppress(RuntimeError):  # another rank may have ended
+            dist.barrier()
         dist.destroy_process_group()
 
 
