@@ -75,16 +75,16 @@ def test_under_the_pointer_stand_both(visit, folders):
     box = chart.bounding_box()
     chart.hover(position={"x": box["width"] * 0.55, "y": 100})
     printed = page.locator(".chart-box .readout").first.inner_text()
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"step (\d+) · training ([\d.]+) · training, smoothed ([\d.]+) · validation ([\d.]+).*", printed
     )
-    assert found, printed
-    step, raw = int(found[1]), dict(measured(folders[EVIL], "train"))
-    assert float(found[2]) == pytest.approx(raw[step], abs=1e-3)
-    assert float(found[3]) == pytest.approx(dict(smoothed(list(raw.items()), 0.5))[step], abs=1e-3)
+    assert match, printed
+    step, raw = int(match[1]), dict(measured(folders[EVIL], "train"))
+    assert float(match[2]) == pytest.approx(raw[step], abs=1e-3)
+    assert float(match[3]) == pytest.approx(dict(smoothed(list(raw.items()), 0.5))[step], abs=1e-3)
     valid = dict(measured(folders[EVIL], "valid"))
     near = min(valid, key=lambda at: abs(at - step))
-    assert float(found[4]) == pytest.approx(valid[near], abs=1e-3)
+    assert float(match[4]) == pytest.approx(valid[near], abs=1e-3)
     assert near == step or f"(step {near})" in printed
 
 

@@ -77,11 +77,11 @@ PIXEL = """([rows, columns]) => {
     const all = [...ramp].filter((_, n) => n % 4 < 3);
     const canvas = document.querySelector("canvas.heat"), pen = canvas.getContext("2d");
     const ratio = canvas.width / canvas.clientWidth, map = document.querySelector(".map").heat;
-    const whole = pen.getImageData(0, 0, canvas.width, canvas.height), seen = [];
+    const pixels = pen.getImageData(0, 0, canvas.width, canvas.height), seen = [];
     for (let r = 0; r < rows; r++) for (let c = 0; c < columns; c++) {
         const [x, y] = map.cellCenter(r, c);
         const at = 4 * (Math.floor(y * ratio) * canvas.width + Math.floor(x * ratio));
-        seen.push([...whole.data.slice(at, at + 3)]);
+        seen.push([...pixels.data.slice(at, at + 3)]);
     }
     return [seen, all];
 }"""
@@ -98,8 +98,8 @@ def test_the_pixels_of_a_heat_map_are_the_weights(visit, architecture, scale):
     page.wait_for_selector(f".large[data-drawn='{kind} 1 2']")
     page.wait_for_timeout(400)
     loaded = build_tiny_model(ARCHITECTURES[architecture])
-    found = attention_maps(loaded, *(("the dog sat", TEXT) if architecture == "encoder-decoder" else (TEXT,)))
-    weights = found.get_map(kind, 1).head_weights(2)
+    maps = attention_maps(loaded, *(("the dog sat", TEXT) if architecture == "encoder-decoder" else (TEXT,)))
+    weights = maps.get_map(kind, 1).head_weights(2)
     seen, colours = page.evaluate(PIXEL, list(weights.shape))
     colours = np.array(colours).reshape(256, 3)
     prob = (weights / weights.max()) ** (0.5 if scale == "sqrt" else 1)
@@ -250,9 +250,9 @@ def test_a_thousand_tokens_are_tiles(visit):
     assert page.evaluate("performance.now()") - start < 4000
     assert sizes and max(sizes) <= 256 * 256
     slow = page.evaluate("""() => {
-        const map = document.querySelector('.map').heat, began = performance.now();
+        const map = document.querySelector('.map').heat, start = performance.now();
         for (let n = 0; n < 30; n++) map.zoom(n % 2 ? 1.3 : 1 / 1.3, 300, 300);
-        return (performance.now() - began) / 30;
+        return (performance.now() - start) / 30;
     }""")
     assert slow < 40, "drawing takes more than two frames"
 
@@ -334,8 +334,8 @@ def save_export(page, tmp_path, view, kind):
 
 
 READY = """() => {
-    const began = performance.getEntriesByType("navigation")[0], drawn = performance.getEntriesByName("drawn")[0];
-    return [began.domContentLoadedEventEnd - began.responseStart, drawn.startTime - began.responseStart];
+    const navigation = performance.getEntriesByType("navigation")[0], drawn = performance.getEntriesByName("drawn")[0];
+    return [navigation.domContentLoadedEventEnd - navigation.responseStart, drawn.startTime - navigation.responseStart];
 }"""
 
 

@@ -30,11 +30,11 @@ ENGLISH = re.compile(r"\b[A-Za-z]+(?: [A-Za-z]+){2,}")  # three words in a row
 
 
 @pytest.fixture(autouse=True)
-def speaking_chinese(monkeypatch):
+def chinese_language(monkeypatch):
     monkeypatch.setenv("HEADWATER_LANG", "zh")
 
 
-def said(capsys, *words) -> tuple[int, str, str]:
+def run_chinese(capsys, *words) -> tuple[int, str, str]:
     code = cli.main([str(word) for word in words])
     out, err = capsys.readouterr()
     return code, out, err
@@ -57,7 +57,7 @@ def test_english_would_be_seen():
 def files(tmp_path_factory):
     """Files with something wrong, by name."""
     folder = tmp_path_factory.mktemp("files")
-    made = {
+    contents = {
         "empty.tsv": b"",
         "blank.tsv": b"\n\n\n",
         "one-label.csv": b"text,label\n" + b"".join(b"row %d,a\n" % n for n in range(40)),
@@ -74,7 +74,7 @@ def files(tmp_path_factory):
         "short.safetensors": b"abc",
         "short.gguf": b"GGUF",
     }
-    for name, content in made.items():
+    for name, content in contents.items():
         (folder / name).write_bytes(content)
     (folder / "folder").mkdir()
     (folder / "config").mkdir()
@@ -152,7 +152,7 @@ MISTAKES = [
 @pytest.mark.parametrize("words", MISTAKES, ids=" ".join)
 def test_an_error_is_chinese(words, files, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    code, _, err = said(capsys, *(word.replace("{}", str(files)) for word in words))
+    code, _, err = run_chinese(capsys, *(word.replace("{}", str(files)) for word in words))
     assert code > 0 and err.count("\n") == 1
     assert err.startswith("错误：") and CHINESE.search(err.removeprefix("错误：")), err
     assert english(err.replace(str(files), "…")) == [], err
@@ -168,7 +168,7 @@ def test_the_words_of_some_errors(files, capsys):
         "含义：学习率峰值；noam 时为其系数（0：自动选择）",
     }
     for words, line in expected.items():
-        assert said(capsys, *words)[2] == line + "\n"
+        assert run_chinese(capsys, *words)[2] == line + "\n"
 
 
 def test_the_same_error_in_python_is_english(files):
@@ -194,7 +194,7 @@ def test_the_server_sends_both_languages():
 
 
 def test_doctor_is_chinese(capsys):
-    _, out, _ = said(capsys, "doctor", "--no-speed")
+    _, out, _ = run_chinese(capsys, "doctor", "--no-speed")
     assert english(out) == []
     for name in ("可用内存 GB", "可用核数", "区域设置", "Python 头文件", "融合注意力"):
         assert name in out
@@ -237,25 +237,25 @@ def run(tmp_path_factory):
     "more", [[], ["--layer", "0", "--head", "1"], *(["--analyses", name] for name in ("lens", "positions", "costs"))]
 )
 def test_inspect_is_chinese(run, capsys, more):
-    code, out, _ = said(capsys, "inspect", run, "the cat", *more)
+    code, out, _ = run_chinese(capsys, "inspect", run, "the cat", *more)
     assert code == 0 and english(out) == []
     assert all(CHINESE.search(line) for line in out.splitlines() if line.strip() and not line.startswith("  "))
 
 
 def test_check_is_chinese(capsys):
-    code, out, _ = said(capsys, "check", "mini", "--only", "future,padding", "--length", "8")
+    code, out, _ = run_chinese(capsys, "check", "mini", "--only", "future,padding", "--length", "8")
     assert code == 0 and english(out) == [] and "规则全部守住" in out
 
 
 def test_models_are_described_in_chinese(capsys):
-    code, out, _ = said(capsys, "models")
+    code, out, _ = run_chinese(capsys, "models")
     assert code == 0 and english(out) == [] and "小型对话模型" in out
 
 
 def test_the_output_before_training_is_chinese(tmp_path, capsys):
     rows = "".join(f"{n}\tsource {n}\ttarget {n}\tmore\n" for n in range(80)) + "broken row\n"
     (tmp_path / "data.tsv").write_text("id\tsource\ttarget\trest\n" + rows)
-    code, out, _ = said(capsys, "train", tmp_path / "data.tsv", "--dry-run", "--max-steps", "2", "--size", "xs")
+    code, out, _ = run_chinese(capsys, "train", tmp_path / "data.tsv", "--dry-run", "--max-steps", "2", "--size", "xs")
     assert code == 0 and english(out) == []
     for words in ("utf-8（编码正确）", "未使用的列：id, rest", "1 × 有 1 列而不是 4 列"):
         assert words in out
@@ -264,7 +264,7 @@ def test_the_output_before_training_is_chinese(tmp_path, capsys):
 def test_notes_of_training_are_chinese(capsys):
     from rich.console import Console
 
-    from headwater.training.callbacks import ProgressBar
+    from headwater.training.loggers import ProgressBar
     from headwater.training.state import NoteEvent
 
     show = ProgressBar(Console(highlight=False, soft_wrap=True))
@@ -281,7 +281,7 @@ def test_notes_of_training_are_chinese(capsys):
 
 
 def registered() -> set[str]:
-    """Names a flag may be given: choices of every kind, formats and units."""
+    """The values that flags accept: choices, formats and units."""
     from headwater.data.augment import AUGMENTATIONS
     from headwater.data.readers.lines import ERROR_POLICIES
     from headwater.inspection.api import ANALYSES
@@ -370,7 +370,7 @@ def test_chinese_help_is_as_complete_as_english(verb, monkeypatch):
 
 
 def test_headings_of_help_end_with_a_chinese_colon(capsys):
-    _, out, _ = said(capsys, "train", "--help")
+    _, out, _ = run_chinese(capsys, "train", "--help")
     assert "\n数据：\n" in out and not re.search("[\u4e00-\u9fff]:", out)
 
 
@@ -385,7 +385,7 @@ def test_both_languages_list_the_same_verbs():
 
 def test_json_stays_english(capsys):
     """Programs read the same names whatever the language."""
-    _, out, _ = said(capsys, "doctor", "--no-speed", "--json")
+    _, out, _ = run_chinese(capsys, "doctor", "--no-speed", "--json")
     assert "usable cores" in json.loads(out)["machine"]
 
 
@@ -395,12 +395,12 @@ def test_json_stays_english(capsys):
 @pytest.mark.parametrize("verb", [verb for group in cli.VERBS.values() for verb in group])
 def test_the_help_of_every_flag_is_chinese(verb, capsys):
     """argparse formats a help text with %, which must not give the English one."""
-    _code, out, _err = said(capsys, verb, "--help")
+    _code, out, _err = run_chinese(capsys, verb, "--help")
     assert english(out) == []
 
 
 def test_tables_are_chinese(capsys):
-    _code, out, _err = said(capsys, "show", "gpt2", "--depth", "1")
+    _code, out, _err = run_chinese(capsys, "show", "gpt2", "--depth", "1")
     assert all(words in out for words in ("模块", "参数量", "批大小 1，长度 1024，fp32", "每个词元的浮点运算量"))
     assert "module" not in out and "parameters" not in out
 

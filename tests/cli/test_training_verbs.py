@@ -136,7 +136,7 @@ def test_evaluated_on_a_file(runs, files, run_cli, run, file, measure):
 
 
 def test_a_run_knows_its_input_column(files, runs, run_cli, tmp_path):
-    """Trained on one order of columns, asked with another and without the label; a text alone is answered the same."""
+    """The columns may have another order, and no label; a single text gets the same prediction."""
     rows = [line.split("\t")[0] for line in (files / "labels.tsv").read_text().splitlines()[1:5]]
     (tmp_path / "in.csv").write_text("sentence2,text\n" + "".join(f'x,"{row}"\n' for row in rows))
     code, out, _ = run_cli("classify", runs / "labels", tmp_path / "in.csv")
@@ -213,15 +213,15 @@ def test_runs_lists_the_stop_reasons(run_cli, tmp_path):
         folder.mkdir()
         (folder / "config.yaml").write_text("")
         (folder / "metrics.jsonl").write_text(json.dumps({"step": 7, "stop_reason": state}) + "\n")
-    (tmp_path / "begun").mkdir()
-    (tmp_path / "begun" / "config.yaml").write_text("")
-    words["begun"] = ("unfinished", "未完成")
+    (tmp_path / "started").mkdir()
+    (tmp_path / "started" / "config.yaml").write_text("")
+    words["started"] = ("unfinished", "未完成")
     for index, lang in enumerate(("en", "zh")):
         lines = run_cli("runs", tmp_path, "--lang", lang)[1].splitlines()
         for state, label in words.items():
             assert any(state.replace(" ", "-") in line and f" {label[index]} " in line for line in lines), state
     states = {json.loads(line)["state"] for line in run_cli("runs", tmp_path, "--json")[1].splitlines()}
-    assert states == {*words} - {"begun"} | {"unfinished"}, "JSON has the untranslated states"
+    assert states == {*words} - {"started"} | {"unfinished"}, "JSON has the untranslated states"
 
 
 def test_runs_are_listed(runs, run_cli):
@@ -309,11 +309,11 @@ def test_masked_language_modelling_from_a_public_folder(files, bert, run_cli, tm
 def test_augmentation_does_not_depend_on_checkpoints(files, run_cli, tmp_path):
     (tmp_path / "words.tsv").write_text("may\tmay month\n")
     more = ["--augment", "delete=0.2,noise=0.1,synonyms=0.5", "--synonyms", tmp_path / "words.tsv", "--log-every", "1"]
-    assert run_cli("train", files / "pairs.tsv", *more, "--out", tmp_path / "whole", *FEW, "--max-steps", "4")[0] == 0
-    assert run_cli("train", files / "pairs.tsv", *more, "--out", tmp_path / "parts", *FEW, "--max-steps", "4",
+    assert run_cli("train", files / "pairs.tsv", *more, "--out", tmp_path / "single", *FEW, "--max-steps", "4")[0] == 0
+    assert run_cli("train", files / "pairs.tsv", *more, "--out", tmp_path / "several", *FEW, "--max-steps", "4",
                "--checkpoint-steps", "2", "--patience", "0")[0] == 0  # fmt: skip
     losses = [[line["loss"] for line in map(json.loads, (tmp_path / run / "metrics.jsonl").open()) if "lr" in line]
-              for run in ("whole", "parts")]  # fmt: skip
+              for run in ("single", "several")]  # fmt: skip
     assert losses[0] == losses[1] and len(losses[0]) == 4
 
 
@@ -362,7 +362,7 @@ def test_texts_may_be_in_any_encoding_that_train_reads(runs, run_cli, tmp_path):
 
 def test_model_output_is_escaped_for_the_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.StringIO())
-    assert escape_for_terminal("a\x1b[2J") == "a\x1b[2J", "a file or a pipe gets what the model said"
+    assert escape_for_terminal("a\x1b[2J") == "a\x1b[2J", "a file or a pipe gets the unescaped output"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     assert escape_for_terminal("a\x1b[2J") == "a\\x1b[2J"
 
@@ -435,7 +435,7 @@ def test_help_starts_with_the_positional_arguments(capsys, monkeypatch):
 
 
 def test_evaluated_on_a_file_with_other_columns(runs, files, run_cli, tmp_path):
-    """Words nobody knows are found to be a header by the rows below; with too few of them, naming them says it."""
+    """An unknown header is detected from the rows below it; with too few rows it needs --columns."""
     rows = (files / "labels.tsv").read_text().splitlines()[1:9]
     other = tmp_path / "other.tsv"
     other.write_text("what\twhich\n" + "\n".join(rows) + "\n")

@@ -53,7 +53,7 @@ def test_the_lines_of_a_file_in_their_order(run, source, tmp_path, capsys):
 
 def test_an_incomplete_part_is_resumed_to_the_same_file(run, source, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(outputs, "WINDOW", 8)
-    expected, out = tmp_path / "whole.txt", tmp_path / "out.txt"
+    expected, out = tmp_path / "expected.txt", tmp_path / "out.txt"
     assert translate(run, source, "--out", expected) == 0
     text = expected.read_bytes()
     ends = [0]
@@ -88,7 +88,7 @@ def test_other_options_do_not_resume_it(run, source, tmp_path, capsys):
 
 def test_killed_in_the_middle(run, source, tmp_path):
     """kill -9 between two windows, and in one: the same file in the end."""
-    expected, out = tmp_path / "whole.txt", tmp_path / "out.txt"
+    expected, out = tmp_path / "expected.txt", tmp_path / "out.txt"
     lines = source.read_text(encoding="utf-8") * 6
     source.write_text(lines, encoding="utf-8")
     script = "import sys, headwater.cli as c, headwater.cli.outputs as o; o.WINDOW = 32; sys.exit(c.main(sys.argv[1:]))"

@@ -8,6 +8,7 @@ import torch
 
 from headwater.checker.api import LAWS, check
 from headwater.core.modules import eval_mode
+from headwater.core.stack import TransformerStack
 from headwater.serving.model_store import OpenModel
 from headwater.serving.schemas import CheckRequest
 
@@ -28,9 +29,9 @@ def dependency_matrix(open_model: OpenModel) -> dict[str, Any]:
 
     In a causal stack position i may depend on j ≤ i only, so a leak shows above the diagonal.
     """
-    model: Any = open_model.inspected.model
+    model = open_model.inspected.model
     length = min(PROBE_LENGTH, open_model.inspected.max_positions or PROBE_LENGTH)
-    vocab = model.output_stack.spec.embed.vocab
+    vocab = _vocab_size(model.output_stack)
     generator = torch.Generator().manual_seed(0)
 
     # Row 0 is the original, row j + 1 has another token at position j: [length + 1, length]
@@ -40,8 +41,8 @@ def dependency_matrix(open_model: OpenModel) -> dict[str, Any]:
 
     with eval_mode(model), torch.inference_mode():
         memory = None
-        if open_model.inspected.is_encoder_decoder:
-            source = torch.randint(model.encoder.spec.embed.vocab, (1, length), generator=generator)
+        if model.encoder is not None and model.decoder is not None:
+            source = torch.randint(_vocab_size(model.encoder), (1, length), generator=generator)
             memory = model.encode(source.repeat(length + 1, 1))
         states = model.hidden_states(model.inputs(ids, None, None, None, None), memory=memory)
 
@@ -55,3 +56,8 @@ def dependency_matrix(open_model: OpenModel) -> dict[str, Any]:
         "change": [[round(x, 7) for x in row] for row in change.tolist()],
         "leaks": leaks,
     }
+
+
+def _vocab_size(stack: TransformerStack) -> int:
+    embed: Any = stack.spec.embed  # each embedding part has a vocab, their base class has none
+    return int(embed.vocab)

@@ -43,7 +43,7 @@ MAX_CANDIDATES = 8
 def walkthrough(open_model: OpenModel, request: WalkthroughRequest) -> dict[str, Any]:
     """The steps of one forward pass through one layer and head."""
     inputs = _truncate(tokenize_request(open_model, request))
-    model: Any = inputs.model
+    model = inputs.model
     side = "decoder" if model.decoder is not None else "encoder"
     stack = getattr(model, side)
     if not 0 <= request.layer < len(stack.order):
