@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headwater.core.model import Model
-from headwater.data.batching import IndexBatch
 from headwater.data.collate import TrainBatch
+from headwater.data.dataset import IndexBatch
 from headwater.doctor import environment
 from headwater.families.builders import decoder, transformer
 from headwater.tasks.language_model import lm_loss

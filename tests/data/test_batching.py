@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater import rng
-from headwater.data.batching import BatchSampler, IndexBatch, micro_batches, shard_for_rank
+from headwater.data.dataset import BatchSampler, IndexBatch, micro_batches, shard_for_rank
 from headwater.data.ragged import Ragged, build_packed_rows, pack_documents, stream_rows, stream_starts
 from headwater.errors import BadInput, BadSetting
 from headwater.rng import permuted_index

@@ -7,8 +7,8 @@ import json
 
 import numpy as np
 
-from headwater.data.batching import BatchSampler, micro_batches
 from headwater.data.collate import SpecialTokens, seq2seq_batch
+from headwater.data.dataset import BatchSampler, micro_batches
 from headwater.data.ragged import Ragged
 from headwater.families.builders import transformer
 from headwater.tasks.batch import num_targets, to_tensors

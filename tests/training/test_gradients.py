@@ -11,9 +11,9 @@ from tests.training.small import trainer
 from tests.training.test_trainer import FACTS, broken, unbroken, weights
 
 from headwater.errors import CheckFailed
-from headwater.training.callbacks import MetricsLogger, read_jsonl
 from headwater.training.checkpoint import CheckpointWriter, restore_checkpoint
 from headwater.training.gradients import GradScaler, ModelGradients, layer_name, spike_ratio
+from headwater.training.loggers import MetricsLogger, read_jsonl
 from headwater.training.state import NoteEvent, StepEvent
 from headwater.training.storage import CheckpointManager
 from headwater.training.trainer import Trainer

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from headwater.i18n import use_language
-from headwater.training.callbacks import ProgressBar
+from headwater.training.loggers import ProgressBar
 from headwater.training.state import EvalEvent, StepEvent, StopEvent, StopReason
 
 SAMPLE = {"input": "a really long sentence with many words in it", "output": "extraordinarily", "expected": "something"}

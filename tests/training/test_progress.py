@@ -9,8 +9,8 @@ from rich.console import Console
 
 from headwater.i18n import use_language
 from headwater.tasks import get_task
-from headwater.training.callbacks import ProgressBar
 from headwater.training.evaluate import Evaluator
+from headwater.training.loggers import ProgressBar
 from headwater.training.state import EvalEvent, NoteEvent, StepEvent
 
 

@@ -17,9 +17,9 @@ from tests.training.test_progress import step
 import headwater
 from headwater.data.dates import dates_dataset
 from headwater.i18n import _, use_language
-from headwater.training import callbacks
-from headwater.training.callbacks import NotebookDisplay, PlainDisplay, ProgressBar, TerminalDisplay
+from headwater.training import loggers
 from headwater.training.config import FIELDS, ResumeKwargs, TrainKwargs
+from headwater.training.loggers import NotebookDisplay, PlainDisplay, ProgressBar, TerminalDisplay
 from headwater.training.run_dir import RunDir
 from headwater.training.state import EvalEvent, FinalEvalEvent, NoteEvent, StopEvent, StopReason
 
@@ -91,7 +91,7 @@ def screen(written):
 def test_a_notebook_has_one_line_that_changes(monkeypatch):
     monkeypatch.setattr(builtins, "get_ipython", ZMQInteractiveShell, raising=False)
     clock = iter(range(0, 1000, 10))
-    monkeypatch.setattr(callbacks.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(loggers.time, "monotonic", lambda: float(next(clock)))
     out = io.StringIO()
     show = ProgressBar(Console(file=out, width=200, highlight=False, force_jupyter=False))
     show(step(1, 5.0))

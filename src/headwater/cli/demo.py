@@ -28,7 +28,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from headwater.training.api import train
-    from headwater.training.callbacks import ProgressBar
+    from headwater.training.loggers import ProgressBar
     from headwater.training.recipes import recipe
     from headwater.training.run_dir import unused_path
     from headwater.training.state import StopReason

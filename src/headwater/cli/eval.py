@@ -32,8 +32,8 @@ def add_arguments(parser: CommandParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from headwater.i18n import padded
-    from headwater.training.callbacks import shorten_line
     from headwater.training.evaluate import evaluate_files
+    from headwater.training.loggers import shorten_line
 
     kernels.warn_missing()
     result = evaluate_files(args.run, args.files, args.rows, args.beam, args.columns)

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
 
 def run_summary(folder: Path) -> dict[str, Any]:
     """The state, step and best metrics of a run, from metrics.jsonl alone: fast, and safe while it trains."""
-    from headwater.training.callbacks import read_jsonl
+    from headwater.training.loggers import read_jsonl
 
     lines = read_jsonl(folder / "metrics.jsonl")
     best = [line for line in lines if line.get("split") in ("valid", "final") and line.get("best")]

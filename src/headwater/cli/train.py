@@ -86,7 +86,7 @@ def _run(args: argparse.Namespace) -> int:
         parse_config(flags)  # an invalid flag is reported once, before any process is started
         return launch(args.nproc)
     from headwater.training.api import resume, train
-    from headwater.training.callbacks import ProgressBar
+    from headwater.training.loggers import ProgressBar
 
     callbacks = [] if args.quiet or os.environ.get("RANK", "0") != "0" else [ProgressBar()]
     on_setup = _plan_printer(args.dry_run, notes_shown=bool(callbacks))

@@ -4,8 +4,7 @@ readers/     files -> lines -> rows -> examples; every bad row is counted and lo
 examples     example types, one per task, how tables hold them, and the train/validation split
 summary      dataset summary, shown before training
 ragged       token ids as ragged arrays; packing of documents into rows
-batching     batch sampler: batches of similar length, limited by tokens
-dataset      Dataset: rows of token ids, in batches
+dataset      examples as rows of token ids; batch sampler: batches of similar length, limited by tokens
 collate      collate functions: token ids -> TrainBatch
 corruption   self-supervised objectives: MLM, next-sentence prediction, span corruption, denoising
 augment      text augmentation

@@ -1,4 +1,8 @@
-"""The registry of model families by model_type: how each reads its config.json and maps its weight names."""
+"""The registry of model families by model_type: how each reads its config.json and maps its weight names.
+
+A new family is a file of its own, imported in families/__init__.py: a function with @register_family, and its name map.
+To be exported it needs a config writer too (config_writers.py), and a place in FAMILY_ORDER (export.py).
+"""
 
 from __future__ import annotations
 

@@ -275,8 +275,8 @@ def _check_settings(request: Request, vocab_size: int) -> None:
         if not isinstance(processor, LogitsProcessor):
             raise BadSetting(
                 _(
-                    "generate: processors must be values such as TopK(5), got {processor!r:.60}; "
-                    "see generation.logits_processors",
+                    "generate: processors must be values such as TopK(5), got {processor!r:.60}; see "
+                    "headwater.generation.sampling",
                     processor=processor,
                 )
             )

@@ -280,7 +280,7 @@ def get_task(name: str, objective: str = "auto") -> Task[Any]:
 
 
 class StackKwargs(TypedDict):
-    """Arguments of the builders in headwater.core."""
+    """Arguments of the builders in headwater.families.builders."""
 
     d_model: int
     heads: int
@@ -293,7 +293,7 @@ class StackKwargs(TypedDict):
 
 
 def stack_sizes(config: TaskConfig) -> StackKwargs:
-    """The sizes of a config, for headwater.core.transformer, encoder and decoder."""
+    """The sizes of a config, for transformer(), encoder() and decoder() (headwater.families.builders)."""
     return {
         "d_model": config.d_model,
         "heads": config.heads,

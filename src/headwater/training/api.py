@@ -22,7 +22,6 @@ from headwater.data.summary import format_summary, summary_line
 from headwater.errors import BadSetting
 from headwater.i18n import _, join, translated
 from headwater.text.load import load_tokenizer
-from headwater.training.callbacks import ProgressBar, format_duration
 from headwater.training.checkpoint import (
     check_config_matches,
     check_resume_changes,
@@ -34,6 +33,7 @@ from headwater.training.checkpoint import (
 from headwater.training.config import ALIASES, FIELDS, SECTIONS, ResumeKwargs, TrainConfig, TrainKwargs, parse_config
 from headwater.training.distributed import init_distributed
 from headwater.training.launch import is_elastic_restart
+from headwater.training.loggers import ProgressBar, format_duration
 from headwater.training.predict import Predictor, load_run
 from headwater.training.recipes import resolve_early
 from headwater.training.run_dir import RUNS_ROOT, RunDir, require_empty, require_writable

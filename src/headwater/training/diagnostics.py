@@ -16,7 +16,7 @@ import torch
 from torch import OutOfMemoryError, Tensor, nn
 from torch import distributed as dist
 
-from headwater.data.batching import IndexBatch
+from headwater.data.dataset import IndexBatch
 from headwater.errors import Fault, Unavailable, is_out_of_memory
 from headwater.i18n import _
 from headwater.training.distributed import SingleProcess, to_local

@@ -32,8 +32,8 @@ from headwater.errors import BadFile, BadSetting, NotFound, Unavailable
 from headwater.i18n import _
 from headwater.io.files import atomic_write, read_limited
 from headwater.io.strict_json import parse_json_object
-from headwater.training.callbacks import read_jsonl, to_json_line
 from headwater.training.config import TrainConfig, parse_config
+from headwater.training.loggers import read_jsonl, to_json_line
 
 RUNS_ROOT = "runs"
 LOG_FILES = ("metrics.jsonl", "samples.jsonl", "order.jsonl")

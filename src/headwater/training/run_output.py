@@ -8,11 +8,11 @@ from typing import Any
 
 from headwater.core.model import Transformer
 from headwater.tasks import TaskData
-from headwater.training.callbacks import MetricsLogger, OrderLogger, SampleLogger
 from headwater.training.checkpoint import CheckpointWriter, TrainerSnapshot, TrainOutput
 from headwater.training.config import TrainConfig
 from headwater.training.distributed import SingleProcess
 from headwater.training.evaluate import Evaluator
+from headwater.training.loggers import MetricsLogger, OrderLogger, SampleLogger
 from headwater.training.plots import PlotWriter
 from headwater.training.predict import load_run
 from headwater.training.run_dir import RunDir

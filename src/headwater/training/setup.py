@@ -17,7 +17,7 @@ from headwater.core import Model
 from headwater.core.model import Transformer
 from headwater.core.modules import eval_mode
 from headwater.cpu.memory import return_freed_memory
-from headwater.data.batching import IndexBatch
+from headwater.data.dataset import IndexBatch
 from headwater.data.examples import Example
 from headwater.data.summary import DataSummary
 from headwater.errors import BadSetting

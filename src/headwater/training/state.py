@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from headwater.core.model import Transformer
-from headwater.data.batching import IndexBatch
 from headwater.data.collate import TrainBatch
+from headwater.data.dataset import IndexBatch
 
 # ---------------------------------------------------------------------------------------------------- state and results
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from headwater.core.model import Transformer
 from headwater.core.modules import eval_mode
-from headwater.data.batching import IndexBatch, shard_for_rank
+from headwater.data.dataset import IndexBatch, shard_for_rank
 from headwater.errors import CheckFailed
 from headwater.i18n import _
 from headwater.rng import random_bits

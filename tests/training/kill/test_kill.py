@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.training.callbacks import read_jsonl
+from headwater.training.loggers import read_jsonl
 from headwater.training.storage import CheckpointManager
 
 ROOT = Path(__file__).resolve().parents[3]

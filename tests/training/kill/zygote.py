@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from small import mean_loss, trainer  # beside this folder; tests is no package
 
-from headwater.training.callbacks import MetricsLogger, OrderLogger
 from headwater.training.checkpoint import CheckpointWriter, restore_checkpoint
+from headwater.training.loggers import MetricsLogger, OrderLogger
 from headwater.training.run_dir import RunDir, RunLock
 from headwater.training.storage import CheckpointManager, Disk
 

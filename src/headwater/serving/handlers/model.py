@@ -14,7 +14,7 @@ from headwater.serving.handlers.attention import token_dicts
 from headwater.serving.model_store import OpenModel, StoredModel
 from headwater.serving.schemas import TextRequest, tokenize_request
 from headwater.text.tokenizer import Tokenizer
-from headwater.training.callbacks import read_jsonl
+from headwater.training.loggers import read_jsonl
 
 
 def model_info(open_model: OpenModel) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from headwater.serving.handlers.attention import AttentionTrace, token_dicts
 from headwater.serving.model_store import ModelStore, checkpoint_steps
 from headwater.serving.schemas import CheckpointRequest, RunRequest, TextRequest, tokenize_request
-from headwater.training.callbacks import read_jsonl
+from headwater.training.loggers import read_jsonl
 
 MAX_POINTS = 2000
 MAX_SAMPLES = 400

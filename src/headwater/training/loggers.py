@@ -1,4 +1,4 @@
-"""Callbacks: JSONL loggers (metrics.jsonl, samples.jsonl, order.jsonl) and the progress bar (terminal, notebook, log).
+"""Loggers of a run, which are callbacks: JSONL files of metrics and samples, and the progress bar (terminal, notebook).
 
 A line of a log is complete once its newline is there.
 """
