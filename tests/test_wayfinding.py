@@ -132,6 +132,32 @@ def test_a_name_given_twice_would_be_seen(tmp_path):
     assert len(class_names(sorted(tmp_path.glob("*.py")))["Same"]) == 2
 
 
+# Phrases for which the field has its own words, or plain English a shorter one.
+FOREIGN_PHRASES = re.compile(
+    r"\b(told|heard|mend(s|ed)?|anew|can not|worked out|on the way back|as they lie|by heart|spoil(t|ed))\b",
+    re.IGNORECASE,
+)
+SUFFIXES = {".py", ".c", ".h", ".js", ".json", ".j2", ".md"}
+ENGLISH_TEXTS = [
+    *(path for path in sorted(PACKAGE.rglob("*")) if path.suffix in SUFFIXES),
+    *sorted((PACKAGE.parents[1] / "docs" / "en").rglob("*.md")),
+    *(PACKAGE.parents[1] / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")),
+]
+
+
+def foreign_phrases(text: str) -> list[str]:
+    return [line for line in text.splitlines() if FOREIGN_PHRASES.search(line)]
+
+
+def test_a_foreign_phrase_would_be_seen():
+    assert foreign_phrases("# the gradient is worked out on the way back\nit cannot be\n") != []
+
+
+@pytest.mark.parametrize("path", ENGLISH_TEXTS, ids=lambda path: path.relative_to(PACKAGE.parents[1]).as_posix())
+def test_prose_is_plain_technical_english(path):
+    assert foreign_phrases(path.read_text(encoding="utf-8")) == []
+
+
 # Words of a private dialect, which no identifier may have again, as a whole or between underscores.
 FOREIGN_WORDS = set(
     [
@@ -148,6 +174,10 @@ FOREIGN_WORDS = set(
         "booklet",
         "shelf",
         "pulse",
+        "told",
+        "heard",
+        "mended",
+        "spoilt",
     ]
 )
 

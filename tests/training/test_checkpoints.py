@@ -192,7 +192,7 @@ def _link(folder):
         (lambda f: (f / "step-00000003/more.safetensors").write_text("x"), "more.safetensors is not in its manifest"),
         (_swap_from_another_step, "not what was written"),
         (_whole_folder_of_another_step, "it is of step 2"),
-        (lambda f: (f / "step-00000003/manifest.json").unlink(), "manifest can not be read"),
+        (lambda f: (f / "step-00000003/manifest.json").unlink(), "manifest cannot be read"),
         (_link, "not a plain file"),
     ],
 )

@@ -105,7 +105,7 @@ def train(
     if not config.paths and not examples:
         raise BadSetting(_("train: it needs files or examples to learn from, got none; try: headwater train pairs.tsv"))
 
-    # set-up; a run directory that can not be written is refused before the data is read
+    # set-up; a run directory that cannot be written is refused before the data is read
     dist = init_distributed(config.device)
     if not dist.rank:
         require_writable(Path(config.out or RUNS_ROOT))

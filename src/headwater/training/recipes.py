@@ -37,7 +37,7 @@ SIZES = {
     "l": ModelSize(256, 4, 3, 1024),
     "xl": ModelSize(512, 8, 6, 2048),
 }
-# The smallest size whose tokens are not yet reached: a larger model would learn the rows by heart.
+# The smallest size whose tokens are not yet reached: a larger model would memorize the rows.
 SIZE_BY_TOKENS = ((100_000, "s"), (600_000, "m"), (50_000_000, "l"), (math.inf, "xl"))
 DEFAULT_BATCH_TOKENS = 4096
 FINETUNE_BATCH_TOKENS = 1024  # fine-tuning: many small steps

@@ -161,7 +161,7 @@ class CheckpointManager:
         self.disk.fsync_dir(new)
 
     def check_disk_space(self, num_bytes: int) -> None:
-        """Refuse before writing what the disk can not hold, so that the last free bytes are left to others."""
+        """Refuse before writing what the disk cannot hold, so that the last free bytes are left to others."""
         needed = 1.1 * num_bytes + 2**20
         if self.disk.free_bytes(self.folder) < needed:
             self.prune()
@@ -244,7 +244,7 @@ class CheckpointManager:
                 return f"it is of step {manifest['step']}"
             return next(filter(None, (_file_error(path / name, expected) for name, expected in files.items())), "")
         except (OSError, ValueError, KeyError, TypeError, BadFile) as error:
-            return f"its manifest can not be read ({str(error)[:80]})"
+            return f"its manifest cannot be read ({str(error)[:80]})"
 
     def _is_valid(self, path: Path) -> bool:
         if path.name not in self.validated and not self.validation_error(path):

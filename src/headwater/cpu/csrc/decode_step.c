@@ -219,7 +219,7 @@ static void feed_forward(const StepContext *t, const Layer *l) {
     int F = t->m->d_ff, gated = l->gate.data != NULL;
     if (gated) partitioned_linear(t, &l->gate, thread_y(t), t->s.hidden, 2 * F, 0);
     partitioned_linear(t, &l->up, thread_y(t), t->s.hidden + (gated ? F : 0), 2 * F, 0);
-    RowRange own_rows = thread_rows(F);                  /* a thread goes on with the columns it has computed */
+    RowRange own_rows = thread_rows(F);                  /* a thread continues with the columns that it has computed */
     SYNC_IF_MANY(t)                                      /* the quantized y is overwritten below: every thread must have read it */
     for (int i = 0; i < t->n; i++) {
         float *h = t->s.hidden + (size_t)i * 2 * F, *proj_in = t->s.proj_in + (size_t)i * t->max_width;
