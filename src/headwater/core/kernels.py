@@ -1,6 +1,7 @@
 """Attention kernels: softmax(scale · q kᵀ + mask) v, by PyTorch's scaled_dot_product_attention or eager.
 
-`functional.eager_attention` is the formula; `SDPA` is the default. All backends give the same outputs and gradients.
+`functional.eager_attention` is the formula; `SDPA` is the default. All kernels give the same outputs and gradients. A
+kernel is chosen by name in families/builders.py (BACKENDS); whether C or torch computes it, in functional.attention.
 B batch, H heads, G key/value heads (H is a multiple), Q queries, S keys, D head width.
 """
 
