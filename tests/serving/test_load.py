@@ -46,13 +46,13 @@ async def client(port: int, number: int, seen: Counter) -> None:
         try:
             while done < EACH:
                 writer.write(head.encode() + body)
-                status, body = await answer(reader)
+                status, response = await answer(reader)
                 seen[status] += 1
                 if status == 503:
                     await asyncio.sleep(WAITS[min(turned_away, 3)] * (0.5 + number / CLIENTS))
                     turned_away += 1
                     continue
-                assert status == 200 and ("candidates" in body or body["name"] == "tiny decoder"), body
+                assert status == 200 and ("candidates" in response or response["name"] == "tiny decoder"), response
                 done, turned_away = done + 1, 0
         except (asyncio.IncompleteReadError, ConnectionError):
             seen["closed"] += 1
