@@ -201,18 +201,33 @@ def test_a_read_only_disk_is_refused_at_the_start_and_not_at_the_first_save(tmp_
 
 def test_a_file_that_changes_while_it_is_read_is_refused(pairs, tmp_path, monkeypatch):
     """Else the checkpoint would vouch for what was never learned, and a resumed run would learn it."""
-    real = task_data.split_examples
+    real = task_data.read_dataset
 
-    def meanwhile(*given):
-        found = real(*given)
+    def meanwhile(*args, **options):
+        found = real(*args, **options)
         with pairs.open("a") as file:
             file.write("one more\trow\n")
         return found
 
-    monkeypatch.setattr(task_data, "split_examples", meanwhile)
+    monkeypatch.setattr(task_data, "read_dataset", meanwhile)
     with pytest.raises(BadFile, match="pairs.tsv must not change while it is read, it did; wait until it is written"):
         train(pairs, out=tmp_path / "run", **TINY)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_synonym_table_that_changes_while_it_is_read_is_refused(pairs, tmp_path, monkeypatch):
+    table = tmp_path / "synonyms.tsv"
+    table.write_text("one\tsingle\n")
+    build = task_data.build_task_data
+
+    def write_meanwhile(*args):
+        data = build(*args)
+        table.write_text("one\tsole\n")
+        return data
+
+    monkeypatch.setattr(task_data, "build_task_data", write_meanwhile)
+    with pytest.raises(BadFile, match="synonyms.tsv must not change while it is read"):
+        train(pairs, out=tmp_path / "run", augment="synonyms=0.5", synonyms=str(table), **TINY)
 
 
 def test_a_file_cut_short_or_removed_while_training_changes_nothing(pairs, tmp_path):

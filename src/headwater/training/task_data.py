@@ -66,11 +66,17 @@ def load_task_data(
     config: TrainConfig, summary: DataSummary, examples: Mapping[str, list[Example]], tokenizer: Tokenizer | None = None
 ) -> TaskData:
     """The datasets of the files that were read. A tokenizer that is not given is trained, or loaded from a folder."""
+    synonyms = [Path(config.synonyms)] if config.synonyms and Path(config.synonyms).is_file() else []
+    hashes = hash_files(dict.fromkeys((*summary.source.paths, *synonyms)))
+    _check_unchanged(summary.file_hashes, hashes)  # while the files were read
+
     train, valid = split_examples(config, summary, examples)
     task = get_task(summary.task, config.objective)
     task_data = build_task_data(config, task, train, valid, tokenizer, summary.source.languages)
     task_data.columns = summary.source.roles
-    task_data.file_hashes = _unchanged_hashes(config, summary)
+    task_data.file_hashes = hashes
+    if synonyms:  # that file is read with the datasets
+        _check_unchanged(hashes, hash_files(dict.fromkeys((*summary.source.paths, *synonyms))))
     if task_data.num_tokens < SMALL_TRAIN_TOKENS:
         task_data.notes.append(
             _(
@@ -92,19 +98,16 @@ def split_examples(
     return [train[i] for i in np.flatnonzero(~is_valid)], [train[i] for i in np.flatnonzero(is_valid)]
 
 
-def _unchanged_hashes(config: TrainConfig, summary: DataSummary) -> dict[str, str]:
-    """The hashes of all files; raises BadFile if one was changed while it was read."""
-    synonyms = [Path(config.synonyms)] if config.synonyms and Path(config.synonyms).is_file() else []
-    hashes = hash_files(dict.fromkeys((*summary.source.paths, *synonyms)))
-    for name, before in summary.file_hashes.items():
-        if hashes[name] != before:
+def _check_unchanged(before: Mapping[str, str], after: Mapping[str, str]) -> None:
+    """Raise BadFile if a file was changed while it was read."""
+    for name, file_hash in before.items():
+        if after[name] != file_hash:
             raise BadFile(
                 _(
                     "{changed} must not change while it is read, it did; wait until it is written, and try again",
                     changed=name,
                 )
             )
-    return hashes
 
 
 def build_task_data(
