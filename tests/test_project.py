@@ -367,7 +367,7 @@ def project_texts() -> list[Path]:
     roots = ["src", "tests", "scripts", "docs", "benchmarks", ".ci"]
     inside = [path for name in roots for path in (ROOT / name).rglob("*")]
     paths = [*ROOT.glob("*"), *inside]
-    return [p for p in paths if p.is_file() and p.suffix in TEXT and p.name != Path(__file__).name
+    return [p for p in paths if p.is_file() and p.suffix in TEXT and p.name not in (Path(__file__).name, ".git")
             and not {"__pycache__", "node_modules"} & set(p.parts) and ".egg-info" not in str(p)]  # fmt: skip
 
 

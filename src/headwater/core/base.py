@@ -18,7 +18,7 @@ from headwater.parts import must
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-    from headwater.core.embeddings import ModelInputs
+    from headwater.core.embeddings import InputEmbedding, ModelInputs
     from headwater.core.kernels import Kernel
     from headwater.core.positions import PositionEncoding
 
@@ -48,10 +48,10 @@ class BlockSpec(ABC):
 
 
 class EmbeddingSpec(ABC):
-    """The input embedding of a stack."""
+    """The input embedding of a stack: of token ids, image patches, mel frames, several codebooks at once."""
 
     @abstractmethod
-    def build(self, d_model: int) -> nn.Module: ...
+    def build(self, d_model: int) -> InputEmbedding: ...
 
 
 class HeadSpec(ABC):

@@ -1,4 +1,8 @@
-"""Embeddings: token ids to vectors, with positions and token types; ModelInputs, the arguments of one forward pass."""
+"""Embeddings: token ids to vectors, with positions and token types; ModelInputs, the arguments of one forward pass.
+
+Behind the embedding nothing knows what the input was: an image or a sound is a `signal` that its embedding turns into
+vectors, one for each slot.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,7 @@ class ModelInputs:
 
     attention_mask: True where a token is not padding. document_ids: 0 is padding, else the number of the document.
     positions: counted over the tokens of each row (or document) that are not padding, if not given.
+    signal: the input of an embedding that does not read token ids; ids [B, Q] are then the numbers of its slots.
     hidden_states [B, S, D]: set on the encoder output that the decoder reads.
     """
 
@@ -32,6 +37,7 @@ class ModelInputs:
     positions: Tensor | None = None
     token_types: Tensor | None = None
     hidden_states: Tensor | None = None
+    signal: Tensor | None = None
 
     @property
     def contiguous_mask(self) -> bool:
@@ -58,6 +64,37 @@ def positions_within_documents(document_ids: Tensor) -> Tensor:
     is_start = torch.ones_like(document_ids, dtype=torch.bool)
     is_start[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
     return index - torch.where(is_start, index, 0).cummax(1).values
+
+
+class InputEmbedding(nn.Module):
+    """Base class of embeddings: read() checks the input of a stack, forward(inputs, positions) makes its vectors.
+
+    Here the input is token ids; the embedding of images, sounds or several codebooks overrides read().
+    """
+
+    def read(self, x: Tensor, name: str) -> ModelInputs:
+        """The input as ModelInputs: token ids [B, Q], checked for dtype and shape. name: what the caller calls it."""
+        is_id_matrix = isinstance(x, Tensor) and x.dtype in (torch.int64, torch.int32) and x.dim() == 2
+        if not is_id_matrix or not x.shape[1]:
+            raise BadInput(
+                _(
+                    "model: {name} must be int64 or int32 [batch, length], got {got}; correct its type or shape",
+                    name=name,
+                    got=describe(x),
+                )
+            )
+        return ModelInputs(x)
+
+
+def signal_inputs(signal: Tensor, slots: int) -> ModelInputs:
+    """The inputs of a stack whose embedding makes `slots` vectors of each signal [B, …]."""
+    ids = torch.arange(slots, device=signal.device).expand(signal.shape[0], slots)  # the numbers of the slots
+    return ModelInputs(ids, signal=signal)
+
+
+def describe(x: object) -> str:
+    """The dtype and shape of a tensor, or the type of anything else, for an error."""
+    return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
 
 
 @part
@@ -89,11 +126,11 @@ class Embeddings(EmbeddingSpec):
             _("give it to Attention"),
         )
 
-    def build(self, d_model: int) -> nn.Module:
+    def build(self, d_model: int) -> InputEmbedding:
         return EmbeddingsLayer(self, d_model)
 
 
-class EmbeddingsLayer(nn.Module):
+class EmbeddingsLayer(InputEmbedding):
     """The embedding tables, the norm and the projection of Embeddings."""
 
     def __init__(self, spec: Embeddings, d_model: int) -> None:

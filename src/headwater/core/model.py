@@ -8,6 +8,7 @@ encoder-decoder source ── encoder ── bridge ── memory ─┐
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from headwater.core.base import BridgeSpec, HeadSpec, InitSpec
 from headwater.core.cache import KVCache, NoCache
-from headwater.core.embeddings import ModelInputs
+from headwater.core.embeddings import ModelInputs, describe
 from headwater.core.heads import NoHead
 from headwater.core.init import PAPER_INIT, SkipInit, materialize
 from headwater.core.stack import Stack, TransformerStack
@@ -222,17 +223,15 @@ class Transformer(nn.Module):
         token_types: Tensor | None = None,
         name: str = "ids",
     ) -> ModelInputs:
-        """The arguments of a forward pass, each checked for dtype and shape."""
-        is_id_matrix = isinstance(ids, Tensor) and ids.dtype in (torch.int64, torch.int32) and ids.dim() == 2
-        if not is_id_matrix or not ids.shape[1]:
-            raise BadInput(
-                _(
-                    "model: {name} must be int64 or int32 [batch, length], got {got}; correct its type or shape",
-                    name=name,
-                    got=_describe(ids),
-                )
-            )
-        inputs = ModelInputs(ids, attention_mask, document_ids, positions, token_types)
+        """The arguments of a forward pass, each checked for dtype and shape. ids: what the embedding reads."""
+        stack = self.encoder if name == "source" and self.encoder is not None else self.output_stack
+        inputs = replace(
+            stack.embed.read(ids, name),
+            attention_mask=attention_mask,
+            document_ids=document_ids,
+            positions=positions,
+            token_types=token_types,
+        )
         for argument in ("attention_mask", "document_ids", "positions", "token_types"):
             _check_input(inputs, argument, name)
         return inputs
@@ -260,7 +259,7 @@ def _check_input(inputs: ModelInputs, argument: str, ids_name: str) -> None:
                 "model: {argument} must be {dtype}, got {got}; {hint}",
                 argument=argument,
                 dtype=dtype,
-                got=_describe(value),
+                got=describe(value),
                 hint=hint,
             )
         )
@@ -272,7 +271,7 @@ def _check_input(inputs: ModelInputs, argument: str, ids_name: str) -> None:
                 argument=argument,
                 name=ids_name,
                 shape=tuple(ids.shape),
-                got=_describe(value),
+                got=describe(value),
             )
         )
 
@@ -282,7 +281,7 @@ def _check_memory(memory: ModelInputs, inputs: ModelInputs) -> None:
     hidden_states = getattr(memory, "hidden_states", None)
     if hidden_states is None:
         raise BadInput(
-            _("model: memory must come from encode(), got {got}; memory = model.encode(source)", got=_describe(memory))
+            _("model: memory must come from encode(), got {got}; memory = model.encode(source)", got=describe(memory))
         )
     if hidden_states.shape[0] not in (1, inputs.ids.shape[0]):
         got = _("{shape} and {shape2}", shape=hidden_states.shape[0], shape2=inputs.ids.shape[0])
@@ -291,10 +290,6 @@ def _check_memory(memory: ModelInputs, inputs: ModelInputs) -> None:
         raise BadInput(
             _("model: document_ids and source_document_ids belong together, got one of them; give both or neither")
         )
-
-
-def _describe(t: Any) -> str:
-    return f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" if isinstance(t, Tensor) else type(t).__name__
 
 
 def _get_module(model: nn.Module, path: str) -> Any:
