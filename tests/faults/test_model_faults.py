@@ -185,6 +185,14 @@ INPUTS = {
         lambda: DECODER(IDS, positions=IDS[:, :3]),
         "positions must have the shape of ids (2, 5), got int64 (2, 3)",
     ),
+    "global tokens without a use": (
+        lambda: DECODER(IDS, global_tokens=KEEP),
+        "model: no layer that reads ids has global tokens, got some; leave global_tokens out",
+    ),
+    "global tokens as positions": (
+        lambda: DECODER(IDS, global_tokens=IDS),
+        "model: global_tokens must be bool, got int64 (2, 5); True = sees all tokens",
+    ),
     "kinds where there are none": (
         lambda: DECODER(IDS, token_types=IDS),
         "embed: this model has no token types, got some",

@@ -6,6 +6,7 @@ B batch, H heads, G key/value heads, Q queries, S keys, D model, K width of a qu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,9 @@ from headwater.errors import BadInput
 from headwater.i18n import _
 from headwater.parts import must, part
 
+if TYPE_CHECKING:
+    from headwater.core.embeddings import ModelInputs
+
 
 @dataclass(frozen=True)
 class MaskGroup:
@@ -34,19 +38,20 @@ class MaskGroup:
     cos_sin: CosSin | None
 
     @staticmethod
-    def build(mask: AttentionMask, positions: Tensor, dtype: torch.dtype) -> MaskGroup:
-        """Compute the mask tensor, unless the mask is blockwise or plain causal, and the rotary tables."""
-        needless = mask.block_size or (mask.is_causal and not mask.position.has_bias)
+    def build(mask: AttentionMask, positions: Tensor, dtype: torch.dtype, needs_tensor: bool = True) -> MaskGroup:
+        """Compute the mask tensor, unless no layer needs it, and the rotary tables."""
+        needless = not needs_tensor or mask.block_size or (mask.is_causal and not mask.position.has_bias)
         attn_mask = None if needless else mask.additive(dtype)
         return MaskGroup(mask, attn_mask, mask.position.cos_sin(positions, dtype))
 
 
 @dataclass(frozen=True)
 class ForwardContext:
-    """What a forward pass carries beside the hidden states: masks, KV cache, encoder output."""
+    """What a forward pass carries beside the hidden states: masks, KV cache, its inputs, encoder output."""
 
     mask_groups: tuple[MaskGroup, ...]
     cache: KVCache
+    inputs: ModelInputs
     memory: Tensor | None = None  # [B, S, D] the encoder output
     cross_mask_group: MaskGroup | None = None
 
@@ -128,6 +133,8 @@ class AttentionLayer(nn.Module):
 
     mask_group: int = 0  # set by the stack: index of this layer's MaskGroup in the ForwardContext
     attn_index: int = 0  # set by the stack: index among the attention layers of its block
+    needs_mask_tensor: ClassVar[bool] = True  # False: it reads the AttentionMask alone
+    uses_global_tokens: ClassVar[bool] = False
 
     def __init__(self, spec: Attention, d_model: int) -> None:
         super().__init__()

@@ -28,6 +28,7 @@ class ModelInputs:
     attention_mask: True where a token is not padding. document_ids: 0 is padding, else the number of the document.
     positions: counted over the tokens of each row (or document) that are not padding, if not given.
     signal: the input of an embedding that does not read token ids; ids [B, Q] are then the numbers of its slots.
+    global_tokens: True where a token sees all and is seen by all, in attention that is else local (Longformer).
     hidden_states [B, S, D]: set on the encoder output that the decoder reads.
     """
 
@@ -38,6 +39,7 @@ class ModelInputs:
     token_types: Tensor | None = None
     hidden_states: Tensor | None = None
     signal: Tensor | None = None
+    global_tokens: Tensor | None = None
 
     @property
     def contiguous_mask(self) -> bool:

@@ -155,6 +155,8 @@ class Transformer(nn.Module):
         source_document_ids: Tensor | None = None,
         positions: Tensor | None = None,
         token_types: Tensor | None = None,
+        global_tokens: Tensor | None = None,
+        source_global_tokens: Tensor | None = None,
     ) -> Tensor:
         """ids [B, Q] -> the output of the head, logits [B, Q, vocab] for a language-model head.
 
@@ -164,19 +166,29 @@ class Transformer(nn.Module):
         if self.encoder is not None and self.decoder is not None:
             if source is None:
                 raise BadInput(_("model: an encoder-decoder needs a source, got none; call model(ids, source=...)"))
-            memory = self.encode(source, attention_mask=source_attention_mask, document_ids=source_document_ids)
+            memory = self.encode(
+                source,
+                attention_mask=source_attention_mask,
+                document_ids=source_document_ids,
+                global_tokens=source_global_tokens,
+            )
         elif source is not None:
             raise BadInput(_("model: it has one stack and takes no source, got one; call model(ids)"))
-        inputs = self.inputs(ids, attention_mask, document_ids, positions, token_types)
+        inputs = self.inputs(ids, attention_mask, document_ids, positions, token_types, global_tokens)
         return self.head(self.hidden_states(inputs, memory=memory), inputs)
 
     def encode(
-        self, source: Tensor, *, attention_mask: Tensor | None = None, document_ids: Tensor | None = None
+        self,
+        source: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        global_tokens: Tensor | None = None,
     ) -> ModelInputs:
         """Run the encoder. The result is the memory that decode() reads: hidden states, padding and document ids."""
         if self.encoder is None:
             raise BadInput(_("model: only an encoder can read a source, there is none; call model(ids)"))
-        inputs = self.inputs(source, attention_mask, document_ids, name="source")
+        inputs = self.inputs(source, attention_mask, document_ids, global_tokens=global_tokens, name="source")
         hidden_states = self.encoder(inputs, NoCache())
         return self.bridge(
             ModelInputs(inputs.ids, inputs.attention_mask, inputs.document_ids, hidden_states=hidden_states)
@@ -221,6 +233,7 @@ class Transformer(nn.Module):
         document_ids: Tensor | None = None,
         positions: Tensor | None = None,
         token_types: Tensor | None = None,
+        global_tokens: Tensor | None = None,
         name: str = "ids",
     ) -> ModelInputs:
         """The arguments of a forward pass, each checked for dtype and shape. ids: what the embedding reads."""
@@ -231,9 +244,14 @@ class Transformer(nn.Module):
             document_ids=document_ids,
             positions=positions,
             token_types=token_types,
+            global_tokens=global_tokens,
         )
-        for argument in ("attention_mask", "document_ids", "positions", "token_types"):
+        for argument in ("attention_mask", "document_ids", "positions", "token_types", "global_tokens"):
             _check_input(inputs, argument, name)
+        if global_tokens is not None and not stack.uses_global_tokens:
+            raise BadInput(
+                _("model: no layer that reads {name} has global tokens, got some; leave global_tokens out", name=name)
+            )
         return inputs
 
     def gradient_checkpointing(self, enabled: bool = True) -> Transformer:
@@ -250,10 +268,14 @@ def _check_input(inputs: ModelInputs, argument: str, ids_name: str) -> None:
     value = getattr(inputs, argument)
     if value is None:
         return
-    dtype = "bool" if argument == "attention_mask" else "int"
+    hints = {
+        "attention_mask": _("True = real token; use mask.bool()"),
+        "global_tokens": _("True = sees all tokens; give one bool for each token"),
+    }
+    dtype = "bool" if argument in hints else "int"
     allowed = (torch.bool,) if dtype == "bool" else (torch.int64, torch.int32)
     if not isinstance(value, Tensor) or value.dtype not in allowed:
-        hint = _("True = real token; use mask.bool()") if dtype == "bool" else _("use .long()")
+        hint = hints.get(argument, _("use .long()"))
         raise BadInput(
             _(
                 "model: {argument} must be {dtype}, got {got}; {hint}",

@@ -174,7 +174,8 @@ class TransformerStack(nn.Module):
     """Embedding, layers and final norm.
 
     position_encodings: those of the attention layers, shared where equal. mask_groups: the pairs (mask rule, index of a
-    position encoding) that occur; each attention layer knows the index of its group.
+    position encoding) that occur; each attention layer knows the index of its group. groups_with_tensor: those of which
+    a layer needs the mask as a tensor.
     gradient_checkpointing: recompute the activations of each layer in the backward pass instead of storing them.
     """
 
@@ -187,6 +188,7 @@ class TransformerStack(nn.Module):
         self.order = spec.order or tuple(range(len(spec.layers)))
         self.position_encodings = nn.ModuleList()
         self.mask_groups: list[tuple[MaskRule, int]] = []
+        self.groups_with_tensor: set[int] = set()
         self._share_positions()
         self.final_norm = spec.final_norm.build(spec.d_model)
         self.dropout = Dropout(spec.dropout)
@@ -214,6 +216,13 @@ class TransformerStack(nn.Module):
                 if group not in self.mask_groups:
                     self.mask_groups.append(group)
                 attention.mask_group = self.mask_groups.index(group)
+                if attention.needs_mask_tensor:
+                    self.groups_with_tensor.add(attention.mask_group)
+
+    @property
+    def uses_global_tokens(self) -> bool:
+        """Whether an attention layer reads ModelInputs.global_tokens."""
+        return any(attention.uses_global_tokens for layer in self.layers for attention in _attention_layers(layer))
 
     def kv_shapes(self, mask_group: int) -> dict[CacheKey, tuple[int, int, int]]:
         """The entries of a KV cache for one mask group: (step, attn_index) -> (kv_heads, head_dim, v_head_dim)."""
@@ -238,13 +247,13 @@ class TransformerStack(nn.Module):
             k_positions, attention_mask = cache.update_positions(number, positions, inputs.attention_mask)
             encoding = cast(PositionEncoding, self.position_encodings[index])
             mask = AttentionMask(rule, encoding, positions, k_positions, attention_mask, documents, documents, aligned)
-            groups.append(MaskGroup.build(mask, positions, x.dtype))
+            groups.append(MaskGroup.build(mask, positions, x.dtype, number in self.groups_with_tensor))
         cache.advance(positions.shape[1], inputs.attention_mask)
         if memory is None:
-            context = ForwardContext(tuple(groups), cache)
+            context = ForwardContext(tuple(groups), cache, inputs)
         else:
             cross_group = self._cross_group(positions, inputs, memory, x.dtype)
-            context = ForwardContext(tuple(groups), cache, memory.hidden_states, cross_group)
+            context = ForwardContext(tuple(groups), cache, inputs, memory.hidden_states, cross_group)
 
         # the layers; a KV cache must not be updated twice, so with one nothing is recomputed
         recompute = self.gradient_checkpointing and torch.is_grad_enabled() and cache.spec is None
