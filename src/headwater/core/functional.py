@@ -1,7 +1,7 @@
 """The operations of a Transformer, each as its formula in torch: linear, feed-forward, dropout, norm, attention.
 
-This is the only file of core that imports headwater.cpu. Where its C kernels support the tensors (float32 on a CPU,
-mostly in training), a function calls the kernel, which computes the same; else torch computes the formula.
+This is the only file of core that calls the C kernels of headwater.cpu. Where they support the tensors (float32 on a
+CPU, mostly in training), a function calls the kernel, which computes the same; else torch computes the formula.
 B batch, H heads, G key/value heads (H is a multiple), Q queries, S keys, D width, K head width, V value head width.
 """
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from headwater.core.banded import Band, KeyVisibility, LeadingKeys, banded_formula
 from headwater.cpu import attention as cpu_attention
 from headwater.cpu import embedding as cpu_embedding
 from headwater.cpu import linear as cpu_linear
@@ -163,6 +164,36 @@ def attention_dropout(weights: Tensor, p: float) -> Tensor:
 def causal_mask(q: Tensor, k: Tensor) -> Tensor:
     """[Q, S] True where the key is at or before the query."""
     return torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+
+
+# --------------------------------------------------------------------------------------------------- banded attention
+
+
+def banded_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    band: Band,
+    scale: float,
+    p: float = 0.0,
+    *,
+    key_mask: Tensor | None = None,
+    document_ids: Tensor | None = None,
+    leading: LeadingKeys | None = None,
+    distance_bias: Tensor | None = None,
+    random_blocks: Tensor | None = None,
+) -> Tensor:
+    """dropout(softmax(scale · q kᵀ + bias), p) v over the keys of a band, leading keys and random blocks of keys.
+
+    q [B, H, Q, D], k [B, G, S, D], v [B, G, S, V] -> [B, H, Q, V], in time and memory O(S · width). Query i is the
+    token of key band.first_query + i. A query that sees nothing gets zeros.
+    key_mask [B, S]: True = may be seen. document_ids [B, S]: a token sees only keys of its own document. Both are about
+    the keys k, not the leading keys.
+    distance_bias [H, back + 1 + ahead]: added to the scores of the band at key - query = -back … ahead (block = 1).
+    random_blocks [H, Q / block, R]: further blocks of k that each block of queries sees, by number, none in its band.
+    """
+    visibility = KeyVisibility(key_mask, document_ids)
+    return banded_formula(q, k, v, band, scale, p, visibility, leading, distance_bias, random_blocks)
 
 
 def sliding_window_supported(q: Tensor, k: Tensor, v: Tensor, p: float) -> bool:

@@ -58,10 +58,14 @@ class DropoutMask:
 
     def apply_slice(self, weights: Tensor, queries: int, keys: int, first_query: int, first_key: int) -> Tensor:
         """Dropout of a slice [B, H, q, s] of attention weights [B, H, queries, keys], by its indices in all of them."""
-        batch, heads, q, s = weights.shape
+        return self.apply_at(weights, queries, keys, first_query, first_key + torch.arange(weights.shape[-1]))
+
+    def apply_at(self, weights: Tensor, queries: int, keys: int, first_query: int, columns: Tensor) -> Tensor:
+        """Dropout of rows from first_query on, at columns [s] or [H, s], of attention weights [B, H, queries, keys]."""
+        batch, heads, q, _s = weights.shape
         padded_keys = -(-keys // PANEL_COLUMNS) * PANEL_COLUMNS
         rows = torch.arange(batch * heads).view(batch, heads, 1) * queries + first_query + torch.arange(q)  # [B, H, q]
-        index = (rows[..., None] * padded_keys + first_key + torch.arange(s)).flatten()
+        index = (rows[..., None] * padded_keys + columns[..., None, :]).flatten()
         return self._apply(weights, index.to(torch.int32), (index >> 32).to(torch.int32))
 
     def _apply(self, x: Tensor, low: Tensor, high: Tensor | int) -> Tensor:
