@@ -40,6 +40,7 @@ ORDER = [
     "variants",
     "weights",
     "text",
+    "codecs",
     "families",
     "data",
     "generation",

@@ -5,7 +5,7 @@ Importing this package registers all of them.
 
 from __future__ import annotations
 
-from headwater.families import albert, bart, bert, fairseq, gpt2, llama, neox, t5
+from headwater.families import albert, bart, bert, dallebart, fairseq, gpt2, llama, neox, t5
 from headwater.families.registry import FAMILIES, Family, detect_head_type, find_family, register_family
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "albert",
     "bart",
     "bert",
+    "dallebart",
     "detect_head_type",
     "fairseq",
     "find_family",

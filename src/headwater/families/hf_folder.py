@@ -164,7 +164,7 @@ def build_with_weights(
     model.tie_weights()
 
     # The checkpoint under parameter names, every name and shape checked.
-    params = {name: p for name, p in model.named_parameters() if name in sources or name not in family.optional_params}
+    params = {name: p for name, p in model.named_parameters() if name in sources or not family.is_optional(name)}
     tied = {f"{path}.weight": _tied_owner(f"{path}.weight", spec) for path, _ in spec.tied}
     tensors = names.load(checkpoint, params, tied=tied, ignored_prefixes=(), **transform_sizes(spec))
 

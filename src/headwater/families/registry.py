@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from headwater.core import Model
 from headwater.errors import BadFile, nearest
@@ -51,7 +52,7 @@ class Family:
     read_spec        (config, head type) -> the model's spec
     body_names       the name map of the body
     head_names       for each head type, the name map of the head
-    optional_params  parameters that a checkpoint may lack, which then keep their initial values
+    optional_params  patterns of parameters that a checkpoint may lack, which then keep their initial values
     """
 
     name: str
@@ -59,6 +60,10 @@ class Family:
     body_names: NameMap
     head_names: Mapping[str, NameMap]
     optional_params: tuple[str, ...] = ()
+
+    def is_optional(self, param: str) -> bool:
+        """Whether a checkpoint may lack a parameter."""
+        return any(fnmatchcase(param, pattern) for pattern in self.optional_params)
 
 
 FAMILIES: dict[str, Family] = {}

@@ -20,6 +20,7 @@ from headwater.errors import BadSetting, nearest
 from headwater.generation.beam import Beam, beam_search
 from headwater.generation.completion import Completion
 from headwater.generation.engine import Engine
+from headwater.generation.guidance import Guidance, run_guided
 from headwater.generation.prefix_cache import Prefix
 from headwater.generation.request import TokenEvent, ValidRequest
 from headwater.generation.sampling_params import SamplingParams
@@ -59,7 +60,7 @@ def generate(
     prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]] | Tensor,
     *,
     n: int = 1,
-    strategy: Beam | Drafter | None = None,
+    strategy: Beam | Guidance | Drafter | None = None,
     params: SamplingParams | None = None,
     max_tokens: int | None = None,
     stop: str | int | Sequence[str | int] = (),
@@ -86,7 +87,7 @@ def generate(
     model                 what headwater.load gives, or a model alone, which reads and gives token ids
     prompt                text or token ids, or a list of either; for an encoder-decoder it is the source
     n                     completions of each prompt, with different seeds: a list of them
-    strategy              Beam(4), or a drafter for speculative decoding: PromptLookup(), Draft(smaller_model)
+    strategy              Beam(4), Guidance(empty_prompt_ids, 3.0), or a drafter: PromptLookup(), Draft(smaller_model)
     params                SamplingParams, in place of the single settings below
     max_tokens            maximum number of output tokens; where it is not given, what fits, at most 256
     stop                  strings or token ids that end the output, besides the model's own; the text is cut before it
@@ -186,7 +187,12 @@ def _choose_params(params: SamplingParams | None, arguments: Mapping[str, Any]) 
 
 
 def _generate(
-    model: AnyModel, prompt: Any, n: int, strategy: Beam | Drafter | None, params: SamplingParams, prefix: Prefix | None
+    model: AnyModel,
+    prompt: Any,
+    n: int,
+    strategy: Beam | Guidance | Drafter | None,
+    params: SamplingParams,
+    prefix: Prefix | None,
 ) -> Any:
     """One completion, a list of them (several prompts, or several completions of one), or a list of lists."""
     must(
@@ -209,7 +215,11 @@ def _generate(
         is_several = n > 1 or strategy.num_return_sequences > 1
     else:
         seeded = [replace(request, seed=fork_seed(request.seed, i)) for request in requests for i in range(n)]
-        flat = _run_batch(text_model, seeded, strategy)
+        if isinstance(strategy, Guidance):
+            states = run_guided(text_model.model, seeded, strategy, text_model.context_length)
+            flat = [Completion.from_sequence(state) for state in states]
+        else:
+            flat = _run_batch(text_model, seeded, strategy)
         completions = [flat[first : first + n] for first in range(0, len(flat), n)]
         is_several = n > 1
 

@@ -10,10 +10,12 @@ from headwater.i18n import _
 from headwater.io.files import quote
 from headwater.text.patterns import QWEN2_PATTERN
 from headwater.text.spec import (
+    COLLAPSE_SPACES,
     TokenizerSpec,
     added_token,
     bpe_model,
     byte_level,
+    replace_regex,
     split_regex,
     template_processing,
     tokenizer_spec,
@@ -125,11 +127,33 @@ def qwen2_spec(
     )
 
 
+def dallebart_spec(
+    vocab: dict[str, int], merges: list[list[str]], special_tokens: Mapping[str, str], config: Mapping[str, Any]
+) -> TokenizerSpec:
+    """DALL-E mini's text: lower case, ASCII alone; each word between spaces with a leading space; <s> … </s>."""
+    ends = {name: [special_tokens[name], vocab[special_tokens[name]]] for name in ("sep", "cls")}
+    unk = special_tokens.get("unk")
+    return tokenizer_spec(
+        bpe_model(vocab, merges, unk_token=unk if unk in vocab else None),
+        normalizer=[
+            {"type": "Lowercase"},
+            replace_regex("[^\\x00-\\x7F]", ""),
+            COLLAPSE_SPACES,
+            {"type": "Strip", "strip_left": True, "strip_right": True},
+        ],
+        pre_tokenizer=[split_regex(" ?[^ ]+"), byte_level(add_prefix_space=True)],
+        decoder=[byte_level()],
+        post_processor={"type": "RobertaProcessing", **ends, "trim_offsets": True, "add_prefix_space": True},
+        added_tokens=[added_token(token, number) for token, number in special_token_ids(special_tokens, vocab).items()],
+    )
+
+
 ByteLevelBuilder = Callable[[dict[str, int], list[list[str]], Mapping[str, str], Mapping[str, Any]], TokenizerSpec]
 BYTE_LEVEL_BUILDERS: dict[str, tuple[ByteLevelBuilder, dict[str, str]]] = {
     "gpt2": (gpt2_spec, GPT2_TOKENS),
     "roberta": (roberta_spec, ROBERTA_TOKENS),
     "bart": (roberta_spec, ROBERTA_TOKENS),
+    "dallebart": (dallebart_spec, ROBERTA_TOKENS),
     "qwen2": (qwen2_spec, QWEN2_TOKENS),
 }
 

@@ -1,0 +1,153 @@
+"""Codec folders: config.json and model.safetensors, in the native layout or that of a published codec.
+
+    {"model_type": "headwater_codec", "spec": {…}}       the native layout: tensors under their module paths
+    {"model_type": "vqgan", …}                           a published layout: tensors under its names
+
+A model that speaks in a codec's ids has it in the folder `codec` beside its own files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from headwater.codecs.base import Codec, CodecSpec
+from headwater.codecs.registry import CODEC_FAMILIES, CodecFamily
+from headwater.errors import BadFile, BadSetting, NotFound, Unavailable, nearest
+from headwater.i18n import _
+from headwater.io.files import atomic_write, read_limited
+from headwater.io.strict_json import parse_json_object
+from headwater.parts import from_dict, to_dict
+from headwater.weights.checks import check_finite, memory_limit
+from headwater.weights.hf_config import MAX_CONFIG_BYTES, HFConfig
+from headwater.weights.native import copy_into, named_tensors
+from headwater.weights.shards import open_weights, save_weights
+
+CODEC_TYPE = "headwater_codec"
+CODEC_FOLDER = "codec"
+
+
+def find_codec(folder: str | Path) -> Path:
+    """The codec beside a model: its folder `codec`."""
+    path = Path(folder) / CODEC_FOLDER
+    if not (path / "config.json").is_file():
+        raise NotFound(
+            _("{folder} must hold the codec of its tokens in {name}/, it has none", folder=folder, name=CODEC_FOLDER)
+        )
+    return path
+
+
+def load_codec(folder: str | Path) -> Codec:
+    """Load a codec, native or published, in eval mode."""
+    folder = Path(folder)
+    path = folder / "config.json"
+    if not path.is_file():
+        raise NotFound(_("{folder}: a codec folder must have a config.json, it has none", folder=folder))
+    config = parse_json_object(read_limited(path, MAX_CONFIG_BYTES), path)
+    model_type = config.get("model_type")
+    if model_type == CODEC_TYPE:
+        codec = _on_meta(_native_spec(config, path), path)
+        tensors: Mapping[str, Tensor] = open_weights(folder)
+        _allocate(codec)
+        copy_into(codec, tensors, folder)
+    else:
+        codec = _load_published(folder, config, str(model_type))
+    for name, parameter in codec.named_parameters():
+        check_finite(parameter.detach(), name, folder)
+    return codec.eval()
+
+
+def save_codec(codec: Codec, folder: str | Path, layout: str = CODEC_TYPE) -> Path:
+    """Write a codec, in the native layout or that of a published codec (vqgan, dall_e_dvae, encodec)."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if layout == CODEC_TYPE:
+        config = {"model_type": CODEC_TYPE, "spec": to_dict(codec.spec)}
+        tensors: Mapping[str, Tensor] = named_tensors(codec)
+    else:
+        family = find_codec_family(layout, "layout")
+        config = family.write_config(codec.spec)
+        tensors = family.names.export(named_tensors(codec))
+    save_weights(folder, tensors)
+    with atomic_write(folder / "config.json") as file:
+        file.write(json.dumps(config, indent=1).encode())
+    return folder
+
+
+def find_codec_family(model_type: str, where: object) -> CodecFamily:
+    """The published codec of a model_type."""
+    if model_type not in CODEC_FAMILIES:
+        raise BadFile(
+            _(
+                "{where}: {model_type!r} is no codec; {nearest}",
+                where=where,
+                model_type=model_type[:60],
+                nearest=nearest(model_type, [*CODEC_FAMILIES, CODEC_TYPE]),
+            )
+        )
+    return CODEC_FAMILIES[model_type]
+
+
+def _load_published(folder: Path, values: dict[str, object], model_type: str) -> Codec:
+    """A codec in a published layout; a file may lack the tensors that the family calls optional."""
+    where = folder / "config.json"
+    family = find_codec_family(model_type, where)
+    config = HFConfig(values, where)
+    config.ignore("model_type", "architectures")
+    spec = family.read_spec(config)
+    config.refuse_unread()
+    codec = _on_meta(spec, where)
+    checkpoint = open_weights(folder)
+    matches = filter(None, map(family.names.match_checkpoint, checkpoint))
+    present = {name for match in matches for name in match.param_names()}
+    params = {
+        name: parameter
+        for name, parameter in codec.named_parameters()
+        if name in present or not any(fnmatchcase(name, pattern) for pattern in family.optional)
+    }
+    tensors = family.names.load(checkpoint, params)
+    _allocate(codec)
+    with torch.no_grad():
+        for name, parameter in codec.named_parameters():
+            if name in params:
+                parameter.copy_(tensors[name])
+            else:
+                parameter.zero_()
+    return codec
+
+
+def _native_spec(config: Mapping[str, object], where: object) -> CodecSpec:
+    spec = from_dict(config.get("spec"))
+    if not isinstance(spec, CodecSpec):
+        raise BadFile(_("{where}: spec must be a codec; the file was changed or damaged", where=where))
+    return spec
+
+
+def _on_meta(spec: CodecSpec, where: object) -> Codec:
+    """The shapes of a codec; one that does not fit into memory is refused before anything is allocated."""
+    try:
+        codec = spec.on_meta()
+    except RuntimeError as error:
+        raise BadSetting(
+            _("{where}: a codec of these sizes cannot be built: {error}", where=where, error=error)
+        ) from None
+    size = sum(p.numel() * p.element_size() for p in codec.parameters())
+    if size > memory_limit():
+        raise Unavailable(
+            _(
+                "{where}: the codec needs {needed:,.1f} GB, more than this machine has; choose a smaller one",
+                where=where,
+                needed=size / 1e9,
+            )
+        )
+    return codec
+
+
+def _allocate(codec: nn.Module) -> None:
+    """Memory for a module that was built on the meta device."""
+    codec.to_empty(device="cpu")
