@@ -74,5 +74,5 @@ def test_a_folder_without_a_readable_file_is_explained(tmp_path: Path) -> None:
         summarize_files(tmp_path)
     fill(tmp_path, chat__jsonl=CHATS)
     (tmp_path / "photo.png").unlink()
-    with pytest.raises(BadFile, match="OpenAI chat format"):
+    with pytest.raises(BadFile, match="no answer: no message is of the assistant"):
         summarize_files(tmp_path)

@@ -11,7 +11,6 @@ from headwater.data.examples import LabeledText, TextPair
 from headwater.data.readers.detect import SourceOptions, detect_source
 from headwater.data.readers.lines import BadRows
 from headwater.data.summary import summarize_files
-from headwater.errors import BadFile
 
 
 def write_rows(path: Path, rows: list[dict]) -> Path:
@@ -98,27 +97,3 @@ def test_a_task_or_columns_of_the_user_override_the_format(tmp_path: Path) -> No
     rows = [{"prompt": f"a text {n}", "completion": "yes" if n % 2 else "no"} for n in range(4)]
     path = write_rows(tmp_path / "a.jsonl", rows)
     assert read(path, task="classification")[0] == LabeledText("a text 0", "no")
-
-
-MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
-TURNS = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
-
-
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ({"messages": MESSAGES}, r"in the OpenAI chat format \(messages\)"),
-        ({"id": "1", "conversations": TURNS}, r"in the ShareGPT format \(conversations\)"),
-        ({"prompt": MESSAGES[:1], "completion": MESSAGES[1:]}, "prompts that are lists of messages"),
-        ({"conversations": TURNS[:1], "chosen": TURNS[1], "rejected": TURNS[1]}, "preference pairs"),
-        ({"prompt": "Hi", "chosen": "Hello", "rejected": "Go"}, "preference pairs"),
-    ],
-)
-def test_chat_formats_are_refused_with_advice(tmp_path: Path, row, words) -> None:
-    as_lines = write_rows(tmp_path / "chat.jsonl", [row] * 30)
-    as_list = tmp_path / "chat.json"
-    as_list.write_text(json.dumps([row] * 30))
-    for path in (as_lines, as_list):
-        with pytest.raises(BadFile, match=words + r".*prompt and completion.*\(Alpaca\)") as caught:
-            summarize_files(path)
-        assert "\n" not in str(caught.value) and "not text but list" not in str(caught.value)

@@ -115,6 +115,7 @@ class DryRun(Exception):
 def _plan_printer(dry_run: bool, notes_shown: bool) -> Callable[[TrainSetup], None]:
     """A callback that prints the plan; notes_shown: the notes are printed when training starts, so not here."""
     from headwater.training.api import format_notes, format_plan
+    from headwater.training.preview import print_preview
 
     def print_plan(setup: TrainSetup) -> None:
         kernels.warn_missing()  # some steps have run, so it is known whether the kernels were compiled
@@ -124,6 +125,7 @@ def _plan_printer(dry_run: bool, notes_shown: bool) -> Callable[[TrainSetup], No
         print(
             escape_control("\n".join(map(str, lines))), flush=True
         )  # labels and columns of a file may have any characters
+        print_preview(setup.task_data)
         if dry_run:
             raise DryRun
 

@@ -220,6 +220,7 @@ class ExampleFormat:
     reads_words: whether an input may be a list of words
     file_format: the file format that is for this task only, if there is one
     split_by_row: True: validation rows are chosen by their hash; False: the end of the text is the validation split
+    by_keys: True: rows are recognised by their keys (conversations.py), and no column needs a role
     """
 
     task: str
@@ -231,6 +232,7 @@ class ExampleFormat:
     reads_words: bool = False
     file_format: str = ""
     split_by_row: bool = True
+    by_keys: bool = False
 
 
 EXAMPLE_FORMATS: dict[str, ExampleFormat] = {  # by task, the most specific columns first

@@ -103,13 +103,14 @@ def read_dataset(
     seed: int = 0,
     max_bad_rows: int = 1000,
     header: str = "auto",
+    instruction_task: str = "seq2seq",
 ) -> tuple[DataSummary, dict[str, list[Example]]]:
     """Read the files once: their summary, and the examples of each split.
 
     More than max_bad_rows bad rows of a split raise BadFile.
     """
     files = [paths] if isinstance(paths, (str, Path)) else list(paths)
-    options = SourceOptions(task or "", columns or {}, source, target, decode_options, header)
+    options = SourceOptions(task or "", columns or {}, source, target, decode_options, header, instruction_task)
     data_source = detect_source(files, valid, options)
     encodings = {
         str(path): _describe_encoding(path, data_source) for group in data_source.file_groups for path in group.paths
@@ -273,7 +274,8 @@ def _summary_lines(summary: DataSummary) -> Iterator[str]:
         roles = summary.source.roles
         name = summary.source.instruction_format
         columns = ", ".join(roles[role] for role in ("source", "input", "target") if role in roles)
-        yield summary_line(_("format"), _("{name} ({columns})", name=name, columns=columns))
+        text = _("{name} ({columns})", name=name, columns=columns) if columns else name
+        yield summary_line(_("format"), text)
     yield from _header_lines(summary.source)
     for name, stats in summary.splits.items():
         yield from _split_lines(summary, name, stats)

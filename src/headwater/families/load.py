@@ -83,7 +83,8 @@ def _with_special_tokens(
     """A native model as a LoadedModel: the tokens that start and end a text are the tokenizer's."""
     generation_config = {}
     if tokenizer is not None:
-        generation_config = {"eos_token_id": tokenizer.eos_id, "decoder_start_token_id": tokenizer.bos_id}
+        eos_ids = [int(n) for n in metadata.get("eos_ids") or ()]  # of a chat model: the ends of its answers
+        generation_config = {"eos_token_id": eos_ids or tokenizer.eos_id, "decoder_start_token_id": tokenizer.bos_id}
     config = {"model_type": MODEL_TYPE, "metadata": dict(metadata)}
     labels = [str(label) for label in metadata.get("labels", [])]
     return LoadedModel(model, tokenizer, config, path, labels=labels, generation_config=generation_config)

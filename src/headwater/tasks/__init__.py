@@ -5,12 +5,14 @@ batch, losses           batches as tensors; cross-entropy, chunked over the voca
 seq2seq                 text to text: translation, summarization
 language_model          causal language modelling, on one stream or on packed documents
 masked_lm, denoising    the objectives that pretrain an encoder (BERT) or an encoder-decoder (T5, BART)
+chat                    instruction tuning: conversations, with the loss on the answers
 classification          a label for a text, or for a pair of texts
 token_classification    named entities: a tag for every word
 question_answering      the span of a text that answers a question
 """
 
 from headwater.tasks.base import OBJECTIVES, TASKS, Task, TaskData, get_task, register
+from headwater.tasks.chat import Chat
 from headwater.tasks.classification import Classification
 from headwater.tasks.denoising import Denoising, SpanCorruption
 from headwater.tasks.language_model import CausalLM, PackedCausalLM
@@ -23,3 +25,4 @@ __all__ = ["OBJECTIVES", "TASKS", "Task", "TaskData", "get_task", "register"]
 
 register(Seq2Seq(), Classification(), TokenClassification(), QuestionAnswering())
 register(CausalLM(), PackedCausalLM(), MaskedLM(), MaskedLMNextSentence(), Denoising(), SpanCorruption())
+register(Chat())

@@ -62,6 +62,8 @@ class TaskConfig(Protocol):
     def dropout(self) -> float: ...
     @property
     def position(self) -> str: ...
+    @property
+    def chat_template(self) -> str: ...
 
 
 class TaskMetadata(TypedDict, total=False):
@@ -74,6 +76,7 @@ class TaskMetadata(TypedDict, total=False):
     languages: list[str]
     truncate_to: int
     null_threshold: float | None
+    eos_ids: list[int]  # the tokens that end an answer, where they are not the tokenizer's own
 
 
 @dataclass
@@ -93,11 +96,14 @@ class TaskData:
     truncate_to: int = 0  # tokens to which longer texts are truncated; 0: not
     null_threshold: float | None = None  # of "no answer" over the best span; None: every question has one
     file_hashes: dict[str, str] = field(default_factory=dict)  # SHA-256 by file name
+    num_learned: int = 0  # of num_tokens, those of answers, where only they are learned
+    preview: tuple[tuple[str, bool], ...] = ()  # an example as it is learned: spans of text, and whether they are
+    eos_ids: tuple[int, ...] = ()  # the tokens that end an answer; (): the tokenizer's own
 
     @property
     def metadata(self) -> TaskMetadata:
         """The metadata of a model folder."""
-        return {
+        metadata: TaskMetadata = {
             "task": self.task.name,
             "columns": dict(self.columns),
             "objective": self.task.objective,
@@ -106,6 +112,7 @@ class TaskData:
             "truncate_to": self.truncate_to,
             "null_threshold": self.null_threshold,
         }
+        return {**metadata, "eos_ids": list(self.eos_ids)} if self.eos_ids else metadata
 
 
 class EvalBatch(NamedTuple):

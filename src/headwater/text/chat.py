@@ -71,20 +71,41 @@ def encode_chat(
     """
     if not tokenizer.chat_template:
         raise BadInput(_("this model has no chat template; give it a plain prompt"))
-    texts = json.dumps([list(messages), variables], ensure_ascii=False, default=str)
-    escape_char = unused_character(texts)
+    escape_char = chat_escape_char(messages, variables)
+    text = render_escaped(tokenizer, messages, escape_char, add_generation_prompt=add_generation_prompt, **variables)
+    return encode_rendered(tokenizer, text, escape_char)
+
+
+def chat_escape_char(messages: Sequence[ChatMessage], variables: Mapping[str, Any]) -> str:
+    """A character that no message contains."""
+    return unused_character(json.dumps([list(messages), variables], ensure_ascii=False, default=str))
+
+
+def render_escaped(
+    tokenizer: Tokenizer,
+    messages: Sequence[ChatMessage],
+    escape_char: str,
+    *,
+    add_generation_prompt: bool = True,
+    **variables: Any,
+) -> str:
+    """The text of a conversation, in which the special tokens of its messages are escaped."""
     names = {f"{role}_token": token for role, token in tokenizer.special_tokens_map.items()}
     escaped = {
         key: tokenizer.special_tokenizer.escape_specials(value, escape_char)
         for key, value in {"messages": list(messages), **variables}.items()
     }
-    text = render_chat(
+    return render_chat(
         tokenizer.chat_template,
         escaped.pop("messages"),
         add_generation_prompt=add_generation_prompt,
         **names,
         **escaped,
     )
+
+
+def encode_rendered(tokenizer: Tokenizer, text: str, escape_char: str) -> list[int]:
+    """Token ids of a rendered conversation: its special tokens are parsed, escaped ones stay text."""
     return tokenizer.encode(text, add_special_tokens=False, parse_special=True, escape_char=escape_char)
 
 

@@ -35,6 +35,7 @@ from headwater.training.distributed import init_distributed
 from headwater.training.launch import is_elastic_restart
 from headwater.training.loggers import ProgressBar, format_duration
 from headwater.training.predict import Predictor, load_run
+from headwater.training.preview import learned_lines, print_preview
 from headwater.training.recipes import resolve_early
 from headwater.training.run_dir import RUNS_ROOT, RunDir, require_empty, require_writable
 from headwater.training.run_output import run_fingerprint
@@ -191,6 +192,7 @@ def _announce(setup: TrainSetup, bars: list[ProgressBar], on_setup: SetupCallbac
     """Show the plan before training."""
     for bar in bars:
         bar.report(format_plan(setup))
+        print_preview(setup.task_data, bar.console)
     if on_setup is not None:
         on_setup(setup)
 
@@ -317,6 +319,7 @@ def format_plan(setup: TrainSetup) -> str:
                 tokens=task_data.num_tokens,
             ),
         ),
+        *learned_lines(task_data),
         summary_line(_("model"), _format_model(setup)),
         summary_line(
             _("training"),

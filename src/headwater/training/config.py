@@ -109,7 +109,9 @@ class ConfigSection(BaseModel):
 class DataConfig(ConfigSection):
     paths: TextList = setting([], _("the training files"))
     valid: TextList = setting([], _("the validation files; else a part of the training files is held out"))
-    task: Text = setting("auto", _("seq2seq, classification, token-classification, question-answering, language-model"))
+    task: Text = setting(
+        "auto", _("seq2seq, classification, token-classification, question-answering, language-model, chat")
+    )
     columns: TextPairs = setting({}, _("which column plays which role: source=en,target=de"))
     source: Text = setting("", _("the column or suffix to read from"))
     target: Text = setting("", _("the column or suffix to write"))
@@ -124,6 +126,9 @@ class DataConfig(ConfigSection):
     context_length: Int = setting(256, _("context length of a language model, in tokens"))
     objective: Text = setting(
         "auto", _("of a language model: causal, packed, mlm, mlm-nsp, denoising or span-corruption")
+    )
+    chat_template: Text = setting(
+        "auto", _("of conversations: auto (the model's own), plain, chatml, llama3, zephyr, none, or a Jinja file")
     )
     augment: TextPairs = setting({}, _("data augmentation of the inputs: delete=0.1,swap=0.1,noise=0.02,synonyms=0.2"))
     synonyms: Text = setting("", _("a table for it: word, tab, synonyms"))
@@ -353,6 +358,7 @@ class TrainKwargs(ResumeKwargs, total=False):
     truncate: bool
     context_length: int
     objective: str
+    chat_template: str | Path
     augment: str | dict[str, str]
     synonyms: str | Path
     tokenizer: str | Path

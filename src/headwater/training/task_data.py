@@ -20,7 +20,7 @@ from headwater.text.load import load_tokenizer
 from headwater.text.tokenizer import Tokenizer
 from headwater.text.train import ALGORITHMS, train_tokenizer
 from headwater.training.config import TrainConfig
-from headwater.training.pretrained import pretrained_tokenizer
+from headwater.training.pretrained import pretrained_spec, pretrained_tokenizer
 
 DEFAULT_TOKENIZER = "bpe"
 SMALL_TRAIN_TOKENS = 1000  # a training set with fewer is noted
@@ -42,7 +42,14 @@ def read_data(config: TrainConfig) -> tuple[DataSummary, dict[str, list[Example]
         s.valid_fraction,
         s.seed,
         header=s.header,
+        instruction_task=_instruction_task(s.init_from),
     )
+
+
+def _instruction_task(init_from: str) -> str:
+    """The task of instructions with outputs: chat for a pretrained decoder, else text to text."""
+    spec = pretrained_spec(init_from) if init_from else None
+    return "chat" if spec is not None and spec.encoder is None else "seq2seq"
 
 
 def check_files_unchanged(config: TrainConfig, saved_hashes: Mapping[str, str], checkpoint_name: str) -> None:

@@ -61,7 +61,7 @@ def infer_task(roles: Mapping[str, str]) -> str:
     if "text" in roles:  # text and summary: the text is the source
         present.add("source")
     for example_format in sorted(EXAMPLE_FORMATS.values(), key=lambda each: -len(each.roles)):
-        if present >= set(example_format.roles):
+        if example_format.roles and present >= set(example_format.roles):
             return example_format.task
     return ""
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headwater.data.examples import EXAMPLE_FORMATS, Example, LabeledText, TextPair, resolve_task
+from headwater.data.conversations import conversation_shape, shape_task
+from headwater.data.examples import EXAMPLE_FORMATS, Cells, Example, LabeledText, TextPair, resolve_task
 from headwater.data.readers.columns import (
     check_columns,
     infer_task,
@@ -32,7 +33,7 @@ from headwater.data.readers.files import (
     parse_file_name,
     select_compatible,
 )
-from headwater.data.readers.formats import detect_format, refuse_chat_formats
+from headwater.data.readers.formats import detect_format
 from headwater.data.readers.lines import DEFAULT_DECODE_OPTIONS, BadRows, DecodeOptions
 from headwater.data.readers.source import DataSource, FileGroup, read_table
 from headwater.data.readers.tables import has_header, header_names, read_first_rows
@@ -55,6 +56,7 @@ class SourceOptions:
     target: str | None = None
     decode_options: DecodeOptions = DEFAULT_DECODE_OPTIONS
     header: str = "auto"  # auto, yes or no: whether the first row of a TSV or CSV is a header
+    instruction_task: str = "seq2seq"  # of an instruction format; chat where the model that learns is a decoder
 
     def __post_init__(self) -> None:
         if self.header not in HEADER_MODES:
@@ -314,8 +316,9 @@ def _table_source(file_groups: tuple[FileGroup, ...], options: SourceOptions, no
     names = list(file_groups[0].header) or list(dict.fromkeys(name for row in sample for name in row))
     check_columns(chosen, names)
     named_columns = file_groups[0].header_rows > 0 or file_groups[0].file_format in ("jsonl", "json")
-    if not chosen:
-        refuse_chat_formats(file_groups[0].paths[0], sample)
+    if task := _conversation_task(sample, names, options, file_groups[0].paths[0]):
+        shapes = join(", ", dict.fromkeys(conversation_shape(row) or instruction_format([*row])[0] for row in sample))
+        return DataSource(task, file_groups, chosen, (), options.decode_options, tuple(notes), shapes)
 
     # roles of the columns: as chosen, of an instruction format, by name, by content
     format_name = ""
@@ -334,6 +337,28 @@ def _table_source(file_groups: tuple[FileGroup, ...], options: SourceOptions, no
     codes = tuple(filter(None, (language_code(roles.get(role, "")) for role in ("source", "target"))))
     languages = codes if len(codes) == 2 else ()
     return DataSource(task, file_groups, roles, languages, options.decode_options, tuple(notes), format_name)
+
+
+def _conversation_task(sample: Sequence[Cells], names: list[str], options: SourceOptions, path: Path) -> str:
+    """The task of rows that are recognised by their keys; '' for rows whose columns have roles."""
+    if options.task and EXAMPLE_FORMATS[options.task].by_keys:
+        return options.task
+    shape = next(filter(None, map(conversation_shape, sample)), "")
+    if options.chosen_roles or not (shape or options.instruction_task == "chat"):
+        return ""
+    if shape and options.task:
+        raise BadSetting(
+            _(
+                "{path} holds {shape} rows, which are for {task}, not {requested}; leave --task out",
+                path=path,
+                shape=shape,
+                task=shape_task(shape),
+                requested=options.task,
+            )
+        )
+    if shape:
+        return shape_task(shape)
+    return "" if options.task else "chat" * bool(instruction_format(names)[0])
 
 
 def _fit_roles(roles: dict[str, str], requested_task: str, names: list[str]) -> tuple[dict[str, str], str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -211,43 +211,3 @@ def _squad_paragraphs(path: Path, document: Any) -> Iterator[dict[str, Any]]:
 
 def _error_message(error: BaseException) -> str:
     return _("no {error}", error=error) if isinstance(error, KeyError) else str(error)[:80]
-
-
-# ------------------------------------------------------------------------------------------------------- chat formats
-
-
-def refuse_chat_formats(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Raise BadFile, with advice, when the first row is a conversation or a preference pair."""
-    row = rows[0]
-    if {"chosen", "rejected"} <= row.keys():
-        raise BadFile(
-            _(
-                "{path} holds preference pairs (chosen, rejected), which train does not read yet; "
-                "convert each row to prompt and completion, or to instruction, input and output (Alpaca)",
-                path=path,
-            )
-        )
-    if isinstance(row.get("messages"), list):
-        raise BadFile(
-            _(
-                "{path} is in the OpenAI chat format (messages), which train does not read yet; convert "
-                "each row to prompt and completion, or to instruction, input and output (Alpaca)",
-                path=path,
-            )
-        )
-    if isinstance(row.get("conversations"), list) or isinstance(row.get("conversation"), list):
-        raise BadFile(
-            _(
-                "{path} is in the ShareGPT format (conversations), which train does not read yet; "
-                "convert each row to prompt and completion, or to instruction, input and output (Alpaca)",
-                path=path,
-            )
-        )
-    if isinstance(row.get("prompt"), list) or isinstance(row.get("completion"), list):
-        raise BadFile(
-            _(
-                "{path} has prompts that are lists of messages, which train does not read yet; give "
-                "prompt and completion as text, or instruction, input and output (Alpaca)",
-                path=path,
-            )
-        )
