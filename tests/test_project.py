@@ -40,6 +40,7 @@ ORDER = [
     "variants",
     "weights",
     "text",
+    "vision",
     "codecs",
     "families",
     "data",
@@ -131,8 +132,8 @@ def test_imports_point_one_way(path):
         assert wrong_way(area, source) == []
 
 
-IMPORT_NAMES = {"pyyaml": "yaml"}  # distributions whose module has another name
-OPTIONAL = {"xformers"}  # used where they are installed, declared nowhere
+IMPORT_NAMES = {"pyyaml": "yaml", "pillow": "PIL"}  # distributions whose module has another name
+OPTIONAL = {"xformers", "resvg_py"}  # used where they are installed, declared nowhere
 OURS = {"headwater"}
 
 

@@ -39,6 +39,9 @@ ARCHITECTURE_BY_HEAD = {
     "question_answering": "ForQuestionAnswering",
     "next_sentence": "ForNextSentencePrediction",
     "pretraining": "ForPreTraining",
+    "image_classification": "ForImageClassification",
+    "distilled": "ForImageClassificationWithTeacher",
+    "masked_image": "ForMaskedImageModeling",
 }
 DEFAULT_MAX_POSITIONS = 2048  # written for position encodings without a table, which have no maximum
 # The name of an activation in transformers: the first, where it has several.

@@ -30,7 +30,7 @@ from headwater.core.init import PAPER_INIT
 from headwater.errors import BadFile, Fault
 from headwater.families.config_writers import CONFIG_WRITERS, ConfigDict, find_part
 from headwater.families.hf_folder import LoadedModel
-from headwater.families.registry import FAMILIES
+from headwater.families.registry import FAMILIES, LABELED_HEADS
 from headwater.families.rewrites import REWRITES, Rewrite, apply_rewrites
 from headwater.i18n import _
 from headwater.weights.hf_config import HFConfig
@@ -57,6 +57,8 @@ FAMILY_ORDER = (
     "mbart",
     "t5",
     "mt5",
+    "vit",
+    "deit",
 )
 MAX_NEW_TOKENS = 256  # the default of headwater.generate; that of transformers is 20
 OUTPUT_TOLERANCE = 1e-3  # of a rewritten model, relative to the largest output; rounding errors are far smaller
@@ -160,11 +162,7 @@ def _write_config(family: str, head_type: str, spec: Model, extra_config: Config
     if config is None:
         return None
     extra = {key: value for key, value in extra_config.items() if key != "id2label"}
-    labels = (
-        _label_config(spec, extra_config.get("id2label"))
-        if head_type in ("sequence_classification", "token_classification")
-        else {}
-    )
+    labels = _label_config(spec, extra_config.get("id2label")) if head_type in LABELED_HEADS else {}
     return {
         "architectures": [CONFIG_WRITERS[family].architectures[head_type]],
         "model_type": family,

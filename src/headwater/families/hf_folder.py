@@ -17,18 +17,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from headwater.core import Model, Transformer
+from headwater.core import Attention, Model, Transformer
 from headwater.core.base import HeadSpec
 from headwater.core.init import NORMS, init_buffers, match_rule
 from headwater.core.norms import OffsetRMSNormLayer
 from headwater.errors import BadFile, BadSetting, NotFound, nearest
-from headwater.families.config_writers import CONFIG_WRITERS
-from headwater.families.registry import FAMILIES, Family, detect_head_type, find_family
+from headwater.families.config_writers import CONFIG_WRITERS, find_part
+from headwater.families.registry import FAMILIES, LABELED_HEADS, Family, detect_head_type, find_family
 from headwater.i18n import _
 from headwater.io.files import atomic_write, read_limited
 from headwater.io.strict_json import parse_json_object
 from headwater.text.load import load_tokenizer
 from headwater.text.tokenizer import Tokenizer
+from headwater.vision.processor import ImageProcessor, find_processor
 from headwater.weights.checks import check_finite, check_memory
 from headwater.weights.hf_config import MAX_CONFIG_BYTES, HFConfig
 from headwater.weights.name_map import NameMap
@@ -53,6 +54,7 @@ class LoadedModel:
     head: str = ""
     labels: list[str] = field(default_factory=list)
     generation_config: dict[str, Any] = field(default_factory=dict)  # takes precedence over config
+    processor: ImageProcessor | None = None  # of images
 
     @property
     def spec(self) -> Model:
@@ -109,7 +111,7 @@ def read_model_plan(folder: Path, head_type: str | None = None) -> ModelPlan:
     family = find_family(config.get_str("model_type"), config.where)
     head_type = _choose_head_type(family, config, head_type)
     spec = family.read_spec(config, head_type)
-    labels = config.get_labels() if head_type in ("sequence_classification", "token_classification") else []
+    labels = config.get_labels() if head_type in LABELED_HEADS else []
     config.refuse_unread()
     return ModelPlan(family, head_type, spec, labels)
 
@@ -131,6 +133,7 @@ def load_hf_folder(folder: str | Path, *, head: str | None = None, new_head: Hea
         plan.head_type,
         plan.labels,
         _read_json(folder / "generation_config.json"),
+        find_processor(folder),
     )
 
 
@@ -221,8 +224,8 @@ def _tied_owner(path: str, spec: Model) -> str:
 
 def transform_sizes(spec: Model) -> dict[str, int]:
     """The sizes that transforms of a name map need: heads and key/value heads."""
-    stack: Any = spec.decoder if spec.decoder is not None else spec.encoder
-    attn = stack.layers[0].branches[0].layer
+    attn = find_part(spec, Attention)
+    assert attn is not None, "every family has attention"
     return {"heads": attn.heads, "kv_heads": attn.kv_heads or attn.heads}
 
 
@@ -317,6 +320,8 @@ def _write_hf_files(loaded: LoadedModel, folder: Path) -> None:
     if loaded.tokenizer is not None:
         embed: Any = getattr(loaded.spec.encoder, "embed", None)
         loaded.tokenizer.save(folder, token_types=getattr(embed, "token_types", 0) > 1)
+    if loaded.processor is not None:
+        loaded.processor.save(folder)
 
 
 def check_round_trip(model: Transformer, reloaded: Transformer, folder: Path) -> None:

@@ -28,8 +28,13 @@ HEAD_BY_ARCHITECTURE = {
     "ForQuestionAnswering": "question_answering",
     "ForNextSentencePrediction": "next_sentence",
     "ForPreTraining": "pretraining",
+    "ForImageClassification": "image_classification",
+    "ForImageClassificationWithTeacher": "distilled",
+    "ForMaskedImageModeling": "masked_image",
     "Model": "hidden_states",
 }
+
+LABELED_HEADS = ("sequence_classification", "token_classification", "image_classification", "distilled")
 
 # transformers' names of activations, and those of headwater.core.
 ACTIVATIONS = {
@@ -42,6 +47,7 @@ ACTIVATIONS = {
     "quick_gelu": "quick_gelu",
     "silu": "silu",
     "swish": "silu",
+    "tanh": "tanh",
 }
 
 

@@ -5,24 +5,30 @@ Importing this package registers all of them, so that a spec that has one can be
 
 from headwater.variants import (
     experts,
+    image_heads,
     mean_pool_bridge,
     multi_task_head,
     normed_ffn,
     parallel_block,
+    patches,
     rope_scaling,
     soft_cap,
+    stochastic_depth,
     transformer_xl,
     xformers,
 )
 
 __all__ = [
     "experts",
+    "image_heads",
     "mean_pool_bridge",
     "multi_task_head",
     "normed_ffn",
     "parallel_block",
+    "patches",
     "rope_scaling",
     "soft_cap",
+    "stochastic_depth",
     "transformer_xl",
     "xformers",
 ]

@@ -193,6 +193,28 @@ class HFConfig:
         is_valid = lambda v: isinstance(v, list) and len(v) <= 10_000 and all(type(x) is item_type for x in v)  # noqa: E731
         return self._get((name,), default, is_valid, _("a list of {kind}", kind=item_type.__name__))
 
+    def get_numbers(
+        self, *names: str, max_count: int = 16, default: tuple[float, ...] | Required = REQUIRED
+    ) -> tuple[float, ...]:
+        """A number, or a list of up to max_count numbers."""
+        is_number = lambda v: type(v) in (int, float) and abs(v) < 1e18  # noqa: E731
+        is_valid = lambda v: (  # noqa: E731
+            is_number(v) or (isinstance(v, list | tuple) and 0 < len(v) <= max_count and all(map(is_number, v)))
+        )
+        value = self._get(names, default, is_valid, _("a number, or a list of at most {count}", count=max_count))
+        return tuple(map(float, value)) if isinstance(value, list | tuple) else (float(value),)
+
+    def get_pair(self, name: str, maximum: int = MAX_INT, default: int | Required = REQUIRED) -> tuple[int, int]:
+        """Two sizes, height and width: a number, or a list of two."""
+        is_size = lambda v: type(v) is int and 1 <= v <= maximum  # noqa: E731
+        is_valid = lambda v: is_size(v) or (isinstance(v, list) and len(v) == 2 and all(map(is_size, v)))  # noqa: E731
+        value = self._get((name,), default, is_valid, _("an integer, 1 to {maximum}, or two of them", maximum=maximum))
+        return (value, value) if type(value) is int else (value[0], value[1])
+
+    def is_number(self, key: str) -> bool:
+        """Whether a key holds a number, where it may hold an object too."""
+        return type(self._values.get(key)) in (int, float)
+
     def get_labels(self, default_count: int = 2) -> list[str]:
         """The names of the classes, in order: those of id2label, or LABEL_0, LABEL_1 … up to num_labels."""
         id2label = self._get(("id2label",), {}, lambda v: isinstance(v, dict), _("an object from id to name"))
