@@ -11,6 +11,7 @@ import torch
 
 from headwater.families import FAMILIES, detect_head_type
 from headwater.families.hf_folder import LoadedModel, save_hf_folder
+from headwater.variants.patches import PatchesLayer
 from headwater.weights.hf_config import HFConfig
 from headwater.weights.safetensors import SafetensorsFile, write_safetensors
 
@@ -30,6 +31,10 @@ FAIRSEQ = {
     "vocab_size": VOCAB, "encoder_embed_dim": 16, "decoder_embed_dim": 16, "encoder_ffn_embed_dim": 24,
     "decoder_ffn_embed_dim": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
     "decoder_attention_heads": 2,
+}  # fmt: skip
+IMAGE = {
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "image_size": 16,
+    "patch_size": 8, "encoder_stride": 8,
 }  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "bert": ENCODER,
@@ -58,6 +63,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "megatron-bert": ENCODER,
     "fairseq": FAIRSEQ,
     "fairseq_prenorm": FAIRSEQ,
+    "vit": IMAGE,
+    "deit": IMAGE,
 }  # fmt: skip
 
 
@@ -84,8 +91,10 @@ def ids(length: int = 9, seed: int = 0) -> torch.Tensor:
 
 
 def forward(model: Any, rows: torch.Tensor | None = None) -> torch.Tensor:
-    """Logits of a model on fixed ids; an encoder-decoder also gets a source."""
-    rows = ids() if rows is None else rows
+    """Logits of a model on fixed ids, or on fixed images; an encoder-decoder also gets a source."""
+    if rows is None:
+        images = isinstance(getattr(model.encoder, "embed", None), PatchesLayer)
+        rows = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0)) if images else ids()
     with torch.no_grad():
         pair = model.encoder is not None and model.decoder is not None
         return model(rows, source=ids(7, 1)) if pair else model(rows)
