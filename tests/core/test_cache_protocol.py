@@ -12,11 +12,13 @@ from headwater.families import builders
 from headwater.generation.kv_cache import BatchKVCache
 
 MODEL = builders.decoder(11, d_model=16, heads=2, layers=1, d_ff=16).build(seed=0)
+RECURRENT = builders.decoder(11, d_model=16, heads=2, layers=1, d_ff=16, attention="linear").build(seed=0)
 CACHES = {
     "none": hw.NoCache(),
     "dynamic": hw.dynamic_cache(MODEL),
     "sliding": hw.sliding_cache(MODEL),
     "static": hw.static_cache(MODEL, 2, 8),
+    "state": hw.dynamic_cache(RECURRENT),
     "batch": BatchKVCache(MODEL, owners=("a", "b")),
 }
 MEMBERS = [name for name in vars(KVCache) if not name.startswith("_")]
@@ -35,7 +37,7 @@ def missing(cache: object) -> list[str]:
 
 @pytest.mark.parametrize("kind", CACHES)
 def test_a_cache_follows_the_protocol(kind):
-    assert len(MEMBERS) == 8 and len(METHODS) == 5
+    assert len(MEMBERS) == 10 and len(METHODS) == 7
     assert missing(CACHES[kind]) == []
 
 

@@ -77,7 +77,7 @@ def sight(rule=None, position=None, attention_mask=None, queries=6, keys=6, alig
 
 
 def run(name, tensors, look, grads=True):
-    kernel = BACKENDS[name].build(tensors[0].shape[-1] ** -0.5, 0.0)
+    kernel = hw.Attention(4, scale=tensors[0].shape[-1] ** -0.5, kernel=BACKENDS[name]).build_kernel(8)
     mask = None if look.is_causal and not look.position.has_bias else look.additive(tensors[0].dtype)
     out = kernel(*tensors, look, mask)
     if not grads:
@@ -148,22 +148,24 @@ def test_the_mistake_would_show():
 def test_scale_is_in_every_back_end(length, xformers):
     tensors = qkv(queries=length, keys=length)
     look = sight(hw.Bidirectional(), queries=length, keys=length)
-    outs = [BACKENDS[name].build(0.9, 0.0)(*tensors, look, None) for name in BACKENDS]
-    other = BACKENDS["eager"].build(0.1, 0.0)(*tensors, look, None)
+    outs = [
+        hw.Attention(4, scale=0.9, kernel=BACKENDS[name]).build_kernel(8)(*tensors, look, None) for name in BACKENDS
+    ]
+    other = hw.Attention(4, scale=0.1, kernel=BACKENDS["eager"]).build_kernel(8)(*tensors, look, None)
     assert all((out - outs[0]).abs().max() < 1e-5 for out in outs)
     assert length == 1 or (other - outs[0]).abs().max() > 1e-2
 
 
 def test_soft_capped_scores_stay_within_the_cap():
     q, k, v = (t.detach() for t in qkv(kv_heads=4))
-    kernel = SoftCap(2.0).build(1.0, 0.0)
+    kernel = hw.Attention(4, scale=1.0, kernel=SoftCap(2.0)).build_kernel(8)
     want = (2 * torch.tanh(50 * q @ k.mT / 2)).softmax(-1) @ v
     torch.testing.assert_close(kernel(50 * q, k, v, sight(hw.Bidirectional()), None), want, atol=1e-5, rtol=1e-5)
 
 
 def test_watched_weights_are_those_used(xformers):
     for name in BACKENDS:
-        kernel, received, tensors = BACKENDS[name].build(0.3, 0.0), [], qkv()
+        kernel, received, tensors = hw.Attention(4, scale=0.3, kernel=BACKENDS[name]).build_kernel(8), [], qkv()
         kernel.weights.register_forward_hook(lambda *a, received=received: received.append(a[2]))
         out = kernel(*tensors, sight(), None)
         (weights,) = received
@@ -174,7 +176,7 @@ def test_watched_weights_are_those_used(xformers):
 def test_dropout_acts_in_training_only(xformers):
     torch.manual_seed(0)
     for name in BACKENDS:
-        kernel, tensors = BACKENDS[name].build(0.3, 0.5), qkv()
+        kernel, tensors = hw.Attention(4, scale=0.3, dropout=0.5, kernel=BACKENDS[name]).build_kernel(8), qkv()
         whole = kernel.eval()(*tensors, sight(hw.Bidirectional()), None)
         assert torch.equal(whole, kernel(*tensors, sight(hw.Bidirectional()), None))
         dropped = kernel.train()(*tensors, sight(hw.Bidirectional()), None)

@@ -153,7 +153,7 @@ class Made(TorchDispatchMode):
 
 def cost(length: int, size: int = 64, causal: bool = False) -> Made:
     rule = hw.Causal() if causal else hw.SlidingWindow(size)
-    kernel, positions = hw.Eager().build(0.25, 0.0), torch.arange(length)[None]
+    kernel, positions = hw.Attention(4, scale=0.25, kernel=hw.Eager()).build_kernel(8), torch.arange(length)[None]
     tensors = [torch.randn(1, 2, length, 16, requires_grad=True) for _ in range(3)]
     mask = AttentionMask(rule, PositionEncoding(), positions, positions, aligned=True)
     with Made() as made:
@@ -190,7 +190,7 @@ def kilobytes(name):
 
 torch.set_num_threads(1)
 n = int(sys.argv[1])
-kernel, places = hw.SDPA().build(0.25, 0.0), torch.arange(n)[None]
+kernel, places = hw.Attention(8, scale=0.25).build_kernel(64), torch.arange(n)[None]
 q, k, v = (torch.randn(1, 8, n, 64, requires_grad=True) for _ in range(3))
 open("/proc/self/clear_refs", "w").write("5")  # the highest so far is forgotten
 before = kilobytes("VmRSS")
@@ -212,7 +212,7 @@ def test_peak_memory_doubles_with_the_length():
 
 @pytest.mark.slow
 def test_time_doubles_with_the_length():
-    kernel = hw.SDPA().build(0.25, 0.0)
+    kernel = hw.Attention(4, scale=0.25, kernel=hw.SDPA()).build_kernel(8)
 
     def seconds(length: int) -> float:
         positions = torch.arange(length)[None]

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from headwater import core as hw
 from headwater.core.functional import add_dropout, add_norm, attention_dropout, dropout, feed_forward
-from headwater.core.kernels import SDPAKernel
 from headwater.core.masks import AttentionMask, SlidingWindow
 from headwater.core.positions import PositionEncoding
 from headwater.cpu import build
@@ -24,6 +23,7 @@ pytestmark = pytest.mark.skipif(
     build.training_library() is None, reason=f"nothing is compiled here: {build.unavailable_reason()}"
 )
 P = 0.3
+KERNEL = hw.Attention(4, scale=0.25, dropout=P)
 
 
 def without_c(work):
@@ -102,7 +102,7 @@ def test_masks_inside_a_feed_forward(act):
 @pytest.mark.parametrize("causal", [False, True])
 def test_masks_inside_attention(keys, causal):
     """With v the identity, the output is the weights themselves: zeros show what was dropped."""
-    kernel = SDPAKernel(0.25, P).train()
+    kernel = KERNEL.build_kernel(48).train()
     q = torch.randn(2, 4, keys, 48, requires_grad=True)
     k, v = torch.randn(2, 2, keys, 48), torch.eye(keys, 48).expand(2, 2, keys, 48)
     with_c, plain = both_ways(lambda: kernel.attend(q, k, v, None, causal).detach())
@@ -122,7 +122,7 @@ def sight_of(window, length):
 
 @pytest.mark.parametrize(("length", "window"), [(300, 5), (517, 64), (700, 130)])
 def test_masks_of_a_window(length, window):
-    kernel, sight = SDPAKernel(0.25, P).train(), sight_of(window, length)
+    kernel, sight = KERNEL.build_kernel(48).train(), sight_of(window, length)
     q, k = torch.randn(2, 2, length, 16, requires_grad=True), torch.randn(2, 1, length, 16)
     assert sight.block_size
     with_c, plain = both_ways(lambda: kernel(q, k, k, sight, None).detach())

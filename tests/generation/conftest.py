@@ -17,6 +17,7 @@ SHAPES = {
     "alibi": {"position": "alibi", "norm_position": "pre"},
     "relative": {"position": "relative", "norm_position": "pre"},
     "xl": {"position": "xl", "norm_position": "pre"},
+    "linear": {"position": "rotary", "norm_position": "pre", "attention": "linear"},
 }
 
 

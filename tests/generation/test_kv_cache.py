@@ -25,7 +25,7 @@ from headwater.families.builders import encoder
 from headwater.generation.forward import encode_sources, forward_last, forward_single
 from headwater.generation.kv_cache import BatchKVCache
 
-SHAPES = ["rotary", "learned", "alibi", "relative", "xl"]
+SHAPES = ["rotary", "learned", "alibi", "relative", "xl", "linear"]
 
 
 def whole(model, text, source=None):

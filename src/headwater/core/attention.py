@@ -5,6 +5,7 @@ B batch, H heads, G key/value heads, Q queries, S keys, D model, K width of a qu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,14 +13,22 @@ import torch
 from torch import Tensor, nn
 
 from headwater.core import functional
-from headwater.core.base import BranchLayerSpec, KernelSpec, NormSpec, PositionSpec, check_dropout, check_positive
-from headwater.core.cache import CacheKey, KVCache
-from headwater.core.kernels import SDPA
+from headwater.core.base import (
+    BranchLayerSpec,
+    KernelConfig,
+    KernelSpec,
+    NormSpec,
+    PositionSpec,
+    check_dropout,
+    check_positive,
+)
+from headwater.core.cache import CacheKey, KVCache, LayerCache
+from headwater.core.kernels import SDPA, Kernel
 from headwater.core.masks import AttentionMask, Bidirectional, MaskRule
 from headwater.core.norms import NoNorm
 from headwater.core.positions import CosSin, NoPosition
 from headwater.errors import BadInput
-from headwater.i18n import _
+from headwater.i18n import Message, _
 from headwater.parts import must, part
 
 if TYPE_CHECKING:
@@ -79,6 +88,7 @@ class Attention(BranchLayerSpec):
     scale: float | None = None
     dropout: float = 0.0
     kernel: KernelSpec = SDPA()
+    is_cross: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         kv = self.kv_heads if self.kv_heads is not None else self.heads
@@ -109,6 +119,16 @@ class Attention(BranchLayerSpec):
         check_positive(self, "head_dim", _("leave it out for d_model / heads"))
         check_positive(self, "v_head_dim", _("leave it out for d_model / heads"))
 
+    @property
+    def unsupported(self) -> Mapping[str, Message]:
+        return self.kernel.unsupported
+
+    def build_kernel(self, head_dim: int) -> Kernel:
+        """Build the kernel for this layer."""
+        scale = self.scale if self.scale is not None else head_dim**-0.5
+        sizes = type(self).__name__, self.heads, head_dim, scale, self.dropout
+        return self.kernel.build(KernelConfig(*sizes, self.mask, self.position, self.is_cross))
+
     def build(self, d_model: int) -> AttentionLayer:
         return AttentionLayer(self, d_model)
 
@@ -116,6 +136,8 @@ class Attention(BranchLayerSpec):
 @part
 class CrossAttention(Attention):
     """Cross-attention: queries from the decoder, keys and values from the encoder output; no rule, no position."""
+
+    is_cross: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,7 +155,6 @@ class AttentionLayer(nn.Module):
 
     mask_group: int = 0  # set by the stack: index of this layer's MaskGroup in the ForwardContext
     attn_index: int = 0  # set by the stack: index among the attention layers of its block
-    needs_mask_tensor: ClassVar[bool] = True  # False: it reads the AttentionMask alone
     uses_global_tokens: ClassVar[bool] = False
 
     def __init__(self, spec: Attention, d_model: int) -> None:
@@ -158,8 +179,7 @@ class AttentionLayer(nn.Module):
         self.out = nn.Linear(self.heads * self.v_head_dim, d_model, "o" in spec.bias)
         self.q_norm = spec.qk_norm.build(self.head_dim)
         self.k_norm = spec.qk_norm.build(self.head_dim)
-        scale = spec.scale if spec.scale is not None else self.head_dim**-0.5
-        self.kernel = spec.kernel.build(scale, spec.dropout)
+        self.kernel = spec.build_kernel(self.head_dim)
 
     def forward(self, x: Tensor, context: ForwardContext, step: int) -> Tensor:
         """x [B, Q, D] -> [B, Q, D]. step: which application of a layer this is, the key of its KV cache."""
@@ -171,8 +191,18 @@ class AttentionLayer(nn.Module):
         v = split_heads(v, self.kv_heads)  # [B, G, Q, V]
         q, k = group.mask.position.rotate(q, k, group.cos_sin)
 
-        k, v = context.cache.update(self.mask_group, self.cache_key(step), k, v)  # k [B, G, S, K], v [B, G, S, V]
-        return self.merge_heads(self.kernel(q, k, v, group.mask, group.attn_mask))
+        cache = LayerCache(context.cache, self.mask_group, self.cache_key(step))
+        return self.merge_heads(self.kernel(q, k, v, group.mask, group.attn_mask, cache))
+
+    @property
+    def needs_mask_tensor(self) -> bool:
+        """False: it reads the AttentionMask alone."""
+        return self.kernel.needs_mask_tensor
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the KV cache holds a state of this layer, of constant size, instead of keys and values."""
+        return self.kernel.is_recurrent
 
     def project_kv(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[B, S, D] -> k [B, G, S, K], v [B, G, S, V]"""

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from torch import nn
 
 from headwater.errors import BadSetting, nearest
-from headwater.i18n import _
+from headwater.i18n import Message, _
 from headwater.parts import must
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from headwater.core.embeddings import InputEmbedding, ModelInputs
     from headwater.core.kernels import Kernel
+    from headwater.core.masks import MaskRule
     from headwater.core.positions import PositionEncoding
 
 
@@ -33,8 +35,24 @@ class NormSpec(ABC):
     def build(self, d_model: int) -> nn.Module: ...
 
 
+FEATURES: dict[str, Message] = {  # what an attention may be unable to honour
+    "bias": _("a position encoding that adds a bias to the scores"),
+    "cache": _("a KV cache"),
+    "packing": _("packed documents"),
+    "padding": _("padding"),
+    "left_padding": _("padding on the left"),
+}
+
+
 class BranchLayerSpec(ABC):
-    """A layer in a residual branch: attention or a feed-forward layer."""
+    """A layer in a residual branch: attention or a feed-forward layer.
+
+    unsupported: what it cannot honour, by the names in FEATURES, with what to do instead.
+    """
+
+    @property
+    def unsupported(self) -> Mapping[str, Message]:
+        return {}
 
     @abstractmethod
     def build(self, d_model: int) -> nn.Module: ...
@@ -75,11 +93,33 @@ class PoolingSpec(ABC):
     def pool(self, x: Tensor, inputs: ModelInputs) -> Tensor: ...
 
 
+@dataclass(frozen=True)
+class KernelConfig:
+    """What an attention kernel is built for: the sizes, mask rule and position encoding of its attention layer.
+
+    name: of the kind of layer, for messages. is_cross: keys and values come from the encoder output.
+    """
+
+    name: str
+    heads: int
+    head_dim: int
+    scale: float
+    dropout: float
+    mask: MaskRule
+    position: PositionSpec
+    is_cross: bool = False
+
+
 class KernelSpec(ABC):
-    """An attention kernel: q, k, v -> output."""
+    """An attention kernel: q, k, v -> output. build() refuses a mask rule or a dropout that it cannot honour.
+
+    unsupported: what else it cannot honour, by the names in FEATURES, with what to do instead.
+    """
+
+    unsupported: ClassVar[Mapping[str, Message]] = {}
 
     @abstractmethod
-    def build(self, scale: float, dropout: float) -> Kernel: ...
+    def build(self, config: KernelConfig) -> Kernel: ...
 
 
 class PositionSpec(ABC):

@@ -3,6 +3,8 @@
 A stack has one mask group for each pair of mask rule and position encoding of its attention layers. The layers of a
 group have the same key positions, so positions and padding are stored once per group, and k, v once per layer.
 
+A recurrent layer (linear attention) stores no columns but a state of constant size, which each forward pass replaces.
+
     NoCache               stores nothing: the keys are those of this forward pass
     dynamic_cache(model)  stores all tokens and grows with the text
     sliding_cache(model)  mask groups with a sliding window store only the tokens within it
@@ -12,7 +14,7 @@ group have the same key positions, so positions and padding are stored once per 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 CacheKey = tuple[int, int]  # step of the stack (application of a layer), index of the attention layer in it
 KVPair = tuple[Tensor, Tensor]  # keys [B, G, S, K] and values [B, G, S, V]
+State = tuple[Tensor, ...]  # of a recurrent layer: tensors of constant size with the rows first; zeros at the start
 KeyPositions = tuple[Tensor, Tensor | None]  # positions [B|1, S] and attention_mask [B, S] of all keys, new ones too
 
 
@@ -44,6 +47,8 @@ class KVCache(Protocol):
     def advance(self, tokens: int, attention_mask: Tensor | None) -> None: ...
     def update_positions(self, mask_group: int, positions: Tensor, attention_mask: Tensor | None) -> KeyPositions: ...
     def update(self, mask_group: int, key: CacheKey, k: Tensor, v: Tensor) -> KVPair: ...
+    def state(self, key: CacheKey) -> State | None: ...
+    def set_state(self, key: CacheKey, state: State) -> None: ...
     def cross(self, key: CacheKey, compute: Callable[[], KVPair]) -> KVPair: ...
 
 
@@ -78,12 +83,41 @@ class NoCache:
     def update(self, mask_group: int, key: CacheKey, k: Tensor, v: Tensor) -> KVPair:
         return k, v
 
+    def state(self, key: CacheKey) -> State | None:
+        return None
+
+    def set_state(self, key: CacheKey, state: State) -> None: ...
+
     def cross(self, key: CacheKey, compute: Callable[[], KVPair]) -> KVPair:
         return compute()
 
 
+class LayerCache(NamedTuple):
+    """The entry of one attention layer in a KV cache: what its kernel reads and writes."""
+
+    cache: KVCache
+    mask_group: int
+    key: CacheKey
+
+    def update(self, k: Tensor, v: Tensor) -> KVPair:
+        """Append the keys and values of the new tokens; returns those of all tokens."""
+        return self.cache.update(self.mask_group, self.key, k, v)
+
+    @property
+    def state(self) -> State | None:
+        """The state of a recurrent layer after the earlier tokens; None where there are none."""
+        return self.cache.state(self.key)
+
+    def set_state(self, state: State) -> None:
+        """Replace the state of a recurrent layer."""
+        self.cache.set_state(self.key, state)
+
+
+NO_LAYER_CACHE = LayerCache(NoCache(), 0, (0, 0))
+
+
 class Cache:
-    """A KV cache: one GroupCache per mask group, and the cross-attention keys and values.
+    """A KV cache: one GroupCache per mask group, the states of recurrent layers, and the cross-attention K/V.
 
     seen_tokens [B|1, 1]: the tokens so far without padding, which is the position of the next one.
     """
@@ -92,6 +126,7 @@ class Cache:
         self.spec = spec
         self.group_caches = group_caches
         self.seen_tokens: Tensor = torch.zeros(1, 1, dtype=torch.long, device=device)
+        self.states: dict[CacheKey, State] = {}
         self.cross_kv: dict[CacheKey, KVPair] = {}
 
     @property
@@ -115,6 +150,12 @@ class Cache:
     def update(self, mask_group: int, key: CacheKey, k: Tensor, v: Tensor) -> KVPair:
         return self.group_caches[mask_group].update(key, k, v)
 
+    def state(self, key: CacheKey) -> State | None:
+        return self.states.get(key)
+
+    def set_state(self, key: CacheKey, state: State) -> None:
+        self.states[key] = state
+
     def cross(self, key: CacheKey, compute: Callable[[], KVPair]) -> KVPair:
         """Cross-attention keys and values: computed for the first token, reused for all that follow."""
         if key not in self.cross_kv:
@@ -127,6 +168,7 @@ class Cache:
             group.reorder(rows)
         if self.seen_tokens.shape[0] > 1:
             self.seen_tokens = self.seen_tokens[rows]
+        self.states = {key: tuple(t[rows] for t in state) for key, state in self.states.items()}
         self.cross_kv = {key: (_select_rows(k, rows), _select_rows(v, rows)) for key, (k, v) in self.cross_kv.items()}
 
     def crop(self, length: int) -> None:
@@ -158,15 +200,7 @@ class DynamicCache:
         return self.positions is None
 
     def check_capacity(self, rows: int, tokens: int) -> None:
-        batch = next((k.shape[0] for k, _ in self.kv.values()), rows)
-        if batch != rows:
-            raise BadInput(
-                _(
-                    "cache: it holds {batch} rows, got {rows}; use one cache for one batch, or reorder()",
-                    batch=batch,
-                    rows=rows,
-                )
-            )
+        _check_rows(next((k.shape[0] for k, _ in self.kv.values()), rows), rows)
 
     def update_positions(self, positions: Tensor, attention_mask: Tensor | None) -> KeyPositions:
         if self.positions is not None:
@@ -284,6 +318,43 @@ class StaticCache:
         self.attention_mask[:, length:] = False
 
 
+class StateCache:
+    """The group cache of recurrent layers: it stores nothing for a token, and counts them. The cache has the states."""
+
+    attention_mask = None
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.length = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return self.length == 0
+
+    def check_capacity(self, rows: int, tokens: int) -> None:
+        _check_rows(rows if self.is_empty else self.rows, rows)
+        self.rows = rows
+
+    def update_positions(self, positions: Tensor, attention_mask: Tensor | None) -> KeyPositions:
+        self.length += positions.shape[1]
+        return positions, attention_mask
+
+    def update(self, key: CacheKey, k: Tensor, v: Tensor) -> KVPair:
+        return k, v
+
+    def reorder(self, rows: Tensor) -> None:
+        self.rows = len(rows)
+
+    def crop(self, length: int) -> None:
+        if length < self.length:
+            raise BadInput(
+                _(
+                    "cache: the state of a recurrent layer cannot be cropped, for it does not keep tokens apart; "
+                    "start an empty cache"
+                )
+            )
+
+
 def dynamic_cache(model: Transformer) -> Cache:
     """A KV cache that stores every token."""
     return _cache(model, lambda group: DynamicCache())
@@ -291,7 +362,7 @@ def dynamic_cache(model: Transformer) -> Cache:
 
 def sliding_cache(model: Transformer) -> Cache:
     """A KV cache whose mask groups with a sliding window store only the tokens within it."""
-    return _cache(model, lambda group: DynamicCache(model.output_stack.mask_groups[group][0].window_size[0]))
+    return _cache(model, lambda group: DynamicCache(model.output_stack.mask_groups[group].rule.window_size[0]))
 
 
 def static_cache(model: Transformer, batch: int, length: int) -> Cache:
@@ -302,8 +373,20 @@ def static_cache(model: Transformer, batch: int, length: int) -> Cache:
 
 def _cache(model: Transformer, build_group_cache: Callable[[int], GroupCache]) -> Cache:
     stack = model.output_stack
-    group_caches = [build_group_cache(group) for group in range(len(stack.mask_groups))]
+    group_caches = [StateCache() if g.is_recurrent else build_group_cache(i) for i, g in enumerate(stack.mask_groups)]
     return Cache(stack.spec, group_caches, next(model.parameters()).device)
+
+
+def _check_rows(batch: int, rows: int) -> None:
+    """Refuse a batch of another size than the cache holds."""
+    if batch != rows:
+        raise BadInput(
+            _(
+                "cache: it holds {batch} rows, got {rows}; use one cache for one batch, or reorder()",
+                batch=batch,
+                rows=rows,
+            )
+        )
 
 
 def _concat(old: Tensor, new: Tensor, dim: int) -> Tensor:

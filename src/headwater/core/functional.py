@@ -25,6 +25,10 @@ from headwater.cpu.layout import PANEL_COLUMNS
 
 MIN_QUERY_BLOCK = 64  # queries at a time of sliding-window attention in torch
 
+LINEAR_CHUNK = 64  # tokens at a time of causal linear attention
+LINEAR_EPS = 1e-6  # added to the denominator of linear attention
+
+LinearState = tuple[Tensor, ...]  # Σ φ(k) vᵀ and Σ φ(k)
 Activation = Callable[[Tensor], Tensor]
 LayerType = TypeVar("LayerType", bound=nn.Module)
 
@@ -221,3 +225,79 @@ def sliding_window_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, p: f
         weights = scores.masked_fill((distance < 0) | (distance >= window), -torch.inf).softmax(-1).to(v.dtype)
         outputs.append(mask.apply_slice(weights, length, length, begin, first) @ v[:, :, first:end])
     return torch.cat(outputs, 2)
+
+
+# ---------------------------------------------------------------------------------------------------- linear attention
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    state: LinearState | None = None,
+    attention_mask: Tensor | None = None,
+    document_ids: Tensor | None = None,
+) -> tuple[Tensor, LinearState]:
+    """φ(q) Σ φ(k) vᵀ / (φ(q) Σ φ(k) + ε), φ(x) = elu(x) + 1: sums over all keys, or if causal up to the query's own.
+
+    q [B, H, Q, K], k [B, G, S, K], v [B, G, S, V] -> out [B, H, Q, V], and the state after the last key:
+    (Σ φ(k) vᵀ [B, G, K, V], Σ φ(k) [B, G, K]). state: that of earlier keys. attention_mask [B, S]: True where a key is
+    no padding. document_ids [B, S], causal only: each document begins with empty sums.
+    """
+    groups = q.shape[1] // k.shape[1]
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    if state is None:
+        sizes = *k.shape[:2], k.shape[-1]
+        state = k.new_zeros(*sizes, v.shape[-1], dtype=dtype), k.new_zeros(sizes, dtype=dtype)
+    queries = feature_map(q.to(dtype)).unflatten(1, (-1, groups))  # [B, G, H / G, Q, K]
+    keys = feature_map(k.to(dtype))
+    if attention_mask is not None:
+        keys = keys * attention_mask[:, None, :, None]
+    if causal:
+        out, state = _linear_causal(queries, keys, v.to(dtype), state, document_ids)
+    else:
+        kv = state[0] + keys.mT @ v.to(dtype)
+        total = state[1] + keys.sum(2)
+        state = kv, total
+        out = queries @ kv[:, :, None] / (queries @ total[:, :, None, :, None] + LINEAR_EPS)
+    return out.flatten(1, 2).to(v.dtype), state
+
+
+def feature_map(x: Tensor) -> Tensor:
+    """φ(x) = elu(x) + 1, which is positive (Katharopoulos et al. 2020)."""
+    return F.elu(x) + 1
+
+
+def _linear_causal(
+    q: Tensor, k: Tensor, v: Tensor, state: LinearState, document_ids: Tensor | None
+) -> tuple[Tensor, LinearState]:
+    """Causal linear attention of features, in chunks: a triangle of scores within each, and the sums of all before it.
+
+    q [B, G, H / G, S, K], k [B, G, S, K], v [B, G, S, V] -> [B, G, H / G, S, V]
+    """
+    kv, total = state
+    outputs = []
+    last = None if document_ids is None else document_ids[:, :1]  # [B, 1] the document that the sums belong to
+    for begin in range(0, k.shape[2], LINEAR_CHUNK):
+        chunk = slice(begin, begin + LINEAR_CHUNK)
+        q_i = q[:, :, :, chunk]
+        k_i = k[:, :, chunk]
+        v_i = v[:, :, chunk]
+        scores = (q_i @ k_i.mT[:, :, None]).tril()  # [B, G, H / G, C, C]
+        if document_ids is not None and last is not None:
+            ids = document_ids[:, chunk]
+            scores = scores * (ids[:, :, None] == ids[:, None, :])[:, None, None]
+            q_i = q_i * (ids == last)[:, None, None, :, None]  # those that read the sums
+            k_i = k_i * (ids == ids[:, -1:])[:, None, :, None]  # those that the sums keep
+            unbroken = (ids[:, -1:] == last)[:, None, :]  # [B, 1, 1]
+            last = ids[:, -1:]
+        numerator = scores @ v_i[:, :, None] + q_i @ kv[:, :, None]
+        denominator = scores.sum(-1, keepdim=True) + q_i @ total[:, :, None, :, None]
+        outputs.append(numerator / (denominator + LINEAR_EPS))
+        if document_ids is not None:
+            kv = kv * unbroken[..., None]
+            total = total * unbroken
+        kv = kv + k_i.mT @ v_i
+        total = total + k_i.sum(2)
+    return torch.cat(outputs, 3), (kv, total)

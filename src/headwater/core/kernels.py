@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from headwater.core import functional
-from headwater.core.base import KernelSpec
+from headwater.core.base import KernelConfig, KernelSpec
+from headwater.core.cache import NO_LAYER_CACHE, LayerCache
 from headwater.core.masks import AttentionMask
 from headwater.core.modules import Tap
 from headwater.parts import part
@@ -21,25 +22,31 @@ from headwater.parts import part
 class SDPA(KernelSpec):
     """PyTorch's scaled_dot_product_attention (flash attention where there is one); on a CPU, cpu/csrc/attention.c."""
 
-    def build(self, scale: float, dropout: float) -> Kernel:
-        return SDPAKernel(scale, dropout)
+    def build(self, config: KernelConfig) -> Kernel:
+        return SDPAKernel(config)
 
 
 @part
 class Eager(KernelSpec):
     """Eager attention: the formula, with the attention weights as a tensor."""
 
-    def build(self, scale: float, dropout: float) -> Kernel:
-        return Kernel(scale, dropout)
+    def build(self, config: KernelConfig) -> Kernel:
+        return Kernel(config)
 
 
 class Kernel(nn.Module):
-    """Eager attention, and the base class of the other kernels. `weights` is the hook point of attention weights."""
+    """Eager attention, and the base class of the other kernels. `weights` is the hook point of attention weights.
 
-    def __init__(self, scale: float, dropout: float) -> None:
+    is_recurrent: it folds keys and values into a state of constant size, so the cache holds that instead of columns.
+    """
+
+    is_recurrent: bool = False
+    needs_mask_tensor: bool = True  # False: it reads the AttentionMask alone
+
+    def __init__(self, config: KernelConfig) -> None:
         super().__init__()
-        self.scale = scale
-        self.dropout = dropout
+        self.scale = config.scale
+        self.dropout = config.dropout
         self.weights = Tap()
 
     @property
@@ -47,11 +54,20 @@ class Kernel(nn.Module):
         """The dropout of the attention weights while training, else 0."""
         return self.dropout if self.training else 0.0
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, attn_mask: Tensor | None) -> Tensor:
-        """q [B, H, Q, D], k [B, G, S, D], v [B, G, S, V] -> [B, H, Q, V].
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: AttentionMask,
+        attn_mask: Tensor | None,
+        cache: LayerCache = NO_LAYER_CACHE,
+    ) -> Tensor:
+        """q [B, H, Q, D], and k [B, G, Q, D], v [B, G, Q, V] of the new tokens -> [B, H, Q, V].
 
         attn_mask is mask.additive(), computed once per forward pass; None where the mask is causal or blockwise.
         """
+        k, v = cache.update(k, v)  # k [B, G, S, D], v [B, G, S, V]: those of earlier tokens, and the new ones
         if self.weights.has_hooks:
             return self.eager(q, k, v, self.dense_mask(q, mask))
         if mask.block_size:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from headwater.core.attention import AttentionLayer, CrossAttentionLayer, ForwardContext, MaskGroup
+from headwater.core.attention import Attention, AttentionLayer, CrossAttentionLayer, ForwardContext, MaskGroup
 from headwater.core.base import (
+    FEATURES,
     BlockSpec,
     BranchLayerSpec,
     EmbeddingSpec,
@@ -30,6 +31,7 @@ from headwater.core.masks import AttentionMask, Bidirectional, MaskRule
 from headwater.core.modules import Dropout
 from headwater.core.norms import NoNorm
 from headwater.core.positions import PositionEncoding
+from headwater.errors import BadInput, BadSetting, Fault
 from headwater.i18n import _
 from headwater.parts import must, part
 
@@ -129,6 +131,14 @@ class Stack:
         return None if position is None else position.max_positions
 
 
+class GroupKey(NamedTuple):
+    """What the attention layers of one mask group have in common. position: index of their position encoding."""
+
+    rule: MaskRule
+    position: int
+    is_recurrent: bool
+
+
 class ResidualBranch(NamedTuple):
     """The modules of one residual branch."""
 
@@ -173,9 +183,9 @@ class BlockLayer(nn.Module):
 class TransformerStack(nn.Module):
     """Embedding, layers and final norm.
 
-    position_encodings: those of the attention layers, shared where equal. mask_groups: the pairs (mask rule, index of a
-    position encoding) that occur; each attention layer knows the index of its group. groups_with_tensor: those of which
-    a layer needs the mask as a tensor.
+    position_encodings: those of the attention layers, shared where equal. mask_groups: the keys of mask groups that
+    occur; each attention layer knows the index of its group. unsupported: what some layer cannot honour (see FEATURES).
+    groups_with_tensor: those of which a layer needs the mask as a tensor.
     gradient_checkpointing: recompute the activations of each layer in the backward pass instead of storing them.
     """
 
@@ -187,7 +197,8 @@ class TransformerStack(nn.Module):
         self.layers = nn.ModuleList(layer.build(spec.d_model) for layer in spec.layers)
         self.order = spec.order or tuple(range(len(spec.layers)))
         self.position_encodings = nn.ModuleList()
-        self.mask_groups: list[tuple[MaskRule, int]] = []
+        self.mask_groups: list[GroupKey] = []
+        self.unsupported: dict[str, Attention] = {}  # by the names in FEATURES, the first that cannot honour it
         self.groups_with_tensor: set[int] = set()
         self._share_positions()
         self.final_norm = spec.final_norm.build(spec.d_model)
@@ -200,6 +211,8 @@ class TransformerStack(nn.Module):
         for layer in self.layers:
             for attn_index, attention in enumerate(_attention_layers(layer)):
                 attention.attn_index = attn_index
+                for feature in attention.spec.unsupported:
+                    self.unsupported.setdefault(feature, attention.spec)
                 if isinstance(attention, CrossAttentionLayer):
                     continue
 
@@ -210,9 +223,12 @@ class TransformerStack(nn.Module):
                     keys.append(key)
                     self.position_encodings.append(position.build(attention.head_dim, attention.heads))
                 index = keys.index(key) if position.shared else len(keys) - 1
+                encoding = cast(PositionEncoding, self.position_encodings[index])
+                if "bias" in attention.spec.unsupported and (encoding.has_bias or encoding.has_query_bias):
+                    _refuse("bias", attention.spec, BadSetting)
 
                 # the mask group
-                group = (attention.spec.mask, index)
+                group = GroupKey(attention.spec.mask, index, attention.is_recurrent)
                 if group not in self.mask_groups:
                     self.mask_groups.append(group)
                 attention.mask_group = self.mask_groups.index(group)
@@ -223,6 +239,25 @@ class TransformerStack(nn.Module):
     def uses_global_tokens(self) -> bool:
         """Whether an attention layer reads ModelInputs.global_tokens."""
         return any(attention.uses_global_tokens for layer in self.layers for attention in _attention_layers(layer))
+
+    def require(self, feature: str, fault: type[Fault] = BadInput) -> None:
+        """Refuse a feature that some attention layer cannot honour, and say what to do instead."""
+        if feature in self.unsupported:
+            _refuse(feature, self.unsupported[feature], fault)
+
+    def _check_inputs(self, inputs: ModelInputs, cache: KVCache) -> None:
+        """Refuse inputs that some attention layer cannot honour."""
+        if not self.unsupported or torch.compiler.is_compiling():
+            return
+        if cache.spec is not None:
+            self.require("cache")
+        if inputs.document_ids is not None:
+            self.require("packing")
+        mask = inputs.attention_mask
+        if mask is not None and not mask.is_meta and not mask.all():
+            self.require("padding")
+            if not mask[:, 0].all():
+                self.require("left_padding")
 
     def kv_shapes(self, mask_group: int) -> dict[CacheKey, tuple[int, int, int]]:
         """The entries of a KV cache for one mask group: (step, attn_index) -> (kv_heads, head_dim, v_head_dim)."""
@@ -236,6 +271,7 @@ class TransformerStack(nn.Module):
     def forward(self, inputs: ModelInputs, cache: KVCache, memory: ModelInputs | None = None) -> Tensor:
         """The last hidden states [B, Q, D]; cross-attention reads memory.hidden_states [B, S, D]."""
         # the embedding
+        self._check_inputs(inputs, cache)
         positions = inputs.positions_from(cache.seen_tokens)
         aligned = cache.aligned and inputs.positions is None and inputs.contiguous_mask
         x = self.embed(inputs, positions)
@@ -243,7 +279,7 @@ class TransformerStack(nn.Module):
         # the masks and rotary tables of each mask group
         groups = []
         documents = inputs.document_ids
-        for number, (rule, index) in enumerate(self.mask_groups):
+        for number, (rule, index, _is_recurrent) in enumerate(self.mask_groups):
             k_positions, attention_mask = cache.update_positions(number, positions, inputs.attention_mask)
             encoding = cast(PositionEncoding, self.position_encodings[index])
             mask = AttentionMask(rule, encoding, positions, k_positions, attention_mask, documents, documents, aligned)
@@ -281,6 +317,12 @@ class TransformerStack(nn.Module):
             memory.document_ids,
         )
         return MaskGroup.build(mask, positions, dtype)
+
+
+def _refuse(feature: str, attention: Attention, fault: type[Fault]) -> None:
+    name = type(attention.kernel if feature in attention.kernel.unsupported else attention).__name__
+    hint = attention.unsupported[feature]
+    raise fault(_("{name} cannot be used with {feature}; {hint}", name=name, feature=FEATURES[feature], hint=hint))
 
 
 def _attention_layers(block: nn.Module) -> list[AttentionLayer]:

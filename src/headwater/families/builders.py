@@ -26,6 +26,7 @@ from headwater.core.norms import LayerNorm, NoNorm, RMSNorm
 from headwater.core.positions import Alibi, Learned, NoPosition, RelativeBias, Rotary, Sinusoidal
 from headwater.core.stack import Block, Stack, post, pre, sandwich
 from headwater.errors import BadSetting, nearest
+from headwater.families.attentions import choose_attention
 from headwater.i18n import _
 from headwater.parts import part
 from headwater.variants.transformer_xl import RelativeXL
@@ -56,6 +57,9 @@ class TransformerConfig:
     head_dim: int | None = None
     bias: bool = True
     backend: str = "sdpa"
+    attention: str = "full"  # a name in attentions.py, with its sizes: window:size=256
+    encoder_attention: str | None = None  # instead of attention, in the encoder
+    decoder_attention: str | None = None
 
     @property
     def ffn(self) -> FeedForward | GatedFeedForward:
@@ -90,14 +94,20 @@ class TransformerConfig:
             "dropout": self.attention_dropout,
             "kernel": choose(self.backend, BACKENDS, "backend"),
         }
-        branches = [branch(norm, self_attn=Attention(**shape, mask=mask, position=in_attention))]
-        if cross_attention:
-            branches.append(branch(norm, cross_attn=CrossAttention(**shape)))
-        branches.append(branch(norm, ffn=self.ffn))
-        block = Block(tuple(branches), self.dropout)
+        causal = mask != Bidirectional()
+        by_stack = self.decoder_attention if causal else self.encoder_attention
+        plain = Attention(**shape, mask=mask, position=in_attention)
+        blocks = []
+        for attention in choose_attention(by_stack or self.attention, plain, causal):
+            branches = [branch(norm, self_attn=attention)]
+            if cross_attention:
+                branches.append(branch(norm, cross_attn=CrossAttention(**shape)))
+            branches.append(branch(norm, ffn=self.ffn))
+            blocks.append(Block(tuple(branches), self.dropout))
+        layers = tuple(blocks[i % len(blocks)] for i in range(self.layers))
         scale = 1.0 if self.position == "learned" else self.d_model**0.5  # learned positions start as small as tokens
         embed = Embeddings(vocab, at_embedding, scale=scale, dropout=self.dropout)
-        return Stack(self.d_model, embed, (block,) * self.layers, NoNorm() if branch is post else norm)
+        return Stack(self.d_model, embed, layers, NoNorm() if branch is post else norm)
 
 
 def transformer(src_vocab: int, tgt_vocab: int | None = None, *, shared: bool = False, **config: Any) -> Model:

@@ -19,12 +19,12 @@ def forward_last(model: Transformer, cache: BatchKVCache, new_ids: Sequence[Sequ
     """Forward new tokens, at least one a row; logits [B, V] after each row's last token.
 
     Rows may differ in length: a shorter one is padded with its own last token, which no query attends to, and the cache
-    is cropped again.
+    is cropped again. A recurrent state cannot be cropped, so there the padding is masked.
     """
     if native := _native_decoder(model, cache, new_ids):
         return native.forward(cache, new_ids)
     lengths = cache.lengths
-    states = _hidden_states(model, cache, pad_right(new_ids, cache.device))  # [B, Q, D]
+    states = _hidden_states(model, cache, new_ids)  # [B, Q, D]
     cache.crop(length + len(ids) for length, ids in zip(lengths, new_ids, strict=True))
 
     rows = torch.arange(len(new_ids), device=cache.device)
@@ -42,7 +42,7 @@ def forward_each(
         rows = native.forward(cache, new_ids, max_keep).split([min(max_keep, size) for size in sizes])
         return [logits[-keep:] for logits, keep in zip(rows, logits_to_keep, strict=True)]
     lengths = cache.lengths
-    states = _hidden_states(model, cache, pad_right(new_ids, cache.device))  # [B, Q, D]
+    states = _hidden_states(model, cache, new_ids)  # [B, Q, D]
     cache.crop(length + size for length, size in zip(lengths, sizes, strict=True))
 
     # The states of all rows' last tokens in one sequence [1, sum of K, D], so that the head runs once.
@@ -69,9 +69,7 @@ def _native_decoder(model: Transformer, cache: BatchKVCache, new_ids: Sequence[S
 def encode_sources(model: Transformer, cache: BatchKVCache, sources: Sequence[Sequence[int]]) -> None:
     """Encode the sources; the cross-attention K/V of them are computed in the decoder's first forward pass."""
     ids = pad_right(sources, cache.device)  # [B, S]
-    sizes = torch.tensor([len(source) for source in sources], device=cache.device)
-    mask = torch.arange(ids.shape[1], device=cache.device)[None] < sizes[:, None]
-    attention_mask = None if bool(mask.all()) else mask
+    attention_mask = padding_mask(sources, cache.device)
     native = NativeEncoder.try_build(model)
     with _eval_mode(model):
         if native is not None and native.supports(sources):
@@ -82,17 +80,20 @@ def encode_sources(model: Transformer, cache: BatchKVCache, sources: Sequence[Se
 
 
 @torch.inference_mode()
-def _hidden_states(model: Transformer, cache: BatchKVCache, ids: Tensor) -> Tensor:
+def _hidden_states(model: Transformer, cache: BatchKVCache, new_ids: Sequence[Sequence[int]]) -> Tensor:
     """The hidden states [B, Q, D] of new tokens. If anything interrupts the model, the cache is restored."""
     rows = cache.rows
+    states = dict(cache.states)
     try:
         with _eval_mode(model):
-            inputs = model.inputs(ids)
-            states = model.hidden_states(inputs, memory=cache.memory, cache=cache)
+            attention_mask = padding_mask(new_ids, cache.device) if cache.recurrent_groups else None
+            inputs = model.inputs(pad_right(new_ids, cache.device), attention_mask)
+            hidden_states = model.hidden_states(inputs, memory=cache.memory, cache=cache)
             cache.encoder_output = None
-            return states
+            return hidden_states
     except BaseException:
         cache.rows = rows
+        cache.states = states
         raise
 
 
@@ -112,3 +113,10 @@ def pad_right(token_ids: Sequence[Sequence[int]], device: torch.device) -> Tenso
     width = max(map(len, token_ids))
     padded = [[*ids, *[ids[-1]] * (width - len(ids))] for ids in token_ids]
     return torch.tensor(padded, device=device)
+
+
+def padding_mask(token_ids: Sequence[Sequence[int]], device: torch.device) -> Tensor | None:
+    """[B, Q] True where pad_right() has a token of the row itself; None where all rows have one length."""
+    sizes = torch.tensor([len(ids) for ids in token_ids], device=device)
+    mask = torch.arange(int(sizes.max()), device=device) < sizes[:, None]
+    return None if bool(mask.all()) else mask

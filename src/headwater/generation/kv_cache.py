@@ -4,6 +4,9 @@ Column c of a row holds the keys and values of its token at position c, so nothi
 row's length is later than any of its queries, and the causal mask hides it. To remove tokens is therefore only to set a
 smaller length, which is how rejected drafts are dropped and how an interrupted step is undone.
 
+A recurrent layer (linear attention) has a state for each row instead of columns, however long the row is. It does not
+keep tokens apart, so a cropped row goes back to its state before the last step, or to none; the rest is computed again.
+
     rows      [ a b c d . . . ]   lengths 4, 7, 2
               [ e f g h i j k ]
               [ l m . . . . . ]
@@ -17,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from headwater.core.cache import CacheKey, KeyPositions, KVPair
+from headwater.core.cache import CacheKey, KeyPositions, KVPair, State
 from headwater.core.embeddings import ModelInputs
 from headwater.core.model import Transformer
 from headwater.errors import BadInput
@@ -36,6 +39,7 @@ class BatchKVCache:
 
     kv: k and v [R, G, C, D] of each attention, R and C at least the rows and columns in use.
     cross_kv: k and v [R, H, S, D] of the source, for cross-attention; source_mask [R, S] is True where it is real.
+    states: of recurrent layers, tensors [R, …]; before_step: the lengths and states before the last forward pass.
     row_of_token [B, C]: after reorder(), which physical row holds each token's K/V (None: its own). source_rows [B]:
     likewise for the cross-attention K/V.
     max_columns: no more columns are allocated than that, as long as no row needs them.
@@ -44,17 +48,21 @@ class BatchKVCache:
 
     def __init__(self, model: Transformer, owners: Iterable[Any] = (), max_columns: int | None = None) -> None:
         mask_groups = model.output_stack.mask_groups
-        if not mask_groups or any(rule.window_size[1] != 0 for rule, _unused in mask_groups):
+        if not mask_groups or any(group.rule.window_size[1] != 0 for group in mask_groups):
             raise BadInput(
                 _("generate: every token may only see what came before it, this model looks ahead; use a decoder")
             )
+        model.output_stack.require("cache")
         self.spec = model.output_stack.spec
         self.device = next(model.parameters()).device
-        self.left_windows = [rule.window_size[0] for rule, _unused in mask_groups]  # None: without a limit
+        self.left_windows = [group.rule.window_size[0] for group in mask_groups]  # None: without a limit
+        self.recurrent_groups = [index for index, group in enumerate(mask_groups) if group.is_recurrent]
         self.rows = [CacheRow(owner, 0) for owner in owners]
         self.max_columns = max_columns
         self.kv: dict[CacheKey, KVPair] = {}
         self.cross_kv: dict[CacheKey, KVPair] = {}
+        self.states: dict[CacheKey, State] = {}
+        self.before_step: tuple[list[int], dict[CacheKey, State]] = [], {}
         self.source_mask: Tensor | None = None
         self.row_of_token: Tensor | None = None
         self.source_rows: list[int] | None = None
@@ -92,8 +100,8 @@ class BatchKVCache:
         """The positions of the cached keys: columns are positions, from the first that some row can still attend to."""
         self.start_positions = self.lengths
         self.num_new_tokens = positions.shape[1]
-        if self.aligned:
-            return positions, None
+        if self.aligned or mask_group in self.recurrent_groups:
+            return positions, attention_mask
         first = self._first_visible(mask_group)
         last = max(self.start_positions) + self.num_new_tokens
         return torch.arange(first, last, device=self.device)[None], None
@@ -103,7 +111,17 @@ class BatchKVCache:
         return 0 if left is None else max(0, min(self.start_positions) - left)
 
     def advance(self, tokens: int, attention_mask: Tensor | None) -> None:
-        self.rows = [CacheRow(owner, length + tokens) for owner, length in self.rows]
+        if self.recurrent_groups:
+            self.before_step = self.lengths, dict(self.states)
+        new = [tokens] * len(self.rows) if attention_mask is None else attention_mask.sum(1).tolist()
+        self.rows = [CacheRow(row.owner, row.length + size) for row, size in zip(self.rows, new, strict=True)]
+
+    def state(self, key: CacheKey) -> State | None:
+        state = self.states.get(key)
+        return None if state is None else tuple(t[: len(self.rows)] for t in state)
+
+    def set_state(self, key: CacheKey, state: State) -> None:
+        self.states[key] = state
 
     def update(self, mask_group: int, key: CacheKey, k: Tensor, v: Tensor) -> KVPair:
         """Write the new k and v [B, G, Q, D]; returns all that the mask group can attend to."""
@@ -179,6 +197,10 @@ class BatchKVCache:
         columns = max([*self.lengths, *other.lengths])
         source_length = _max_source_length(self.source_mask, other.source_mask)
 
+        self.before_step = [], {}
+        for key, new in other.states.items():
+            old = self.states.get(key) or tuple(t[:0] for t in new)
+            self.states[key] = tuple(torch.cat((a[:first], b[: last - first])) for a, b in zip(old, new, strict=True))
         for key, pair in other.kv.items():
             self.kv[key] = _grow(self.kv.get(key), pair, last, columns, self._grown_columns(columns))
             _copy_rows(self.kv[key], pair, first, last)
@@ -197,6 +219,10 @@ class BatchKVCache:
             for pair in (*self.kv.values(), *self.cross_kv.values()):
                 for cached in pair:
                     cached[row] = cached[last]
+            moved = torch.arange(last + 1, device=self.device)
+            moved[row] = last
+            self.states = {key: tuple(t[moved] for t in state) for key, state in self.states.items()}
+            self.before_step = [], {}
             if self.source_mask is not None:
                 self.source_mask[row] = self.source_mask[last]
         self.rows = [self.rows[last] if i == row else one for i, one in enumerate(self.rows[:last])]
@@ -216,6 +242,8 @@ class BatchKVCache:
         is_cached = torch.arange(columns) < lengths[:, None]  # [B, C]
         self.row_of_token = torch.where(is_cached, row_of_token[list(rows)], _identity_rows(len(rows), columns))
         self.source_rows = source_rows
+        self.states = {key: tuple(t[list(rows)] for t in state) for key, state in self.states.items()}
+        self.before_step = [], {}
         self.rows = selected
         if _would_overwrite(self.row_of_token, lengths):
             self.materialize()
@@ -252,18 +280,32 @@ class BatchKVCache:
             self.source_rows = None
 
     def crop(self, lengths: Iterable[int]) -> None:
-        """Crop each row to a number of tokens; a row that is shorter stays as it is."""
-        lengths = list(lengths)
+        """Crop each row to a number of tokens, or to fewer if it has states; a row that is shorter stays as it is."""
+        lengths = self._crop_states(list(lengths)) if self.recurrent_groups else list(lengths)
         if any(length < row.length for row, length in zip(self.rows, lengths, strict=True)):
             self.materialize()  # the columns that become free may hold K/V that another row refers to
         self.rows = [
             CacheRow(row.owner, min(row.length, length)) for row, length in zip(self.rows, lengths, strict=True)
         ]
 
+    def _crop_states(self, lengths: list[int]) -> list[int]:
+        """Give each row that is to be cropped its state before the last step, or none; returns the new lengths."""
+        before, old_states = self.before_step
+        cropped = [length < row.length for length, row in zip(lengths, self.rows, strict=True)]
+        if not any(cropped):
+            return lengths
+        before = before if len(before) == len(lengths) else [0] * len(lengths)
+        kept = [old if old <= length else 0 for old, length in zip(before, lengths, strict=True)]
+        for key, state in self.states.items():
+            old = old_states.get(key) or tuple(torch.zeros_like(t) for t in state)
+            started = [_select(kept, a, torch.zeros_like(a)) for a in old]
+            self.states[key] = tuple(_select(cropped, a, b) for a, b in zip(started, state, strict=True))
+        return [keep if crop else length for keep, crop, length in zip(kept, cropped, lengths, strict=True)]
+
     @property
     def nbytes(self) -> int:
-        """Bytes of the cached keys and values."""
-        pairs = (*self.kv.values(), *self.cross_kv.values())
+        """Bytes of the cached keys, values and states."""
+        pairs = (*self.kv.values(), *self.cross_kv.values(), *self.states.values())
         return sum(tensor.numel() * tensor.element_size() for pair in pairs for tensor in pair)
 
 
@@ -294,6 +336,12 @@ def _copy_rows(buffer: KVPair, source: KVPair, first: int, last: int) -> None:
         width = min(cached.shape[2], new.shape[2])
         cached[first:last, :, :width] = new[: last - first, :, :width]
         cached[first:last, :, width:] = 0
+
+
+def _select(condition: Sequence[int], yes: Tensor, no: Tensor) -> Tensor:
+    """The rows of yes where the condition [B] holds, else those of no."""
+    rows = torch.tensor(condition, device=yes.device) > 0
+    return torch.where(rows.view(-1, *[1] * (yes.dim() - 1)), yes[: len(condition)], no[: len(condition)])
 
 
 def _identity_rows(rows: int, columns: int) -> Tensor:

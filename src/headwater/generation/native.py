@@ -175,7 +175,7 @@ class ModelExport:
         shapes = self._matrix_shapes()
         for name in LINEAR_NAMES:
             setattr(layer, name, self._matrix(linears[name], *shapes[name]) if name in linears else CMatrix())
-        layer.window = self._window(self.stack.mask_groups[attn.mask_group][0])
+        layer.window = self._window(self.stack.mask_groups[attn.mask_group].rule)
         return layer
 
     def _linears(self, block: Any) -> dict[str, Any]:

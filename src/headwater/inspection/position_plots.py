@@ -94,7 +94,7 @@ def _attention_using(stack: TransformerStack, position_index: int) -> AttentionL
         for module in layer.modules():
             if not isinstance(module, AttentionLayer) or isinstance(module, CrossAttentionLayer):
                 continue
-            if stack.mask_groups[module.mask_group][1] == position_index:
+            if stack.mask_groups[module.mask_group].position == position_index:
                 return module
     return None
 

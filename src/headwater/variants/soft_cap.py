@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwater.core.base import KernelSpec
+from headwater.core.base import KernelConfig, KernelSpec
 from headwater.core.kernels import Kernel
 from headwater.i18n import _
 from headwater.parts import must, part
@@ -20,15 +20,15 @@ class SoftCap(KernelSpec):
     def __post_init__(self) -> None:
         must(self.cap > 0, self, _("cap must be above 0"), self.cap, _("50 is usual"))
 
-    def build(self, scale: float, dropout: float) -> Kernel:
-        return SoftCapKernel(scale, dropout, self.cap)
+    def build(self, config: KernelConfig) -> Kernel:
+        return SoftCapKernel(config, self.cap)
 
 
 class SoftCapKernel(Kernel):
     """The module of SoftCap."""
 
-    def __init__(self, scale: float, dropout: float, cap: float) -> None:
-        super().__init__(scale, dropout)
+    def __init__(self, config: KernelConfig, cap: float) -> None:
+        super().__init__(config)
         self.cap = cap
 
     def transform_scores(self, scores: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headwater.core import functional
-from headwater.core.base import KernelSpec
+from headwater.core.base import KernelConfig, KernelSpec
 from headwater.core.kernels import Kernel
 from headwater.errors import Unavailable
 from headwater.i18n import _
@@ -19,10 +19,10 @@ from headwater.parts import part
 class XFormers(KernelSpec):
     """xFormers' memory-efficient attention."""
 
-    def build(self, scale: float, dropout: float) -> Kernel:
+    def build(self, config: KernelConfig) -> Kernel:
         if importlib.util.find_spec("xformers") is None:
             raise Unavailable(_("kernel: xformers must be installed, it is not; pip install xformers, or use SDPA()"))
-        return XFormersKernel(scale, dropout)
+        return XFormersKernel(config)
 
 
 class XFormersKernel(Kernel):

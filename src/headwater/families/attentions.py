@@ -1,0 +1,100 @@
+"""Attentions by name, with their sizes: full, window, linear, … for the builders and for --attention NAME:size=value.
+
+A row is a function that changes the plain attention of a stack: attention, whether it is causal, and the sizes by
+keyword with their defaults. It may return a tuple, which the layers of the stack then take in turn.
+
+    decoder(8000, attention="window:size=256")
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from headwater.core.attention import Attention
+from headwater.core.base import choose
+from headwater.core.masks import LocalWindow, SlidingWindow
+from headwater.errors import BadSetting, nearest
+from headwater.i18n import _
+from headwater.variants.linear_attention import LinearAttention
+
+Choice = Callable[..., Attention | tuple[Attention, ...]]
+ATTENTIONS: dict[str, Choice] = {}
+
+
+def attention_choice(name: str) -> Callable[[Choice], Choice]:
+    """Register a row of ATTENTIONS."""
+
+    def register(function: Choice) -> Choice:
+        ATTENTIONS[name] = function
+        return function
+
+    return register
+
+
+def choose_attention(text: str, plain: Attention, causal: bool) -> tuple[Attention, ...]:
+    """The attention specs that "name" or "name:size=value,…" gives, which the layers take in turn."""
+    name, _colon, sizes = text.partition(":")
+    function = choose(name, ATTENTIONS, "attention")
+    chosen = function(plain, causal, **parse_sizes(name, sizes))
+    return chosen if isinstance(chosen, tuple) else (chosen,)
+
+
+def attention_sizes(name: str) -> dict[str, int]:
+    """The sizes that an attention takes, with their defaults."""
+    parameters = list(inspect.signature(ATTENTIONS[name]).parameters.values())
+    return {parameter.name: parameter.default for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+
+
+def parse_sizes(name: str, text: str) -> dict[str, int]:
+    """Sizes written as "size=256,blocks=3"."""
+    known = attention_sizes(name)
+    sizes: dict[str, Any] = {}
+    for item in filter(None, text.split(",")):
+        size, _equals, value = item.partition("=")
+        if size not in known:
+            usual = ", ".join(f"{key}={default}" for key, default in known.items()) or _("none")
+            raise BadSetting(
+                _(
+                    "attention {name} has no size {size!r}, its sizes are {usual}; {nearest}",
+                    name=name,
+                    size=size,
+                    usual=usual,
+                    nearest=nearest(size, known),
+                )
+            )
+        if not (value.isascii() and value.isdigit() and len(value) < 10):
+            raise BadSetting(
+                _(
+                    "attention {name}: {size} must be an integer, got {value!r}; write {name}:{size}={usual}",
+                    name=name,
+                    size=size,
+                    value=value,
+                    usual=known[size],
+                )
+            )
+        sizes[size] = int(value)
+    return sizes
+
+
+# --------------------------------------------------------------------------------------------------------- the rows
+
+
+@attention_choice("full")
+def full(plain: Attention, causal: bool) -> Attention:
+    """Attention to every token, or to every earlier one."""
+    return plain
+
+
+@attention_choice("window")
+def window(plain: Attention, causal: bool, *, size: int = 256) -> Attention:
+    """A sliding window: causal, the last `size` tokens; else `size` // 2 on either side."""
+    return replace(plain, mask=SlidingWindow(size) if causal else LocalWindow(size // 2))
+
+
+@attention_choice("linear")
+def linear(plain: Attention, causal: bool) -> Attention:
+    """Linear attention, elu(x) + 1 in place of the softmax: a state of constant size in decoding."""
+    return replace(plain, kernel=LinearAttention())
