@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from headwater.core.cache import dynamic_cache
-from headwater.core.masks import Bidirectional, WindowSize
+from headwater.core.masks import WindowSize
 from headwater.core.model import Transformer
 from headwater.errors import BadSetting
 from headwater.i18n import _
@@ -144,7 +144,7 @@ def _receptive_fields(model: Transformer) -> tuple[tuple[str, WindowSize], ...]:
     for index in model.output_stack.order:
         for branch in getattr(spec.layers[index], "branches", ()):
             if branch.role not in ("ffn", "cross_attn"):
-                back, ahead = getattr(branch.layer, "mask", Bidirectional()).window_size
+                back, ahead = getattr(branch.layer, "receptive_field", (None, None))
                 total = (_add_or_none(total[0], back), _add_or_none(total[1], ahead))
         fields_by_path[f"{side}.layers.{index}"] = total
     return (*fields_by_path.items(), ("", total))

@@ -24,7 +24,7 @@ from headwater.core.base import (
 )
 from headwater.core.cache import CacheKey, KVCache, LayerCache
 from headwater.core.kernels import SDPA, Kernel
-from headwater.core.masks import AttentionMask, Bidirectional, MaskRule
+from headwater.core.masks import AttentionMask, Bidirectional, MaskRule, WindowSize
 from headwater.core.norms import NoNorm
 from headwater.core.positions import CosSin, NoPosition
 from headwater.errors import BadInput
@@ -128,6 +128,11 @@ class Attention(BranchLayerSpec):
         scale = self.scale if self.scale is not None else head_dim**-0.5
         sizes = type(self).__name__, self.heads, head_dim, scale, self.dropout
         return self.kernel.build(KernelConfig(*sizes, self.mask, self.position, self.is_cross))
+
+    @property
+    def receptive_field(self) -> WindowSize:
+        """How far back and ahead a token sees in this layer; None: without limit."""
+        return self.mask.window_size
 
     def build(self, d_model: int) -> AttentionLayer:
         return AttentionLayer(self, d_model)

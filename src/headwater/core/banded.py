@@ -163,8 +163,9 @@ def _banded_keys(
     keys = k.shape[2]
     k_chunks = k.split(chunk, 2)
     v_chunks = v.split(chunk, 2)
-    for q_index in _indices(q, band).split(chunk):
-        begin, end = band.key_range(int(q_index[0]), int(q_index[-1]), keys)
+    for start, q_index in zip(range(0, q.shape[2], chunk), _indices(q, band).split(chunk), strict=True):
+        first = band.first_query + start
+        begin, end = band.key_range(first, first + len(q_index) - 1, keys)
         near = slice(begin // chunk, max(-(-end // chunk), begin // chunk + 1))
         k_i = torch.cat(k_chunks[near], 2)
         k_index = torch.arange(k_i.shape[2], device=q.device) + near.start * chunk

@@ -41,6 +41,7 @@ class TrainBatch:
     source_attention_mask: np.ndarray | None = None
     token_types: np.ndarray | None = None  # [B, Q] 0 first text, 1 second
     document_ids: np.ndarray | None = None  # [B, Q] packed documents, 0 is padding
+    global_tokens: np.ndarray | None = None  # [B, Q] for a model with global tokens: True where a token sees all
     next_sentence_labels: np.ndarray | None = None  # [B] 0: the second sentence follows the first, 1: it does not
 
     @property
@@ -151,16 +152,26 @@ def label_ids(labels: Sequence[str], names: Sequence[str]) -> np.ndarray:
 def classification_batch(
     texts: Ragged, labels: np.ndarray, special_tokens: SpecialTokens, text_pairs: Ragged | None = None
 ) -> TrainBatch:
-    """<bos> text <eos>, or <bos> text <eos> text_pair <eos>; targets are the classes [B]."""
+    """<bos> text <eos>, or <bos> text <eos> text_pair <eos>; targets are the classes [B]. <bos> is global."""
     rows = texts.with_affixes([special_tokens.bos_id], [special_tokens.eos_id])
     if text_pairs is None:
-        return TrainBatch(rows.to_padded(special_tokens.pad_id), length_mask(rows), labels)
+        mask = length_mask(rows)
+        return TrainBatch(rows.to_padded(special_tokens.pad_id), mask, labels, global_tokens=_first_tokens(mask, 1))
     second = text_pairs.with_affixes((), [special_tokens.eos_id])
     joined = Ragged.from_rows([np.concatenate([rows[i], second[i]]) for i in range(len(rows))], np.int64)
     mask = length_mask(joined)
     in_second = np.arange(mask.shape[1]) >= rows.lengths[:, None]
     token_types = (in_second & mask).astype(np.int64)
-    return TrainBatch(joined.to_padded(special_tokens.pad_id), mask, labels, token_types=token_types)
+    first = _first_tokens(mask, 1)
+    return TrainBatch(
+        joined.to_padded(special_tokens.pad_id), mask, labels, token_types=token_types, global_tokens=first
+    )
+
+
+def _first_tokens(mask: np.ndarray, counts: int | np.ndarray) -> np.ndarray:
+    """[B, L]: True for the first tokens of each row, as many as `counts` says."""
+    first: np.ndarray = np.arange(mask.shape[1]) < np.broadcast_to(counts, len(mask))[:, None]
+    return first
 
 
 def encode_tagged(examples: Iterable[TaggedTokens], names: Sequence[str], tokenizer: Tokenizer) -> dict[str, Ragged]:
@@ -297,11 +308,15 @@ def question_overlap(offsets: Sequence[tuple[int, int]], example: QAExample) -> 
 
 
 def qa_batch(windows: Sequence[QAWindow], special_tokens: SpecialTokens) -> TrainBatch:
-    """Extractive question answering; targets [B, 2]: the first and last position of the answer."""
+    """Extractive question answering; targets [B, 2]: first and last position of the answer. The question is global."""
     rows = Ragged.from_rows([w.ids for w in windows], np.int64)
     token_types = Ragged.from_rows([w.token_types for w in windows], np.int64).to_padded(0)
     targets = np.array([w.answer_positions for w in windows], np.int64)
-    return TrainBatch(rows.to_padded(special_tokens.pad_id), length_mask(rows), targets, token_types=token_types)
+    mask = length_mask(rows)
+    question = _first_tokens(mask, np.array([w.context_start - 1 for w in windows]))  # <bos> and the question
+    return TrainBatch(
+        rows.to_padded(special_tokens.pad_id), mask, targets, token_types=token_types, global_tokens=question
+    )
 
 
 def span_text(context: str, window: QAWindow, first: int, last: int) -> str:

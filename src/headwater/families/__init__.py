@@ -5,7 +5,7 @@ Importing this package registers all of them.
 
 from __future__ import annotations
 
-from headwater.families import albert, bart, bert, dallebart, fairseq, gpt2, llama, neox, t5, vit
+from headwater.families import albert, bart, bert, dallebart, fairseq, gpt2, llama, longformer, neox, t5, vit
 from headwater.families.registry import FAMILIES, Family, detect_head_type, find_family, register_family
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "find_family",
     "gpt2",
     "llama",
+    "longformer",
     "neox",
     "register_family",
     "t5",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from headwater.core.attention import Attention
@@ -19,6 +19,7 @@ from headwater.core.masks import LocalWindow, SlidingWindow
 from headwater.errors import BadSetting, nearest
 from headwater.i18n import _
 from headwater.variants.linear_attention import LinearAttention
+from headwater.variants.longformer import FirstTokenIsGlobal, LongformerAttention
 
 Choice = Callable[..., Attention | tuple[Attention, ...]]
 ATTENTIONS: dict[str, Choice] = {}
@@ -98,3 +99,23 @@ def window(plain: Attention, causal: bool, *, size: int = 256) -> Attention:
 def linear(plain: Attention, causal: bool) -> Attention:
     """Linear attention, elu(x) + 1 in place of the softmax: a state of constant size in decoding."""
     return replace(plain, kernel=LinearAttention())
+
+
+@attention_choice("longformer")
+def longformer(plain: Attention, causal: bool, *, window: int = 512) -> Attention:
+    """Longformer, for encoders: `window` // 2 tokens on either side, and global tokens; the first token is one."""
+    _encoder_only("longformer", causal)
+    settings = {**_settings(plain), "mask": LocalWindow(window // 2)}
+    return LongformerAttention(**settings, global_tokens=FirstTokenIsGlobal())
+
+
+def _settings(plain: Attention) -> dict[str, Any]:
+    """The fields of an attention, for another attention of the same sizes."""
+    return {field.name: getattr(plain, field.name) for field in fields(plain)}
+
+
+def _encoder_only(name: str, causal: bool) -> None:
+    if causal:
+        raise BadSetting(
+            _("attention {name} reads both directions, a decoder cannot; use window, or encoder_attention", name=name)
+        )

@@ -39,36 +39,36 @@ from headwater.weights.hf_config import HFConfig
 from headwater.weights.name_map import NameMap, name_map
 
 
-def _attention_names(side: str, checkpoint_name: str, param_name: str, norm_name: str) -> str:
+def _attention_names(side: str, checkpoint_name: str, param_name: str, norm_name: str, prefix: str) -> str:
     """The rules of one attention layer and its norm."""
     return f"""
-    [model.]{side}.layers.{{i}}.{checkpoint_name}.q_proj      {side}.layers.{{i}}.{param_name}.q
-    [model.]{side}.layers.{{i}}.{checkpoint_name}.k_proj      {side}.layers.{{i}}.{param_name}.k
-    [model.]{side}.layers.{{i}}.{checkpoint_name}.v_proj      {side}.layers.{{i}}.{param_name}.v
-    [model.]{side}.layers.{{i}}.{checkpoint_name}.out_proj    {side}.layers.{{i}}.{param_name}.out
-    [model.]{side}.layers.{{i}}.{checkpoint_name}_layer_norm  {side}.layers.{{i}}.{param_name}_{norm_name}
+    [{prefix}.]{side}.layers.{{i}}.{checkpoint_name}.q_proj      {side}.layers.{{i}}.{param_name}.q
+    [{prefix}.]{side}.layers.{{i}}.{checkpoint_name}.k_proj      {side}.layers.{{i}}.{param_name}.k
+    [{prefix}.]{side}.layers.{{i}}.{checkpoint_name}.v_proj      {side}.layers.{{i}}.{param_name}.v
+    [{prefix}.]{side}.layers.{{i}}.{checkpoint_name}.out_proj    {side}.layers.{{i}}.{param_name}.out
+    [{prefix}.]{side}.layers.{{i}}.{checkpoint_name}_layer_norm  {side}.layers.{{i}}.{param_name}_{norm_name}
 """
 
 
-def seq2seq_names(norm_name: str, extra_rules: str) -> NameMap:
-    """The name map of an encoder-decoder. norm_name: "norm" (pre-norm) or "post_norm"."""
-    text = "[model.]shared  encoder.embed.tokens : unless decoder.embed.tokens\n"
+def seq2seq_names(norm_name: str, extra_rules: str, prefix: str = "model") -> NameMap:
+    """The name map of an encoder-decoder. norm_name: "norm" (pre-norm) or "post_norm". prefix: of every name."""
+    text = f"[{prefix}.]shared  encoder.embed.tokens : unless decoder.embed.tokens\n"
     for side in ("encoder", "decoder"):
         text += f"""
-    [model.]{side}.embed_tokens                  {side}.embed.tokens
-    [model.]{side}.layers.{{i}}.fc1              {side}.layers.{{i}}.ffn.up
-    [model.]{side}.layers.{{i}}.fc2              {side}.layers.{{i}}.ffn.down
-    [model.]{side}.layers.{{i}}.final_layer_norm {side}.layers.{{i}}.ffn_{norm_name}
-    [model.]{side}.version                       -
-    """ + _attention_names(side, "self_attn", "self_attn", norm_name)
-        text += extra_rules.format(side=side)
-    return name_map(text + _attention_names("decoder", "encoder_attn", "cross_attn", norm_name))
+    [{prefix}.]{side}.embed_tokens                  {side}.embed.tokens
+    [{prefix}.]{side}.layers.{{i}}.fc1              {side}.layers.{{i}}.ffn.up
+    [{prefix}.]{side}.layers.{{i}}.fc2              {side}.layers.{{i}}.ffn.down
+    [{prefix}.]{side}.layers.{{i}}.final_layer_norm {side}.layers.{{i}}.ffn_{norm_name}
+    [{prefix}.]{side}.version                       -
+    """ + _attention_names(side, "self_attn", "self_attn", norm_name, prefix)
+        text += extra_rules.format(side=side, prefix=prefix)
+    return name_map(text + _attention_names("decoder", "encoder_attn", "cross_attn", norm_name, prefix))
 
 
-POSITION_TABLE = "[model.]{side}.embed_positions  {side}.embed.position.table\n"
-EMBED_NORM = "[model.]{side}.layernorm_embedding  {side}.embed.norm\n"
-FINAL_NORM = "[model.]{side}.layer_norm  {side}.final_norm\n"
-IGNORED_POSITION_TABLE = "[model.]{side}.embed_positions  -\n"
+POSITION_TABLE = "[{prefix}.]{side}.embed_positions  {side}.embed.position.table\n"
+EMBED_NORM = "[{prefix}.]{side}.layernorm_embedding  {side}.embed.norm\n"
+FINAL_NORM = "[{prefix}.]{side}.layer_norm  {side}.final_norm\n"
+IGNORED_POSITION_TABLE = "[{prefix}.]{side}.embed_positions  -\n"
 IGNORED_LM_HEAD = name_map("lm_head  -\nfinal_logits_bias  -")
 HEAD_NAMES = {
     "language": name_map("lm_head  head.out\nfinal_logits_bias  head.out.bias : squeeze"),

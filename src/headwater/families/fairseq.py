@@ -129,7 +129,7 @@ def fairseq_args_to_config(args: dict[str, Any], where: object) -> dict[str, Any
 
 # ------------------------------------------------------------------------------------------------------------- family
 
-EXTRA_RULES = POSITION_TABLE + EMBED_NORM + "[model.]{side}.embed_positions._float_tensor  -\n"
+EXTRA_RULES = POSITION_TABLE + EMBED_NORM + "[{prefix}.]{side}.embed_positions._float_tensor  -\n"
 HEAD_NAMES = {
     "language": name_map("[model.]decoder.output_projection  head.out"),
     "hidden_states": name_map("[model.]decoder.output_projection  -"),

@@ -1,14 +1,14 @@
 """A batch as tensors: what it counts, and a forward pass of a model on it.
 
 A TensorBatch has the fields of TrainBatch: ids [B, Q], targets, and perhaps source [B, S], attention_mask,
-source_attention_mask, document_ids, token_types, next_sentence_labels.
+source_attention_mask, document_ids, token_types, global_tokens, next_sentence_labels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -58,14 +58,20 @@ def forward_hidden(model: Transformer, batch: TensorBatch) -> tuple[Tensor, Mode
             attention_mask=batch.get("source_attention_mask"),
             document_ids=batch.get("source_document_ids"),
         )
-    inputs = model.inputs(
-        batch["ids"], batch.get("attention_mask"), batch.get("document_ids"), None, batch.get("token_types")
-    )
+    inputs = model.inputs(batch["ids"], **_model_inputs(model, batch))
     return model.hidden_states(inputs, memory=memory), inputs
 
 
 def forward_logits(model: Transformer, batch: TensorBatch) -> Tensor:
     """The output of the head of a model with one stack."""
-    inputs = {k: v for k, v in batch.items() if k in ("attention_mask", "token_types", "document_ids")}
-    logits: Tensor = model(batch["ids"], **inputs)
+    logits: Tensor = model(batch["ids"], **_model_inputs(model, batch))
     return logits
+
+
+def _model_inputs(model: Transformer, batch: TensorBatch) -> dict[str, Any]:
+    """What the output stack reads beside the ids. Global tokens are for models that have them."""
+    names = ["attention_mask", "token_types", "document_ids"]
+    stack = getattr(model, "output_stack", None)  # another module than a Transformer has none
+    if "global_tokens" in batch and stack is not None and stack.uses_global_tokens:
+        names.append("global_tokens")
+    return {name: batch[name] for name in names if name in batch}

@@ -6,6 +6,7 @@ Importing this package registers all of them, so that a spec that has one can be
 from headwater.variants import (
     experts,
     image_heads,
+    longformer,
     mean_pool_bridge,
     multi_task_head,
     normed_ffn,
@@ -21,6 +22,7 @@ from headwater.variants import (
 __all__ = [
     "experts",
     "image_heads",
+    "longformer",
     "mean_pool_bridge",
     "multi_task_head",
     "normed_ffn",

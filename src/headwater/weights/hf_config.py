@@ -215,6 +215,14 @@ class HFConfig:
         """Whether a key holds a number, where it may hold an object too."""
         return type(self._values.get(key)) in (int, float)
 
+    def get_int_per_layer(self, name: str, layers: int, minimum: int = 1) -> list[int]:
+        """A size of each layer: a list with one integer for each, or one integer for all."""
+        is_size = lambda v: type(v) is int and minimum <= v <= MAX_INT  # noqa: E731
+        is_list = lambda v: isinstance(v, list) and len(v) == layers and all(map(is_size, v))  # noqa: E731
+        requirement = _("an integer, or a list of {layers} integers, from {minimum}", layers=layers, minimum=minimum)
+        value = self._get((name,), REQUIRED, lambda v: is_size(v) or is_list(v), requirement)
+        return value if isinstance(value, list) else [value] * layers
+
     def get_labels(self, default_count: int = 2) -> list[str]:
         """The names of the classes, in order: those of id2label, or LABEL_0, LABEL_1 … up to num_labels."""
         id2label = self._get(("id2label",), {}, lambda v: isinstance(v, dict), _("an object from id to name"))

@@ -1,0 +1,90 @@
+"""The sparse attentions, each with the laws that hold for it, and who sees whom, stated slowly for one layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from combinations import D_MODEL, HEADS, VOCAB, Case
+
+from headwater import core as hw
+from headwater.core.base import BranchLayerSpec
+from headwater.variants.longformer import FirstTokenIsGlobal, LongformerAttention
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A row as a reader of the manual sees it: which tokens are real, their documents, which are global."""
+
+    real: list[bool]
+    documents: list[int]
+    is_global: list[bool]
+
+    def place(self, n: int) -> int:
+        """Positions are counted over the real tokens of a document."""
+        same = [m for m in range(n) if self.real[m] and self.documents[m] == self.documents[n]]
+        return len(same)
+
+    def __len__(self) -> int:
+        return len(self.real)
+
+
+Sees = Callable[[Tokens, int, int], bool]  # (row, query, key)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A sparse attention. laws: the names of those that hold, out of law_kit. sees: the rule of one layer."""
+
+    name: str
+    attention: BranchLayerSpec
+    laws: tuple[str, ...]
+    sees: Sees
+    packed: bool = False
+    holes: bool = True
+
+    def case(self, layers: int = 2) -> Case:
+        """A small model of this attention."""
+        norm = hw.LayerNorm()
+        block = hw.Block((hw.pre(norm, self_attn=self.attention), hw.pre(norm, ffn=hw.FeedForward(24, "gelu"))))
+        stack = hw.Stack(D_MODEL, hw.Embeddings(VOCAB, hw.Learned(64), scale=2.0), (block,) * layers, norm)
+        init = (("*", hw.Normal(0.35)),)
+        side = {"decoder": stack} if self.attention.receptive_field[1] == 0 else {"encoder": stack}
+        return Case(self.name, hw.Model(hw.LMHead(VOCAB), **side, init=init))
+
+
+ALWAYS = (
+    "batched_is_alone",
+    "hooked_is_fused",
+    "recomputed_is_kept",
+    "copied_is_same",
+    "written_is_read",
+    "accumulated_is_full_batch",
+    "counted_is_built",
+    "blind_rows_are_finite",
+    "hidden_changes_nothing",
+)
+PADDED = ("padded_right_is_unpadded", "padded_left_is_unpadded", "padded_anywhere_is_unpadded")
+
+
+def longformer_sees(row: Tokens, q: int, k: int) -> bool:
+    near = abs(row.place(q) - row.place(k)) <= 2
+    wide = row.is_global[q] or row.is_global[k]
+    return row.real[k] and row.documents[q] == row.documents[k] and (near or wide)
+
+
+def _longformer(**settings) -> LongformerAttention:
+    return LongformerAttention(HEADS, bias="qkv", mask=hw.LocalWindow(2), **settings)
+
+
+KINDS = {
+    "longformer": Kind(
+        "longformer", _longformer(), (*ALWAYS, *PADDED, "packed_is_alone"), longformer_sees, packed=True
+    ),
+    "longformer, grouped": Kind(
+        "longformer, grouped", _longformer(kv_heads=2), (*ALWAYS, *PADDED, "packed_is_alone"), longformer_sees, True
+    ),
+    "longformer, first token": Kind(
+        "longformer, first token", _longformer(global_tokens=FirstTokenIsGlobal()), (*ALWAYS, *PADDED), longformer_sees
+    ),
+}

@@ -1,0 +1,82 @@
+"""What a user can get wrong with the attentions for long inputs: one line, before anything is allocated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import headwater
+from headwater import core as hw
+from headwater.errors import BadFile, BadInput, BadSetting, Fault
+from headwater.families import FAMILIES
+from headwater.parts import swap
+from headwater.variants.longformer import FirstTokenIsGlobal, LongformerAttention, QuestionIsGlobal, global_tokens_at
+from headwater.weights.hf_config import HFConfig
+
+IDS = torch.zeros(2, 12, dtype=torch.long)
+SIZES = {"d_model": 16, "heads": 4, "layers": 2, "d_ff": 16, "dropout": 0.0}
+
+
+def encoder(attention: hw.Attention) -> hw.Model:
+    return swap(headwater.encoder(11, **SIZES), hw.Attention, lambda plain: attention)
+
+
+LONGFORMER = LongformerAttention(4, mask=hw.LocalWindow(2), global_tokens=FirstTokenIsGlobal())
+LONGFORMER_CONFIG = {
+    "model_type": "longformer", "vocab_size": 11, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 16, "max_position_embeddings": 40, "attention_window": [8],
+}  # fmt: skip
+SETTINGS = {
+    "a causal window": (
+        lambda: replace(LONGFORMER, mask=hw.SlidingWindow(3)),
+        "LongformerAttention: mask must be a window on both sides, got SlidingWindow(size=3); give LocalWindow(size)",
+    ),
+    "no window": (lambda: replace(LONGFORMER, mask=hw.Bidirectional()), "mask must be a window on both sides"),
+    "positions in the attention": (
+        lambda: replace(LONGFORMER, position=hw.Rotary()),
+        "LongformerAttention: position must be left out, got Rotary(); add positions to the embedding",
+    ),
+    "a decoder": (
+        lambda: headwater.decoder(11, **SIZES, attention="longformer"),
+        "attention longformer reads both directions, a decoder cannot; use window, or encoder_attention",
+    ),
+}
+FILES = {
+    "windows of other layers": (
+        lambda: FAMILIES["longformer"].read_spec(HFConfig(dict(LONGFORMER_CONFIG)), "language"),
+        "attention_window must be an integer, or a list of 2 integers, from 2, got '[8]'",
+    )
+}
+INPUTS = {
+    "a global token out of range": (
+        lambda: global_tokens_at(IDS, [0, 12]),
+        "global_tokens: a position must be from 0 to 11, got 12; the row has 12 tokens",
+    ),
+    "global tokens of another shape": (
+        lambda: encoder(LONGFORMER).build(seed=0)(IDS, global_tokens=torch.ones(2, 5, dtype=torch.bool)),
+        "model: global_tokens must have the shape of ids (2, 12), got bool (2, 5)",
+    ),
+    "a question without separators": (
+        lambda: encoder(replace(LONGFORMER, global_tokens=QuestionIsGlobal(7))).build(seed=0)(IDS),
+        "QuestionIsGlobal: each row must have 3 separators (id 7), got 0; mark the question with global_tokens=",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("fault", "act", "said"),
+    [
+        (kind, *case)
+        for kind, table in ((BadSetting, SETTINGS), (BadFile, FILES), (BadInput, INPUTS))
+        for case in table.values()
+    ],
+    ids=[*SETTINGS, *FILES, *INPUTS],
+)
+def test_one_line_says_what_to_do(fault, act, said):
+    with pytest.raises(Fault) as caught:
+        act()
+    assert isinstance(caught.value, fault)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
