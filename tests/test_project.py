@@ -39,6 +39,7 @@ ORDER = [
     "core",
     "variants",
     "weights",
+    "tuning",
     "text",
     "vision",
     "codecs",

@@ -13,6 +13,7 @@ from headwater.errors import BadFile, BadInput, BadSetting, CheckFailed, Fault, 
 
 if TYPE_CHECKING:
     from headwater.checker.api import check
+    from headwater.families.adapters import load_adapter, save_adapter
     from headwater.families.builders import decoder, encoder, transformer
     from headwater.families.load import embed, load, save
     from headwater.families.presets import preset
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from headwater.inspection.hooks import watch
     from headwater.training.api import resume, train
     from headwater.training.config import TrainConfig
+    from headwater.tuning.api import tune
 
 __version__ = "0.1.0"
 
@@ -38,12 +40,15 @@ LAZY_IMPORTS = {
     "generate": "headwater.generation.api",
     "inspect": "headwater.inspection.api",
     "load": "headwater.families.load",
+    "load_adapter": "headwater.families.adapters",
     "preset": "headwater.families.presets",
     "resume": "headwater.training.api",
     "save": "headwater.families.load",
+    "save_adapter": "headwater.families.adapters",
     "stream": "headwater.generation.api",
     "train": "headwater.training.api",
     "transformer": "headwater.families.builders",
+    "tune": "headwater.tuning.api",
     "watch": "headwater.inspection.hooks",
 }
 
@@ -67,12 +72,15 @@ __all__ = [
     "generate",
     "inspect",
     "load",
+    "load_adapter",
     "preset",
     "resume",
     "save",
+    "save_adapter",
     "stream",
     "train",
     "transformer",
+    "tune",
     "watch",
 ]
 

@@ -10,7 +10,8 @@ import yaml
 
 from headwater.errors import BadSetting
 from headwater.training.checkpoint import check_resume_changes
-from headwater.training.config import FIELDS, SECTIONS, TrainConfig, parse_config, parse_duration
+from headwater.training.config import FIELDS, SECTIONS, TrainConfig, parse_config
+from headwater.training.setting_types import parse_duration
 
 
 def test_a_leaf_may_be_given_alone_in_its_section_or_as_words():

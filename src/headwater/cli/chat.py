@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from headwater.cli import kernels
-from headwater.cli.common import gc_paused
+from headwater.cli.common import add_adapter_argument, gc_paused, load_model
 from headwater.cli.parser import add_sampling_arguments, escape_control, sampling_settings
 from headwater.errors import BadFile, BadInput, Fault, TooLong
 from headwater.i18n import _
@@ -24,14 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help=help_text)
     help_text = _("the system prompt")
     parser.add_argument("--system", metavar="TEXT", help=help_text)
+    add_adapter_argument(parser)
     add_sampling_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> None:
     with gc_paused():
-        from headwater.families.load import load
-
-        loaded = load(args.model)
+        loaded = load_model(args)
     kernels.warn_missing()
     chat = ChatSession(loaded, args.system, sampling_settings(args), str if args.raw else escape_control)
     is_interactive = sys.stdin.isatty()

@@ -17,6 +17,7 @@ from headwater.errors import BadInput
 from headwater.i18n import _
 
 if TYPE_CHECKING:
+    from headwater.families.hf_folder import LoadedModel
     from headwater.training.predict import Predictor
 
 JOB_FLAGS = ("run", "texts", "as_text", "column", "format", "json")  # a resumed command must repeat these
@@ -75,6 +76,21 @@ def predict_inputs(args: argparse.Namespace, task_name: str, columns: tuple[str,
         return
     count = file.write(entries.entries(), writer, predict)
     print(_("{count:,} rows in {out}", count=count, out=args.out), file=sys.stderr)
+
+
+def add_adapter_argument(parser: argparse.ArgumentParser) -> None:
+    """Add --adapter of a command that loads a MODEL."""
+    help_text = _("an adapter for the model: a tuned run or a peft folder")
+    parser.add_argument("--adapter", metavar="FOLDER", help=help_text)
+
+
+def load_model(args: argparse.Namespace) -> LoadedModel:
+    """The MODEL of a command, with its --adapter merged into the weights where that is possible."""
+    from headwater.families.adapters import load_adapter, merge_if_possible
+    from headwater.families.load import load
+
+    loaded = load(args.model)
+    return merge_if_possible(load_adapter(loaded, args.adapter)) if args.adapter else loaded
 
 
 @contextmanager

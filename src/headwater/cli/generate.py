@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headwater.cli import inputs, kernels
-from headwater.cli.common import gc_paused
+from headwater.cli.common import add_adapter_argument, gc_paused, load_model
 from headwater.cli.parser import add_sampling_arguments, escape_control, sampling_settings
 from headwater.errors import BadInput, BadSetting
 from headwater.i18n import _
@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="?", help=help_text)
     help_text = _("the prompt is a text, even if it looks like a file name")
     parser.add_argument("--as-text", action="store_true", help=help_text)
+    add_adapter_argument(parser)
     add_sampling_arguments(parser)
     help_text = _("beam search with N beams")
     parser.add_argument("--beam", type=int, metavar="N", help=help_text)
@@ -49,11 +50,10 @@ def run(args: argparse.Namespace) -> None:
     escape: Callable[[str], str] = str if args.raw else escape_control
 
     with gc_paused():
-        from headwater.families.load import load
         from headwater.generation.api import generate, stream
         from headwater.generation.beam import Beam
 
-        loaded = load(args.model)
+        loaded = load_model(args)
     kernels.warn_missing()
 
     # Stream token by token, if only one text is printed.

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 HEADINGS = {
     "data": _("data"),
     "model": _("the model"),
+    "tuning": _("tuning of a pretrained model"),
     "optim": _("optimization"),
     "train": _("training loop"),
     "evaluation": _("evaluation"),
@@ -114,7 +115,7 @@ class DryRun(Exception):
 
 def _plan_printer(dry_run: bool, notes_shown: bool) -> Callable[[TrainSetup], None]:
     """A callback that prints the plan; notes_shown: the notes are printed when training starts, so not here."""
-    from headwater.training.api import format_notes, format_plan
+    from headwater.training.plan_report import format_notes, format_plan
     from headwater.training.preview import print_preview
 
     def print_plan(setup: TrainSetup) -> None:

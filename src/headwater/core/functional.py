@@ -50,10 +50,39 @@ def linear(x: Tensor, layer: nn.Module) -> Tensor:
 
 def linears(x: Tensor, *layers: nn.Module) -> tuple[Tensor, ...]:
     """Several linear layers of one x: queries, keys, values. In C the backward pass sums their gradients in place."""
-    plain = [layer for layer in layers if _is_plain(layer, nn.Linear)]
+    bases = [_base_of(x, layer) for layer in layers]
+    plain = [base for base in bases if _is_plain(base, nn.Linear)]
     if len(plain) == len(layers) and all(cpu_linear.linear_supported(x, m.weight, m.bias) for m in plain):
-        return cpu_linear.linears(x, *plain)
+        outputs = zip(layers, cpu_linear.linears(x, *plain), strict=True)
+        return tuple(layer.after(x, y) if isinstance(layer, ChangedLinear) else y for layer, y in outputs)
     return tuple(linear(x, layer) for layer in layers)
+
+
+class ChangedLinear(nn.Module):
+    """A linear layer whose input or output is changed: after(x, base(before(x))).
+
+    Several of them that read one x have their bases computed together, as if nothing were changed (linears).
+    """
+
+    base: nn.Module
+
+    def before(self, x: Tensor) -> Tensor:
+        """The input of the base: x itself, if it is not changed."""
+        return x
+
+    def after(self, x: Tensor, y: Tensor) -> Tensor:
+        """The output, from the input x and the output y of the base."""
+        return y
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(x, linear(self.before(x), self.base))
+
+
+def _base_of(x: Tensor, layer: nn.Module) -> nn.Module:
+    """The layer that multiplies x: the base of a changed layer without hooks that leaves its input as it is."""
+    if isinstance(layer, ChangedLinear) and not _has_hooks(layer) and layer.before(x) is x:
+        return layer.base
+    return layer
 
 
 def feed_forward(x: Tensor, up: nn.Module, act: Activation, p: float, down: nn.Module) -> Tensor:
@@ -72,8 +101,11 @@ def embedding(ids: Tensor, table: nn.Module) -> Tensor:
 
 def _is_plain(layer: nn.Module, cls: type[LayerType]) -> TypeGuard[LayerType]:
     """Whether a layer is torch's own and has no hooks: some observe it, others compute its weight (pruning)."""
-    hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
-    return type(layer) is cls and not any(hooks)
+    return type(layer) is cls and not _has_hooks(layer)
+
+
+def _has_hooks(layer: nn.Module) -> bool:
+    return any((layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks))
 
 
 # --------------------------------------------------------------------------------------------------- dropout and norm

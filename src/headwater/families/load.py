@@ -29,6 +29,7 @@ from headwater.families.hf_folder import (
 )
 from headwater.families.hub import find_installed
 from headwater.families.registry import FAMILIES
+from headwater.families.tuned_folder import load_tuned_folder, read_tuned_config
 from headwater.i18n import _
 from headwater.text.tokenizer import Tokenizer
 from headwater.weights.native import MODEL_TYPE, is_native, load_native, read_native_spec, save_native
@@ -72,7 +73,9 @@ def load_spec(name: str | Path) -> Model:
 
 
 def _load_native_model(folder: Path) -> LoadedModel:
-    """Load a model in the native layout."""
+    """Load a model in the native layout; a tuned one is its base with an adapter."""
+    if read_tuned_config(folder) is not None:
+        return load_tuned_folder(folder, load)
     native = load_native(folder)
     return _with_special_tokens(native.model, find_tokenizer(folder), native.metadata, folder)
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 import ctypes
 import fnmatch
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from headwater.cpu.build import TensorMismatch, decode_constants, decode_library, float_ptr
@@ -101,22 +103,46 @@ class QuantizedLinear(QuantizedModule):
                     shape=list(x.shape),
                 )
             )
-        if (y := self._matmul(x)) is not None:
-            return y
-        size = max(1, CHUNK_WEIGHTS // self.columns)
-        starts = range(0, self.rows, size)
-        parts = [F.linear(x, self.dequantize_rows(i, min(i + size, self.rows)).to(x.dtype)) for i in starts]
-        y = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        if torch.is_grad_enabled() and x.requires_grad:
+            y: Tensor = _FrozenMatmul.apply(x, self)
+            return y if self.bias is None else y + self.bias
+        if (product := self._matmul(x, self.bias)) is not None:
+            return product
+        y = self._chunked_matmul(x)
         return y if self.bias is None else y + self.bias
 
-    def _matmul(self, x: Tensor) -> Tensor | None:
-        """The same in C, W dequantized into the L1 cache only; None where C does not support it."""
+    def multiply(self, x: Tensor) -> Tensor:
+        """x Wᵀ without the bias, and without a gradient."""
+        with torch.no_grad():
+            product = self._matmul(x, None)
+            return self._chunked_matmul(x) if product is None else product
+
+    def multiply_transposed(self, grad: Tensor) -> Tensor:
+        """grad W, the gradient of x: W dequantized a few rows at a time."""
+        grad_x = grad.new_zeros(*grad.shape[:-1], self.columns)
+        for rows in self._row_chunks():
+            weight = self.dequantize_rows(rows.start, rows.stop).to(grad.dtype)
+            grad_x.view(-1, self.columns).addmm_(grad[..., rows].flatten(0, -2), weight)
+        return grad_x
+
+    def _row_chunks(self) -> list[slice]:
+        """Rows that are dequantized at a time."""
+        size = max(1, CHUNK_WEIGHTS // self.columns)
+        return [slice(start, min(start + size, self.rows)) for start in range(0, self.rows, size)]
+
+    def _chunked_matmul(self, x: Tensor) -> Tensor:
+        """x Wᵀ in torch."""
+        parts = [F.linear(x, self.dequantize_rows(rows.start, rows.stop).to(x.dtype)) for rows in self._row_chunks()]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def _matmul(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
+        """x Wᵀ + b in C, W dequantized into the L1 cache only; None where C does not support it."""
         library = decode_library()
-        bias = None if self.bias is None else self.bias.contiguous()
+        bias = None if bias is None else bias.contiguous()
         rows = x.numel() // self.columns
         tensors = [x] if bias is None else [x, bias]
         is_float32 = all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
-        needs_grad = x.requires_grad or (bias is not None and bias.requires_grad and torch.is_grad_enabled())
+        needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
         if library is None or not is_float32 or needs_grad or not 0 < rows < MAX_SIZE or not self.rows:
             return None
 
@@ -134,6 +160,20 @@ class QuantizedLinear(QuantizedModule):
             threads,
         )
         return y
+
+
+class _FrozenMatmul(torch.autograd.Function):
+    """x Wᵀ of a quantized W, which has no gradient: W is dequantized again in the backward pass, and never kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: QuantizedLinear) -> Tensor:
+        ctx.layer = layer
+        return layer.multiply(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.layer.multiply_transposed(grad), None
 
 
 class QuantizedEmbedding(QuantizedModule):

@@ -16,11 +16,9 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Any, TypeVar, Unpack, get_type_hints
 
-from headwater.core.model import Transformer
 from headwater.data.examples import Example
-from headwater.data.summary import format_summary, summary_line
 from headwater.errors import BadSetting
-from headwater.i18n import _, join, translated
+from headwater.i18n import _, translated
 from headwater.text.load import load_tokenizer
 from headwater.training.checkpoint import (
     check_config_matches,
@@ -33,9 +31,10 @@ from headwater.training.checkpoint import (
 from headwater.training.config import ALIASES, FIELDS, SECTIONS, ResumeKwargs, TrainConfig, TrainKwargs, parse_config
 from headwater.training.distributed import init_distributed
 from headwater.training.launch import is_elastic_restart
-from headwater.training.loggers import ProgressBar, format_duration
+from headwater.training.loggers import ProgressBar
+from headwater.training.plan_report import format_plan
 from headwater.training.predict import Predictor, load_run
-from headwater.training.preview import learned_lines, print_preview
+from headwater.training.preview import print_preview
 from headwater.training.recipes import resolve_early
 from headwater.training.run_dir import RUNS_ROOT, RunDir, require_empty, require_writable
 from headwater.training.run_output import run_fingerprint
@@ -262,7 +261,7 @@ def _restore_trainer(setup: TrainSetup, checkpoint: Checkpoint) -> list[str]:
     """Restore the trainer from a checkpoint; a new plan, or no time limit, replaces the saved plan."""
     trainer = setup.trainer
     new_plan = trainer.state.step_plan
-    notes = restore_checkpoint(trainer, checkpoint, run_fingerprint(setup.task_data))
+    notes = restore_checkpoint(trainer, checkpoint, run_fingerprint(setup.task_data, setup.model))
     if new_plan or not setup.config.max_time:
         trainer.state.step_plan = new_plan
     return notes
@@ -291,100 +290,3 @@ def _restore(setup: TrainSetup, checkpoint: Checkpoint | None) -> list[str]:
     longer = longer if state.step_plan else more
     text = _("all its {step} steps were done; to continue, give {longer}", step=checkpoint.step, longer=longer)
     return [*notes, text]
-
-
-# ------------------------------------------------------------------------------------------------ the plan as a report
-
-
-MAX_USUAL_SECONDS = 1900  # of a run for which no time limit is proposed
-
-
-def format_plan(setup: TrainSetup) -> str:
-    """The report before training: data, tokenizer, model, training, evaluation, memory, time."""
-    config = setup.config
-    task_data = setup.task_data
-    vocab_size = len(task_data.tokenizer)
-    seconds = config.max_steps * setup.step_seconds + setup.eval_plan.total_seconds(config.max_steps)
-    hint = _("; --max-time 15m makes it fit") if seconds > MAX_USUAL_SECONDS and not config.max_time else ""
-    duration = format_duration(max(1.0, seconds))
-    size = f"{estimate_memory(setup.model, config, vocab_size) / 2**20:,.0f} MB"
-    lines = [
-        *([format_summary(setup.data_summary)] if setup.data_summary else []),
-        summary_line(
-            _("tokenizer"),
-            _(
-                "{num_tokenizer:,} pieces ({tokenizer}), {tokens:,} tokens to learn from",
-                num_tokenizer=vocab_size,
-                tokenizer=config.tokenizer,
-                tokens=task_data.num_tokens,
-            ),
-        ),
-        *learned_lines(task_data),
-        summary_line(_("model"), _format_model(setup)),
-        summary_line(
-            _("training"),
-            _(
-                "{max_steps:,} steps of up to {batch_tokens:,} tokens, learning rate {lr:.2g} ({schedule})",
-                max_steps=config.max_steps,
-                batch_tokens=config.batch_tokens,
-                lr=config.lr,
-                schedule=config.schedule,
-            ),
-        ),
-        summary_line(_("evaluation"), _format_evaluation(setup)),
-        summary_line(_("memory"), _("about {size}", size=size)),
-        summary_line(
-            _("time"),
-            _("about {time} on {device}, from measured steps{hint}", time=duration, device=config.device, hint=hint),
-        ),
-    ]
-    return "\n".join(map(str, lines))
-
-
-def format_notes(setup: TrainSetup) -> list[str]:
-    """Notes on the data and the plan."""
-    return [summary_line(_("note"), str(note)) for note in (*setup.task_data.notes, *setup.notes)]
-
-
-def _format_evaluation(setup: TrainSetup) -> str:
-    """The evaluation interval and the number of validation examples."""
-    plan = setup.eval_plan
-    every = _("at the end") if plan.every >= setup.config.max_steps else _("every {every:,} steps", every=plan.every)
-    rows = _("{rows:,} of {available:,} validation rows", rows=plan.num_examples, available=plan.num_available)
-    if plan.num_examples == plan.num_available:
-        rows = _("all {rows:,} validation rows", rows=plan.num_examples)
-    final = ""
-    if plan.num_final_examples > plan.num_examples:
-        more = f"{plan.num_final_examples:,}"
-        final = _("; the best model on {more} at the end", more=more)
-    return _("{every}, {rows}", every=every, rows=rows) + final
-
-
-def _format_model(setup: TrainSetup) -> str:
-    config = setup.config
-    size = sum(p.numel() for p in setup.model.parameters())
-    names = {"encoder": _("encoder"), "decoder": _("decoder")}
-    stacks = [words for name, words in names.items() if getattr(setup.model, name) is not None]
-    layers = _("1 layer") if config.layers == 1 else _("{layers} layers", layers=config.layers)
-    each = _(" each") if len(stacks) > 1 else ""
-    return _(
-        "{stacks}, {layers}{each}, d_model {d_model}, {heads} heads: {size:,} weights",
-        stacks=join(_(" and "), stacks),
-        layers=layers,
-        each=each,
-        d_model=config.d_model,
-        heads=config.heads,
-        size=size,
-    )
-
-
-def estimate_memory(model: Transformer, config: TrainConfig, vocab_size: int) -> int:
-    """Estimated bytes: weights, gradients and two moments in fp32, and the activations of one micro-batch."""
-    weights = sum(p.numel() for p in model.parameters())
-    tokens = config.micro_batch_tokens or config.batch_tokens
-    layers = config.layers * (2 if model.encoder is not None and model.decoder is not None else 1)
-    activations = tokens * layers * (10 * config.d_model + 2 * config.d_ff) * 4
-    scores = 2 * min(tokens, 512) * vocab_size * 4
-    if config.gradient_checkpointing:
-        activations //= 6
-    return 16 * weights + 4 * weights * bool(config.ema) + activations + scores

@@ -32,7 +32,8 @@ from headwater.training.distributed import distribute_like, full_tensor
 from headwater.training.optim import load_optimizer_state, optimizer_state
 from headwater.training.state import CheckpointEvent, Event, NoteEvent
 from headwater.training.storage import Checkpoint, CheckpointManager
-from headwater.weights.native import copy_into, named_tensors
+from headwater.tuning.base import trained_parameters
+from headwater.weights.native import copy_tensors
 from headwater.weights.safetensors import SafetensorsFile, serialize_safetensors
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class TrainerSnapshot:
 def take_snapshot(trainer: Trainer) -> TrainerSnapshot:
     """Copy the trainer's state. Where the model is sharded, every rank must call this."""
     live: dict[str, Mapping[str, Tensor]] = {
-        MODEL_FILE: named_tensors(trainer.model),
+        MODEL_FILE: {path: p.detach() for path, p in trained_parameters(trainer.model).items()},
         OPTIMIZER_FILE: optimizer_state(trainer.optimizer, trainer.model),
         EMA_FILE: trainer.ema.weights,
     }
@@ -226,7 +227,8 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Checkpoint, fingerprint: Ma
     """Restore a trainer from a checkpoint. Other data or another tokenizer are refused; returns notes."""
     state = checkpoint.state()
     _check_fingerprint(state, fingerprint, checkpoint.path)
-    copy_into(trainer.model, _load_distributed(trainer, checkpoint.path / MODEL_FILE), checkpoint.path / MODEL_FILE)
+    tensors = _load_distributed(trainer, checkpoint.path / MODEL_FILE)
+    copy_tensors(trained_parameters(trainer.model), tensors, checkpoint.path / MODEL_FILE)
     load_optimizer_state(trainer.optimizer, trainer.model, _load_distributed(trainer, checkpoint.path / OPTIMIZER_FILE))
     if trainer.ema.weights:
         trainer.ema.load(_load_distributed(trainer, checkpoint.path / EMA_FILE))

@@ -6,96 +6,27 @@ Zero or "auto" means: chosen from the data. The resolved settings are written to
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypedDict
+from typing import Any, NamedTuple, Self, TypedDict
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
 
 from headwater.errors import BadSetting, nearest
 from headwater.i18n import _
-
-MAX_NUMBER = 2**40
-
-# --------------------------------------------------------------------------------------------------- types of settings
-
-
-class SettingType(NamedTuple):
-    """What a type of setting is called in the help of a command and in an error."""
-
-    metavar: str
-    description: str
-
-
-_SECONDS_PER_UNIT = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def parse_duration(text: str) -> float | None:
-    """'90s', '5m', '1h30m'; None for what is no time.
-
-    >>> parse_duration("5m"), parse_duration("1.5h"), parse_duration("soon")
-    (300.0, 5400.0, None)
-    """
-    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", text)
-    complete = bool(parts) and "".join(number + unit for number, unit in parts) == text
-    return sum(float(number) * _SECONDS_PER_UNIT[unit] for number, unit in parts) if complete else None
-
-
-def _refuse_bool(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError
-    return value
-
-
-def _to_seconds(value: Any) -> Any:
-    seconds = parse_duration(value.strip().lower()) if isinstance(value, str) else None
-    return _refuse_bool(value) if seconds is None else seconds
-
-
-def _to_yes_no_auto(value: Any) -> str:
-    text = str(value).lower()
-    return {"true": "yes", "false": "no"}.get(text, text)
-
-
-def _to_text(value: Any) -> Any:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-def _to_list(value: Any) -> Any:
-    if isinstance(value, str):
-        return [value]
-    return [str(each) for each in value] if isinstance(value, (list, tuple)) else value
-
-
-def _to_pairs(value: Any) -> Any:
-    """{"source": "en"}, or text such as source=en,target=de."""
-    if isinstance(value, str):
-        value = dict(pair.split("=", 1) for pair in value.split(",") if "=" in pair) or value
-    return {str(name): str(each) for name, each in value.items()} if isinstance(value, Mapping) else value
-
-
-Int = Annotated[int, BeforeValidator(_refuse_bool), SettingType("N", _("an integer"))]
-Float = Annotated[float, BeforeValidator(_refuse_bool), SettingType("X", _("a number"))]
-Seconds = Annotated[float, BeforeValidator(_to_seconds), SettingType("TIME", _("a time such as 90s or 5m"))]
-Bool = Annotated[bool, SettingType("yes|no", _("true or false, yes or no"))]
-YesNoAuto = Annotated[
-    Literal["yes", "no", "auto"], BeforeValidator(_to_yes_no_auto), SettingType("yes|no|auto", _("yes, no or auto"))
-]
-Text = Annotated[str, BeforeValidator(_to_text), SettingType("NAME", _("a string"))]
-TextList = Annotated[list[str], BeforeValidator(_to_list), SettingType("FILE", _("a list of strings"))]
-TextPairs = Annotated[dict[str, str], BeforeValidator(_to_pairs), SettingType("A=B", _("pairs such as source=en"))]
-
-
-def setting(default: Any, description: str, mutable: bool = False, **bounds: float) -> Any:
-    """One setting. mutable: it may change when a run is resumed. bounds: ge and lt of a number; from 0 if not given."""
-    if type(default) in (int, float):
-        bounds = {"ge": 0, "le": MAX_NUMBER, **bounds}
-    constraints: dict[str, Any] = dict(bounds)
-    return Field(default, description=description, json_schema_extra={"mutable": mutable}, **constraints)
-
+from headwater.training.setting_types import (
+    Bool,
+    Float,
+    Int,
+    Seconds,
+    SettingType,
+    Text,
+    TextList,
+    TextPairs,
+    YesNoAuto,
+    setting,
+)
 
 # ------------------------------------------------------------------------------------------------------------- settings
 
@@ -145,6 +76,16 @@ class ModelConfig(ConfigSection):
     d_ff: Int = setting(0, _("width of the feed-forward layers (0: from the size)"))
     dropout: Float = setting(0.1, _("dropout: the fraction of values set to zero in training"), lt=1)
     position: Text = setting("auto", _("sinusoidal, learned, rotary, alibi, relative or none"))
+
+
+class TuningConfig(ConfigSection):
+    tune: Text = setting("full", _("what learns of the model of --init-from: full, head, lora or dora"))
+    tune_rank: Int = setting(8, _("lora, dora: the rank r"), ge=1)
+    tune_alpha: Float = setting(0.0, _("lora, dora: the scale is alpha / r (0: alpha is 2 r)"))
+    tune_dropout: Float = setting(0.0, _("lora, dora: dropout of the input of the adapter"), lt=1)
+    tune_target: TextList = setting(
+        [], _('lora, dora: paths of the layers, such as "*.self_attn.*", or all-linear (default: q and v of attention)')
+    )
 
 
 class OptimConfig(ConfigSection):
@@ -220,7 +161,7 @@ class OutputConfig(ConfigSection):
     log_order: Bool = setting(False, _("write which examples each step saw to order.jsonl"))
 
 
-class TrainConfig(DataConfig, ModelConfig, OptimConfig, LoopConfig, EvalConfig, OutputConfig):
+class TrainConfig(DataConfig, ModelConfig, TuningConfig, OptimConfig, LoopConfig, EvalConfig, OutputConfig):
     """All settings of a run, by name: config.lr. A setting that does not fit is refused with BadSetting."""
 
     @model_validator(mode="wrap")
@@ -246,6 +187,7 @@ class TrainConfig(DataConfig, ModelConfig, OptimConfig, LoopConfig, EvalConfig, 
 SECTIONS: dict[str, type[ConfigSection]] = {
     "data": DataConfig,
     "model": ModelConfig,
+    "tuning": TuningConfig,
     "optim": OptimConfig,
     "train": LoopConfig,
     "evaluation": EvalConfig,
@@ -371,6 +313,11 @@ class TrainKwargs(ResumeKwargs, total=False):
     d_ff: int
     dropout: float
     position: str
+    tune: str
+    tune_rank: int
+    tune_alpha: float
+    tune_dropout: float
+    tune_target: str | list[str]
     optimizer: str
     lr: float
     schedule: str

@@ -24,6 +24,7 @@ from headwater.errors import BadFile, BadSetting, nearest
 from headwater.i18n import _
 from headwater.training.config import TrainConfig
 from headwater.training.distributed import to_local
+from headwater.tuning.base import trained_parameters
 
 # ----------------------------------------------------------------------------------------------------- parameter groups
 
@@ -245,7 +246,7 @@ class EMA:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        self.weights = {n: p.detach().clone() for n, p in model.named_parameters()} if decay else {}
+        self.weights = {n: p.detach().clone() for n, p in trained_parameters(model).items()} if decay else {}
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:

@@ -2,52 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import nn
 
-from headwater.core import Embeddings, Learned, Model
+from headwater.core import Learned, Model, Transformer
 from headwater.errors import BadSetting
 from headwater.families.load import find_model, load, load_spec
+from headwater.families.new_head import all_parts, replace_head
 from headwater.i18n import _, join
-from headwater.parts import swap
 from headwater.quantization.layers import QuantizedEmbedding, QuantizedModule
 from headwater.tasks import Task
 from headwater.text.tokenizer import Tokenizer
-from headwater.weights.native import named_tensors
+from headwater.training.config import TrainConfig
+from headwater.training.tuned import is_tuned, tuning_methods
+from headwater.tuning import base_fingerprint, tune, tuning_of
 
 
-def init_model(spec: Model, init_from: str, task: Task[Any], labels: list[str], seed: int) -> nn.Module:
-    """The initial model: built from spec, or with init_from the pretrained model, with a new head where it must."""
-    if not init_from:
-        return spec.build(seed=seed)
-    loaded = load(init_from)
+def init_model(spec: Model, config: TrainConfig, task: Task[Any], labels: list[str]) -> Transformer:
+    """The initial model: built from spec, or with init_from the pretrained model, with a new head where it must.
+
+    A model that is tuned by a method (--tune) keeps its weights as they are, quantized or mapped from a file.
+    """
+    if not config.init_from:
+        return spec.build(seed=config.seed)
+    loaded = load(config.init_from)
     body = loaded.model
-    dequantize_model(body)
-    _check_stacks(body.spec, init_from, task)
-    if task.can_keep_head(body.spec, loaded.config.get("metadata", {}), labels):
-        return clone_parameters(body)
-    return replace_head(body, spec, seed)
-
-
-@torch.no_grad()
-def replace_head(body: Any, target_spec: Model, seed: int) -> nn.Module:
-    """The pretrained stacks with the head and the number of token types of target_spec, newly initialized."""
-    token_types = max((part.token_types for part in _all_parts(target_spec) if isinstance(part, Embeddings)), default=0)
-    stacks = swap(body.spec, Embeddings, lambda embed: replace(embed, token_types=max(token_types, embed.token_types)))
-    tied = tuple(pair for pair in body.spec.tied if not pair[0].startswith("head."))
-    built: Any = replace(stacks, head=target_spec.head, tied=tied).build(seed=seed)
-    known = {name: value for name, value in named_tensors(body).items() if not name.startswith("head.")}
-    for name, parameter in built.named_parameters():
-        if name in known:
-            parameter[: len(known[name])] = known[name]
-            parameter[len(known[name]) :] = known[name][-1:]  # a new token type starts as its last one
-        elif name.endswith("embed.token_types.weight"):
-            parameter.zero_()
-    return built
+    fingerprint = base_fingerprint(body) if is_tuned(config) else ""
+    if not is_tuned(config):
+        dequantize_model(body)
+    _check_stacks(body.spec, config.init_from, task)
+    kept = task.can_keep_head(body.spec, loaded.config.get("metadata", {}), labels)
+    model = body if kept else replace_head(body, spec, config.seed)
+    if not is_tuned(config):
+        return clone_parameters(model) if kept else model
+    tune(model, *tuning_methods(config, model.spec), seed=config.seed)
+    tuning = tuning_of(model)
+    assert tuning is not None
+    tuning.base = config.init_from
+    tuning.fingerprint = fingerprint
+    return model
 
 
 def dequantize_model(model: Any) -> None:
@@ -76,7 +73,7 @@ def _dequantize_module(module: QuantizedModule) -> nn.Module:
 
 
 @torch.no_grad()
-def clone_parameters(model: nn.Module) -> nn.Module:
+def clone_parameters(model: Transformer) -> Transformer:
     """Copy the parameters: those mapped from a file are read-only."""
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
@@ -127,13 +124,5 @@ def pretrained_tokenizer(init_from: str) -> Tokenizer:
 
 def max_positions(spec: Model) -> int:
     """The maximum sequence length of a model with learned positions; 0: no limit."""
-    tables = [part for part in _all_parts(spec) if isinstance(part, Learned)]
+    tables = [part for part in all_parts(spec) if isinstance(part, Learned)]
     return min((table.size - table.offset for table in tables), default=0)
-
-
-def _all_parts(value: Any) -> list[Any]:
-    if isinstance(value, tuple):
-        return [part for item in dict.fromkeys(value) for part in _all_parts(item)]
-    if not is_dataclass(value):
-        return []
-    return [value, *(part for f in fields(value) for part in _all_parts(getattr(value, f.name)))]

@@ -19,6 +19,7 @@ from headwater.training.config import TrainConfig
 from headwater.training.pretrained import max_positions, pretrained_spec
 from headwater.training.task_data import DEFAULT_TOKENIZER
 from headwater.training.trainer import DTYPES
+from headwater.training.tuned import check_tuning, is_tuned
 
 # ----------------------------------------------------------------------------------------------- defaults from the data
 
@@ -47,6 +48,7 @@ FINETUNE_EPOCHS = 4.0
 # peak learning rate · d_model, from scratch and for fine-tuning
 SCRATCH_LR = 0.25
 FINETUNE_LR = 0.04
+TUNING_LR = 0.4  # of an adapter: ten times that of the whole model
 MUON_LR = 0.9
 MAX_MUON_LR = 1e-2
 NUM_SPECIAL_TOKENS = 3  # special tokens around two texts
@@ -58,6 +60,7 @@ def resolve_early(config: TrainConfig) -> TrainConfig:
     if dtype not in ("auto", *DTYPES):
         raise BadSetting(_("no dtype is called {dtype!r}; {nearest}", dtype=dtype, nearest=nearest(dtype, DTYPES)))
     default_batch_tokens = FINETUNE_BATCH_TOKENS if config.init_from else DEFAULT_BATCH_TOKENS
+    check_tuning(config)
     config = config.replace(
         device=_resolve_device(config.device), batch_tokens=config.batch_tokens or default_batch_tokens
     )
@@ -130,6 +133,8 @@ def _default_lr(config: TrainConfig, optimizer: str, d_model: int) -> float:
         return 1.0
     if optimizer == "muon":
         return min(MAX_MUON_LR, MUON_LR / d_model)
+    if is_tuned(config):
+        return TUNING_LR / d_model
     return (FINETUNE_LR if config.init_from else SCRATCH_LR) / d_model
 
 

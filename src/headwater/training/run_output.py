@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from headwater.core.model import Transformer
+from headwater.families.tuned_folder import save_tuned_folder
 from headwater.tasks import TaskData
 from headwater.training.checkpoint import CheckpointWriter, TrainerSnapshot, TrainOutput
 from headwater.training.config import TrainConfig
@@ -19,6 +21,7 @@ from headwater.training.run_dir import RunDir
 from headwater.training.schedules import MAX_EVAL_EXAMPLES
 from headwater.training.state import Callback
 from headwater.training.storage import CheckpointManager
+from headwater.tuning.base import tuning_of
 from headwater.weights.native import save_native
 
 
@@ -33,9 +36,11 @@ def run_callbacks(run: RunDir, config: TrainConfig) -> list[Callback]:
     return [*callbacks, PlotWriter(run)]
 
 
-def run_fingerprint(task_data: TaskData) -> dict[str, Any]:
-    """What must not change when the run is resumed, beside the config: data and tokenizer."""
-    return {"data": task_data.file_hashes, "tokenizer": task_data.tokenizer.hash}
+def run_fingerprint(task_data: TaskData, model: Transformer) -> dict[str, Any]:
+    """What must not change when the run is resumed, beside the config: data, tokenizer, the base of a tuned model."""
+    fingerprint = {"data": task_data.file_hashes, "tokenizer": task_data.tokenizer.hash}
+    tuning = tuning_of(model)
+    return fingerprint if tuning is None else {**fingerprint, "base": tuning.fingerprint}
 
 
 class RunOutput(TrainOutput):
@@ -46,10 +51,11 @@ class RunOutput(TrainOutput):
 
     writes_checkpoints = True
 
-    def __init__(self, run: RunDir, config: TrainConfig, task_data: TaskData) -> None:
+    def __init__(self, run: RunDir, config: TrainConfig, task_data: TaskData, fingerprint: Mapping[str, Any]) -> None:
         self.run = run
         self.config = config
         self.task_data = task_data
+        self.fingerprint = fingerprint
 
     @cached_property
     def essential_files(self) -> dict[Path, bytes]:
@@ -58,7 +64,7 @@ class RunOutput(TrainOutput):
     @cached_property
     def checkpoint_writer(self) -> CheckpointWriter:
         checkpoints = CheckpointManager(self.run.checkpoints_dir, self.run.id, max_to_keep=self.config.keep_checkpoints)
-        return CheckpointWriter(checkpoints, run_fingerprint(self.task_data))
+        return CheckpointWriter(checkpoints, self.fingerprint)
 
     def before_write(self) -> None:
         self.run.check_locked(self.essential_files)
@@ -72,7 +78,8 @@ class RunOutput(TrainOutput):
 
     def write_best(self, model: Transformer) -> None:
         self.before_write()
-        save_native(self.run.model_dir, model, self.task_data.metadata)
+        save = save_native if tuning_of(model) is None else save_tuned_folder
+        save(self.run.model_dir, model, self.task_data.metadata)
 
     def load_best(self) -> Transformer:
         return load_run(self.run.folder).model.to(self.config.device)

@@ -22,6 +22,7 @@ from headwater.data.examples import Example
 from headwater.data.summary import DataSummary
 from headwater.errors import BadSetting
 from headwater.i18n import _
+from headwater.quantization.layers import QuantizedEmbedding
 from headwater.tasks import TaskData, get_task
 from headwater.tasks.batch import LossFn, to_tensors
 from headwater.text.tokenizer import Tokenizer
@@ -34,11 +35,13 @@ from headwater.training.optim import build_optimizer
 from headwater.training.pretrained import init_model
 from headwater.training.recipes import resolve
 from headwater.training.run_dir import RunDir, unused_path
-from headwater.training.run_output import RunOutput, build_evaluator, run_callbacks
+from headwater.training.run_output import RunOutput, build_evaluator, run_callbacks, run_fingerprint
 from headwater.training.schedules import EvaluationPlan, Schedule, build_schedule, plan_evaluations
 from headwater.training.state import Callback, ReservedSeconds, TrainDataset, TrainState
 from headwater.training.task_data import build_task_data, load_task_data, read_data
 from headwater.training.trainer import Trainer, autocast
+from headwater.training.tuned import is_tuned
+from headwater.tuning.base import trained_parameters
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,8 @@ def build_train_setup(
 
     # model
     config = resolve(config, task_data, saved_spec)
-    model = saved_spec.build(seed=config.seed) if saved_spec else _initial_model(config, task_data)
+    rebuilt = saved_spec is not None and not is_tuned(config)  # of a tuned model a checkpoint has the adapter alone
+    model = saved_spec.build(seed=config.seed) if rebuilt and saved_spec else _initial_model(config, task_data)
     check_vocab_size(model, task_data, config)
     model = model.to(config.device).train()
     prepare_model(model, config, dist.world_size)
@@ -103,7 +107,7 @@ def build_train_setup(
     output = TrainOutput()
     if dist.rank == 0:
         run = run or RunDir(Path(config.out) if config.out else _default_run_folder(config))
-        output = RunOutput(run, planned, task_data)
+        output = RunOutput(run, planned, task_data, run_fingerprint(task_data, model))
         callbacks = [*run_callbacks(run, planned), *callbacks]
 
     # trainer
@@ -139,7 +143,7 @@ def _load_data(
 
 def _initial_model(config: TrainConfig, task_data: TaskData) -> Transformer:
     spec = build_spec(config, task_data)
-    model = init_model(spec, config.init_from, task_data.task, list(task_data.labels), config.seed)
+    model = init_model(spec, config, task_data.task, list(task_data.labels))
     assert isinstance(model, Transformer)
     return model
 
@@ -244,7 +248,7 @@ def estimate_shutdown_seconds(model: Transformer, slowdown: float) -> float:
 
     slowdown: clock time over CPU time so far; above 1 on a shared machine.
     """
-    alone = SHUTDOWN_SECONDS + 24 * sum(p.numel() for p in model.parameters()) / DISK_BYTES_PER_SECOND
+    alone = SHUTDOWN_SECONDS + 24 * sum(p.numel() for p in trained_parameters(model).values()) / DISK_BYTES_PER_SECOND
     return alone * min(MAX_SLOWDOWN, max(1.0, slowdown))
 
 
@@ -306,7 +310,7 @@ def build_spec(config: TrainConfig, task_data: TaskData) -> Model:
 def check_vocab_size(model: Transformer, task_data: TaskData, config: TrainConfig) -> None:
     """Every token id must have a row in the embedding table."""
     table = model.output_stack.embed.tokens
-    assert isinstance(table, nn.Embedding)
+    assert isinstance(table, nn.Embedding | QuantizedEmbedding)
     rows = table.num_embeddings
     if rows < len(task_data.tokenizer):
         raise BadSetting(

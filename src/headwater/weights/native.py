@@ -50,11 +50,15 @@ def named_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
     return {path: p.detach() for path, p in model.named_parameters()}
 
 
-@torch.no_grad()
 def copy_into(model: torch.nn.Module, tensors: Mapping[str, Tensor], where: object) -> None:
     """Copy tensors into a model's parameters. Every path and shape is checked before the first value is written."""
+    copy_tensors(dict(model.named_parameters()), tensors, where)
+
+
+@torch.no_grad()
+def copy_tensors(params: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor], where: object) -> None:
+    """Copy tensors into the parameters of the same names; there must be one for each."""
     # names
-    params = dict(model.named_parameters())
     if missing := sorted(set(params) - set(tensors)):
         raise BadFile(_("{where} must hold this model's tensors, {key} is missing", where=where, key=missing[0]))
     if unknown := sorted(set(tensors) - set(params)):

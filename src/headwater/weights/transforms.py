@@ -113,6 +113,10 @@ class Transforms:
         (fused,) = tensors
         return fused
 
+    def of_rows(self) -> Transforms:
+        """The transforms of rows alone: what becomes of B in W + B A, whichever way the file stores W."""
+        return Transforms(tuple(step for step in self.steps if step[0] is not TRANSFORMS["transpose"]))
+
     def required_sizes(self) -> set[str]:
         """The names of the sizes that the transforms need."""
         return {size_name for _, size_name in self.steps if size_name}

@@ -1,0 +1,119 @@
+"""Load an adapter into a model, and save one: tuned runs and peft folders, recognized by their files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from headwater.errors import BadFile, BadSetting, Fault, NotFound, nearest
+from headwater.families.hf_folder import LoadedModel
+from headwater.families.peft_config import CONFIG_NAME
+from headwater.families.peft_folder import AdapterFile, read_peft_folder, write_peft_folder
+from headwater.families.tuned_folder import ADAPTER_NAME, read_tuned_config, save_tuned_folder
+from headwater.i18n import _
+from headwater.tuning.api import base_fingerprint, check_new_name, remove_adapter, set_adapter_tensors, tune
+from headwater.tuning.base import DEFAULT_NAME, tuning_of
+from headwater.tuning.merge import can_merge, merge
+from headwater.weights.checks import check_finite
+from headwater.weights.native import quantized_layers
+from headwater.weights.safetensors import SafetensorsFile
+
+LAYOUTS: dict[str, Callable[[LoadedModel, Path, str, str], Path]] = {
+    "headwater": lambda loaded, path, name, base: save_tuned_folder(
+        path, loaded.model, loaded.config.get("metadata", {}), name
+    ),
+    "peft": lambda loaded, path, name, base: write_peft_folder(loaded, path, name, base),
+}
+
+
+def load_adapter(model: LoadedModel, path: str | Path, *, name: str = DEFAULT_NAME) -> LoadedModel:
+    """Put an adapter into a model, in place, frozen: headwater.load_adapter(model, "runs/polite", name="polite").
+
+    model  the base, from headwater.load
+    path   a tuned run, its model folder, or a peft folder
+    name   of the adapter in the model; a model may have several, of which the last one acts
+    """
+    folder = Path(path)
+    check_new_name(model.model, name)
+    adapter = read_adapter(model, folder)
+    try:
+        tune(model, *adapter.methods, name=name)
+        set_adapter_tensors(model.model, adapter.tensors, folder, name)
+    except Fault as fault:
+        tuning = tuning_of(model.model)
+        if tuning is not None and name in tuning.adapters:
+            remove_adapter(model.model, name)
+        raise BadFile(
+            _("{folder}: the adapter does not fit this model: {reason}", folder=folder, reason=fault)
+        ) from None
+    model.model.requires_grad_(False)
+    model.model.eval()
+    return model
+
+
+def merge_if_possible(model: LoadedModel) -> LoadedModel:
+    """Merge the adapter of a model into its weights where it can become weights, and none of them is quantized."""
+    if can_merge(model.model) and not quantized_layers(model.model):
+        merge(model.model)
+    return model
+
+
+def read_adapter(model: LoadedModel, folder: Path) -> AdapterFile:
+    """The adapter of a folder for a model, by the files that it has."""
+    if (folder / "model" / "config.json").is_file():
+        folder = folder / "model"
+    if (folder / CONFIG_NAME).is_file():
+        return read_peft_folder(model, folder)
+    if (folder / "config.json").is_file():
+        return _read_tuned(model, folder)
+    raise NotFound(
+        _(
+            "{folder} has no adapter: it needs {peft} (peft) or a config.json of a tuned run",
+            folder=folder,
+            peft=CONFIG_NAME,
+        )
+    )
+
+
+def _read_tuned(model: LoadedModel, folder: Path) -> AdapterFile:
+    """The adapter of a tuned run, for the base it was tuned from."""
+    config = read_tuned_config(folder)
+    if config is None:
+        raise BadFile(_("{folder} is a whole model and no adapter; load it alone", folder=folder))
+    if base_fingerprint(model.model) != config.fingerprint:
+        raise BadFile(
+            _(
+                "{folder}: it was tuned from {base}, this is another base; load that one",
+                folder=folder,
+                base=config.base,
+            )
+        )
+    file = SafetensorsFile(folder / ADAPTER_NAME)
+    for tensor_name in file:
+        check_finite(file[tensor_name], tensor_name, file.where)
+    return AdapterFile(config.methods, dict(file.items()))
+
+
+def save_adapter(model: LoadedModel, path: str | Path, *, layout: str = "peft", name: str = DEFAULT_NAME) -> Path:
+    """Save an adapter of a model, without its base.
+
+    model   a model with the adapter, from headwater.tune or load_adapter
+    path    the folder to write
+    layout  "peft": adapter_config.json and adapter_model.safetensors; "headwater": a folder that headwater.load opens
+    name    of the adapter in the model
+    """
+    if layout not in LAYOUTS:
+        raise BadSetting(
+            _(
+                "layout must be {known}, got {layout!r}; {nearest}",
+                known=", ".join(LAYOUTS),
+                layout=layout,
+                nearest=nearest(layout, LAYOUTS),
+            )
+        )
+    tuning = tuning_of(model.model)
+    if tuning is None:
+        raise BadSetting(_("save_adapter: the model has no adapter; load one, or call headwater.tune"))
+    tuning.check_name(name)
+    base = tuning.base or str(model.path)
+    return LAYOUTS[layout](model, Path(path), name, base)

@@ -1,0 +1,37 @@
+"""Tuning: adapters and other changes of a built model by path pattern; only what they add is trained.
+
+headwater.tune(model, LoRA(r=8, target="*.self_attn.*"))
+"""
+
+from headwater.tuning.api import (
+    adapter_tensors,
+    base_fingerprint,
+    remove_adapter,
+    set_adapter_tensors,
+    tune,
+    use_adapter,
+)
+from headwater.tuning.base import Selection, Tuning, TuningMethod, tuning_of
+from headwater.tuning.full import Full
+from headwater.tuning.lowrank import DoRA, LoRA, RsLoRA
+from headwater.tuning.merge import Merged, can_merge, merge
+
+__all__ = [
+    "DoRA",
+    "Full",
+    "LoRA",
+    "Merged",
+    "RsLoRA",
+    "Selection",
+    "Tuning",
+    "TuningMethod",
+    "adapter_tensors",
+    "base_fingerprint",
+    "can_merge",
+    "merge",
+    "remove_adapter",
+    "set_adapter_tensors",
+    "tune",
+    "tuning_of",
+    "use_adapter",
+]
