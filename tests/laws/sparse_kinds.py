@@ -9,6 +9,7 @@ from combinations import D_MODEL, HEADS, VOCAB, Case
 
 from headwater import core as hw
 from headwater.core.base import BranchLayerSpec
+from headwater.variants.bigbird import BigBirdAttention, FirstBlockInEvaluation, SeededBlocks, draw_blocks
 from headwater.variants.longformer import FirstTokenIsGlobal, LongformerAttention
 
 
@@ -77,7 +78,36 @@ def _longformer(**settings) -> LongformerAttention:
     return LongformerAttention(HEADS, bias="qkv", mask=hw.LocalWindow(2), **settings)
 
 
+UNPADDED = tuple(law for law in ALWAYS if law not in ("hooked_is_fused", "recomputed_is_kept"))  # these two pad left
+
+
+def bigbird_sees(row: Tokens, q: int, k: int) -> bool:
+    """Blocks of two tokens, one random block; any head may have it."""
+    last = (len(row) - 1) // 2
+    ours, theirs = q // 2, k // 2
+    ends = {0, last}
+    if not row.real[k] or {ours, theirs} & ends or abs(ours - theirs) <= 1:
+        return row.real[k]
+    return theirs in draw_blocks(HEADS, last + 1, 1, 0, 0)[:, ours - 1].flatten().tolist()
+
+
 KINDS = {
+    "bigbird": Kind(
+        "bigbird",
+        BigBirdAttention(HEADS, block_size=2, random_blocks=SeededBlocks(1)),
+        UNPADDED,
+        bigbird_sees,
+        holes=False,
+    ),
+    "bigbird, as published": Kind(
+        "bigbird, as published",
+        BigBirdAttention(HEADS, block_size=2, random_blocks=FirstBlockInEvaluation(1)),
+        UNPADDED,
+        lambda row, q, k: (
+            row.real[k] and bool(abs(q // 2 - k // 2) <= 1 or {q // 2, k // 2} & {0, (len(row) - 1) // 2})
+        ),
+        holes=False,
+    ),
     "longformer": Kind(
         "longformer", _longformer(), (*ALWAYS, *PADDED, "packed_is_alone"), longformer_sees, packed=True
     ),

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import combinations as cases
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from law_kit import LAWS
-from law_tools import ids, pull
+from law_tools import grads, ids, pull, same
 from sparse_kinds import KINDS, Kind, Tokens
 
 from headwater.core import functional
-from headwater.variants import longformer
+from headwater.variants import bigbird, longformer
 
 TRIALS = [(law, name) for name, kind in KINDS.items() for law in kind.laws]
 
@@ -44,14 +49,6 @@ def seen_of(kind: Kind, row: Tokens) -> torch.Tensor:
     """[Q, S]: whether answer q depends on token k, in a model of one layer: the gradient is not zero."""
     model = kind.case(layers=1).model()
     length = len(row)
-    real = torch.tensor(row.real)
-    kwargs = {}
-    if not all(row.real):
-        kwargs["attention_mask"] = real.expand(length, -1)
-    if len(set(row.documents)) > 1:
-        kwargs["document_ids"] = torch.tensor(row.documents).expand(length, -1)
-    if any(row.is_global) and "first" not in kind.name:
-        kwargs["global_tokens"] = torch.tensor(row.is_global).expand(length, -1)
     embedded = {}
 
     def listen(module, args, out):
@@ -59,7 +56,7 @@ def seen_of(kind: Kind, row: Tokens) -> torch.Tensor:
         return embedded["x"]
 
     hook = model.output_stack.embed.register_forward_hook(listen)
-    out = model(ids(length, seed=1).expand(length, -1), **kwargs)
+    out = model(ids(length, seed=1).expand(length, -1), **inputs_of(kind, row, length))
     hook.remove()
     pull(out[torch.arange(length), torch.arange(length)]).backward()  # row q of the batch asks about token q
     model.zero_grad(set_to_none=True)
@@ -77,6 +74,64 @@ def check_who_sees_whom(kind: Kind) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_who_sees_whom(name):
     check_who_sees_whom(KINDS[name])
+
+
+def inputs_of(kind: Kind, row: Tokens, rows: int = 2) -> dict[str, torch.Tensor]:
+    """The arguments of a call that describe the row, for some rows alike."""
+    inputs = {}
+    if not all(row.real):
+        inputs["attention_mask"] = torch.tensor(row.real).expand(rows, -1)
+    if len(set(row.documents)) > 1:
+        inputs["document_ids"] = torch.tensor(row.documents).expand(rows, -1)
+    if any(row.is_global) and "first" not in kind.name:
+        inputs["global_tokens"] = torch.tensor(row.is_global).expand(rows, -1)
+    return inputs
+
+
+def check_weights(kind: Kind) -> None:
+    """The attention weights that a hook sees give the same answers; each row of them sums to one, or to zero."""
+    model = kind.case().model()
+    weights: list[torch.Tensor] = []
+    for row in rows_of(kind):
+        weights.clear()
+        taps = [module for name, module in model.named_modules() if name.endswith("kernel.weights")]
+        text = ids(len(row), rows=2, seed=4)
+        with torch.no_grad():
+            quiet = model(text, **inputs_of(kind, row))
+            hooks = [tap.register_forward_hook(lambda *a: weights.append(a[2])) for tap in taps]
+            loud = model(text, **inputs_of(kind, row))
+        for hook in hooks:
+            hook.remove()
+        same(loud, quiet, "hooked")
+        assert len(weights) == len(taps)
+        for each in weights:
+            sums = each.sum(-1)
+            assert ((sums - 1).abs() < 1e-9).logical_or(sums == 0).all()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_weights_are_those_of_the_sparse_form(name):
+    check_weights(KINDS[name])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_recomputed_is_kept_in_training(name):
+    """Dropout and random choices are the same when the backward pass computes a layer again."""
+    kind = KINDS[name]
+    model = copy.deepcopy(kind.case().model()).train()
+    for module in model.modules():
+        if hasattr(module, "kernel"):
+            module.kernel.dropout = 0.2
+    kept = []
+    for on in (False, True):
+        model.gradient_checkpointing(on)
+        torch.manual_seed(5)
+        row = rows_of(kind)[-1]
+        out = model(ids(len(row), rows=2, seed=4), **inputs_of(kind, row))
+        kept.append((out.detach(), grads(model, pull(out))))
+    assert torch.equal(kept[0][0], kept[1][0])
+    for path, grad in kept[0][1].items():
+        same(kept[1][1][path], grad, path)
 
 
 # ------------------------------------------------------------------------------------------------------ planted faults
@@ -124,7 +179,31 @@ def global_tokens_count_twice(patch):
     patch.setattr(functional, "banded_attention", without_mask)
 
 
+def leak_by_one_block(patch):
+    band = bigbird.Band
+    patch.setattr(bigbird, "Band", lambda back, ahead, **more: band(back, ahead + 1, **more))
+
+
+def wrong_random_block(patch):
+    choose = bigbird.draw_blocks
+    patch.setattr(
+        bigbird, "draw_blocks", lambda heads, blocks, count, seed, layer: choose(heads, blocks, count, 9, layer)
+    )
+
+
+def last_block_is_not_global(patch):
+    leading = bigbird.BigBirdLayer._leading_keys
+
+    def first_only(self, k, v, key_mask):
+        keys = leading(self, k, v, key_mask)
+        size = self.spec.block_size
+        return replace(keys, k=keys.k[:, :, :size], v=keys.v[:, :, :size], bias=keys.bias[..., :size])
+
+    patch.setattr(bigbird.BigBirdLayer, "_leading_keys", first_only)
+
+
 SEEN_BY_SIGHT = [leak_by_one, window_too_short, global_keys_missing, global_rows_missing, holes_are_counted]
+SEEN_IN_BIGBIRD = [leak_by_one_block, wrong_random_block, last_block_is_not_global]
 SEEN_BY_LAWS = [
     (leak_by_one, "hooked_is_fused"),
     (global_tokens_count_twice, "hooked_is_fused"),
@@ -138,6 +217,34 @@ def test_a_wrong_longformer_is_seen(plant, monkeypatch):
     plant(monkeypatch)
     with pytest.raises(AssertionError):
         check_who_sees_whom(KINDS["longformer"])
+
+
+@pytest.mark.parametrize("plant", SEEN_IN_BIGBIRD, ids=lambda plant: plant.__name__)
+def test_a_wrong_bigbird_is_seen(plant, monkeypatch):
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        check_who_sees_whom(KINDS["bigbird"])
+    if plant is not wrong_random_block:  # which is wrong in both forms
+        with pytest.raises(AssertionError):
+            check_weights(KINDS["bigbird"])
+
+
+@given(blocks=st.integers(8, 40), count=st.integers(1, 3), seed=st.integers(0, 99), layer=st.integers(0, 30))
+@settings(max_examples=30, deadline=None)
+def test_random_blocks_are_new_and_distinct(blocks, count, seed, layer):
+    chosen = bigbird.draw_blocks(2, blocks, count, seed, layer)
+    assert chosen.shape == (2, blocks - 2, count)
+    for head, rows in enumerate(chosen.tolist()):
+        for number, row in enumerate(rows, start=1):
+            near = {number - 1, number, number + 1, 0, blocks - 1}
+            assert len(set(row)) == count and not set(row) & near and all(0 < n < blocks - 1 for n in row), head
+    assert torch.equal(chosen, bigbird.draw_blocks(2, blocks, count, seed, layer))
+
+
+def test_random_blocks_differ_by_head_and_layer():
+    first, second = bigbird.draw_blocks(2, 40, 3, 0, 0)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, bigbird.draw_blocks(2, 40, 3, 0, 1)[0])
 
 
 @pytest.mark.parametrize(("plant", "law"), SEEN_BY_LAWS, ids=lambda value: getattr(value, "__name__", value))

@@ -19,6 +19,7 @@ from headwater.families import FAMILIES
 from headwater.families.export import match_family
 from headwater.families.hf_folder import build_with_weights, load_hf_folder, save_hf_folder
 from headwater.parts import swap
+from headwater.variants.bigbird import BigBirdAttention, FirstBlockInEvaluation
 from headwater.variants.longformer import LongformerAttention, NoGlobalTokens
 from headwater.weights.hf_config import HFConfig
 from headwater.weights.shards import open_weights
@@ -75,6 +76,9 @@ LONGFORMER = {**ENCODER, "attention_window": [8, 4], "type_vocab_size": 1, "pad_
 LED = {
     **PAIR, "attention_window": [8, 4], "max_encoder_position_embeddings": 160, "max_decoder_position_embeddings": 40,
 }  # fmt: skip
+BIGBIRD = {
+    **ENCODER, "block_size": 4, "num_random_blocks": 2, "hidden_act": "gelu_new", "pad_token_id": 0, "sep_token_id": 2,
+}  # fmt: skip
 CASES = [
     *cases("longformer", "LongformerConfig", "LongformerModel LongformerForMaskedLM "
            "LongformerForSequenceClassification LongformerForTokenClassification LongformerForQuestionAnswering",
@@ -84,12 +88,18 @@ CASES = [
     *cases("led", "LEDConfig", "LEDModel LEDForConditionalGeneration LEDForQuestionAnswering", LED,
            {"attention_window": 16}, {"activation_function": "relu"}, {"encoder_attention_heads": 8},
            {"decoder_layers": 1, "attention_window": [4, 72]}),
+    *cases("big_bird", "BigBirdConfig", "BigBirdModel BigBirdForMaskedLM BigBirdForSequenceClassification "
+           "BigBirdForTokenClassification BigBirdForQuestionAnswering BigBirdForPreTraining", BIGBIRD,
+           {"block_size": 5, "num_random_blocks": 3, "use_bias": False}, {"rescale_embeddings": True},
+           {"attention_type": "original_full"}, {"block_size": 16, "num_attention_heads": 8, "type_vocab_size": 3}),
 ]  # fmt: skip
 by_id = pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 BASE = [case for case in CASES if case.number == 0]
 
 
 def read(out: Any) -> torch.Tensor:
+    if "prediction_logits" in out:
+        return out.prediction_logits
     if "start_logits" in out:
         return torch.stack((out.start_logits, out.end_logits), -1)
     return out.logits if "logits" in out else out.last_hidden_state
@@ -100,7 +110,7 @@ def batch(case: LongCase) -> tuple[torch.Tensor, torch.Tensor]:
     ids = torch.randint(5, VOCAB, (2, case.length), generator=torch.Generator().manual_seed(3))
     keep = torch.ones(2, case.length, dtype=torch.bool)
     keep[1, case.length - 9 :] = False
-    if case.model == "LongformerForQuestionAnswering":
+    if case.model in ("LongformerForQuestionAnswering", "BigBirdForQuestionAnswering"):
         ids[:, [6, 40, case.length - 10]] = 2
     ids[~keep] = dict(case.settings).get("pad_token_id", 1)
     return ids, keep
@@ -124,8 +134,18 @@ def outputs(case: LongCase, theirs: Any, ours: Any, chosen: torch.Tensor | None 
             named = {} if chosen is None else {"source_global_tokens": chosen}
             own = ours(rows, source=ids, source_attention_mask=keep, **named)
             return own, read(theirs(input_ids=ids, attention_mask=keep.long(), decoder_input_ids=rows, **more))
-        own = ours(ids, attention_mask=keep, global_tokens=chosen)
+        types = None
+        if (
+            case.model == "BigBirdForQuestionAnswering"
+        ):  # the public model has its own for the question, if none are given
+            types = (torch.arange(case.length) > 6).long().expand(2, -1)
+            more["token_type_ids"] = types
+        own = ours(ids, attention_mask=keep, global_tokens=chosen, token_types=types)
+        own = own["language"] if isinstance(own, dict) else own
         public = read(theirs(input_ids=ids, attention_mask=keep.long(), **more))
+        if case.model == "BigBirdForQuestionAnswering":  # no answer begins in the question
+            keep = keep & (public[..., 0] > -1e5)
+            assert torch.equal(own > -1e5, public > -1e5)
         return (own[keep], public[keep]) if own.dim() == 3 else (own, public)
 
 
@@ -157,6 +177,8 @@ def test_a_spec_finds_its_family(case):
 
 
 FAULTS = {
+    "no random block": (FirstBlockInEvaluation, lambda p: replace(p, count=0)),
+    "blocks of another size": (BigBirdAttention, lambda p: replace(p, block_size=p.block_size + 1)),
     "a window wider by one": (LocalWindow, lambda p: LocalWindow(p.size + 1)),
     "a larger eps": (LayerNorm, lambda p: replace(p, eps=1e-1)),
     "no global token": (LongformerAttention, lambda p: replace(p, global_tokens=NoGlobalTokens())),

@@ -12,6 +12,7 @@ from headwater import core as hw
 from headwater.errors import BadFile, BadInput, BadSetting, Fault
 from headwater.families import FAMILIES
 from headwater.parts import swap
+from headwater.variants.bigbird import BigBirdAttention
 from headwater.variants.longformer import FirstTokenIsGlobal, LongformerAttention, QuestionIsGlobal, global_tokens_at
 from headwater.weights.hf_config import HFConfig
 
@@ -24,6 +25,11 @@ def encoder(attention: hw.Attention) -> hw.Model:
 
 
 LONGFORMER = LongformerAttention(4, mask=hw.LocalWindow(2), global_tokens=FirstTokenIsGlobal())
+BIGBIRD = BigBirdAttention(4, block_size=2)
+BIGBIRD_CONFIG = {
+    "model_type": "big_bird", "vocab_size": 11, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 16, "max_position_embeddings": 40, "is_decoder": True,
+}  # fmt: skip
 LONGFORMER_CONFIG = {
     "model_type": "longformer", "vocab_size": 11, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 16, "max_position_embeddings": 40, "attention_window": [8],
@@ -38,18 +44,46 @@ SETTINGS = {
         lambda: replace(LONGFORMER, position=hw.Rotary()),
         "LongformerAttention: position must be left out, got Rotary(); add positions to the embedding",
     ),
+    "blocks of nothing": (
+        lambda: replace(BIGBIRD, block_size=0),
+        "BigBirdAttention: block_size must be at least 1, got 0",
+    ),
+    "blocks in a decoder": (
+        lambda: replace(BIGBIRD, mask=hw.Causal()),
+        "BigBirdAttention: mask must be Bidirectional, got Causal(); its last block sees all tokens and is seen by all",
+    ),
+    "blocks with a bias of positions": (
+        lambda: encoder(replace(BIGBIRD, position=hw.Alibi())).build(seed=0),
+        "BigBirdAttention cannot be used with a position encoding that adds a bias to the scores; use position",
+    ),
+    "a BigBird decoder": (
+        lambda: headwater.decoder(11, **SIZES, attention="bigbird"),
+        "attention bigbird reads both directions, a decoder cannot; use window, or encoder_attention",
+    ),
     "a decoder": (
         lambda: headwater.decoder(11, **SIZES, attention="longformer"),
         "attention longformer reads both directions, a decoder cannot; use window, or encoder_attention",
     ),
 }
 FILES = {
+    "a decoder that sees the future": (
+        lambda: FAMILIES["big_bird"].read_spec(HFConfig(dict(BIGBIRD_CONFIG)), "language"),
+        "config.json: is_decoder is true; a BigBird decoder with blocks sees the tokens it predicts",
+    ),
     "windows of other layers": (
         lambda: FAMILIES["longformer"].read_spec(HFConfig(dict(LONGFORMER_CONFIG)), "language"),
         "attention_window must be an integer, or a list of 2 integers, from 2, got '[8]'",
-    )
+    ),
 }
 INPUTS = {
+    "packed documents in blocks": (
+        lambda: encoder(BIGBIRD).build(seed=0)(IDS, document_ids=IDS + 1),
+        "BigBirdAttention cannot be used with packed documents; the first and the last block would see all documents",
+    ),
+    "blocks padded on the left": (
+        lambda: encoder(BIGBIRD).build(seed=0)(IDS, attention_mask=torch.arange(12).expand(2, 12) > 3),
+        "BigBirdAttention cannot be used with padding on the left; blocks are counted from the start of a row",
+    ),
     "a global token out of range": (
         lambda: global_tokens_at(IDS, [0, 12]),
         "global_tokens: a position must be from 0 to 11, got 12; the row has 12 tokens",

@@ -57,9 +57,13 @@ def adapt(
     vocab: int | None = None,
     causal: bool | None = None,
     receptive_field: WindowSize | None = None,
+    length: int = 5,
 ) -> ModelAdapter:
-    """The adapter of a model: the functions of the caller, else those of a headwater model, else guessed ones."""
-    defaults = _headwater_adapter(model) if isinstance(model, Transformer) else _guessed_adapter(model, call)
+    """The adapter of a model: the functions of the caller, else those of a headwater model, else guessed ones.
+
+    length: of the rows with which a guess is tried; a model may treat short rows otherwise, and all rows after them.
+    """
+    defaults = _headwater_adapter(model) if isinstance(model, Transformer) else _guessed_adapter(model, call, length)
     call = call or defaults["call"]
     step = step or defaults.get("step")
     description = defaults["description"] if call is defaults["call"] else _("the call= you passed")
@@ -177,7 +181,7 @@ SOURCE_TARGET_NAMES = (
 TRUE_MEANS_PADDING = ("tgt_key_padding_mask", "src_key_padding_mask")
 
 
-def _guessed_adapter(model: nn.Module, user_call: Callable[..., Any] | None) -> dict[str, Any]:
+def _guessed_adapter(model: nn.Module, user_call: Callable[..., Any] | None, length: int) -> dict[str, Any]:
     """The adapter fields of any module, guessed from the parameter names of its forward."""
     names = list(inspect.signature(model.forward).parameters)
     pair = next(
@@ -186,7 +190,7 @@ def _guessed_adapter(model: nn.Module, user_call: Callable[..., Any] | None) -> 
     if user_call is not None:
         defaults: dict[str, Any] = {"call": user_call, "description": ""}
     else:
-        defaults = _source_target_call(model, names, *pair) if pair else _single_input_call(model, names)
+        defaults = _source_target_call(model, names, *pair) if pair else _single_input_call(model, names, length)
     kind = type(model).__name__
     defaults["causal"] = not any(word in kind for word in ("MaskedLM", "ForPreTraining", "Classification", "Bert"))
     if "past_key_values" in names and defaults["causal"] and user_call is None:
@@ -198,7 +202,7 @@ def _is_encoder_decoder(model: nn.Module, pair: tuple[str, str]) -> bool:
     return pair[0] != "input_ids" or bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
-def _single_input_call(model: nn.Module, names: list[str]) -> dict[str, Any]:
+def _single_input_call(model: nn.Module, names: list[str], length: int) -> dict[str, Any]:
     """forward(ids, mask?): the first mask of a known name with which the model runs is used."""
     masks = [(name, convert) for name in MASK_CONVERSIONS if name in names for convert in MASK_CONVERSIONS[name]]
     constant_kwargs = {"use_cache": False} if "use_cache" in names else {}
@@ -215,7 +219,7 @@ def _single_input_call(model: nn.Module, names: list[str]) -> dict[str, Any]:
             output = model(ids, **kwargs, targets=ids)  # nanoGPT returns only the last logits without targets
         return output
 
-    accepted_mask = next((mask for mask in masks if _accepts_mask(model, partial(call, mask=mask))), None)
+    accepted_mask = next((mask for mask in masks if _accepts_mask(model, partial(call, mask=mask), length)), None)
     call_with_mask = partial(call, mask=accepted_mask)
     call_with_mask.accepts = {"attention_mask"} if accepted_mask else set()  # type: ignore[attr-defined]
     mask_text = ""
@@ -281,12 +285,12 @@ def position_ids(attention_mask: Tensor) -> Tensor:
     return (attention_mask.long().cumsum(1) - 1).clamp(min=0)
 
 
-def _accepts_mask(model: nn.Module, call: Callable[..., Any]) -> bool:
+def _accepts_mask(model: nn.Module, call: Callable[..., Any], length: int) -> bool:
     """Whether the model runs with a mask that hides something."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    ids = torch.ones(2, 5, dtype=torch.long, device=device)
-    attention_mask = torch.ones(2, 5, dtype=torch.bool, device=device)
-    attention_mask[1, 3:] = False
+    ids = torch.ones(2, length, dtype=torch.long, device=device)
+    attention_mask = torch.ones(2, length, dtype=torch.bool, device=device)
+    attention_mask[1, -2:] = False
     try:
         with torch.no_grad():
             extract_logits(call(ids, attention_mask))

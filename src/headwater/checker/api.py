@@ -69,7 +69,7 @@ def check(
     padding_sides = tuple(padding_sides)
     _validate(model, laws, padding_sides, num_probes, length)
     with preserved_state(model):
-        adapter = adapt(model, call, step, vocab, causal, receptive_field)
+        adapter = adapt(model, call, step, vocab, causal, receptive_field, length or 5)
         tested = ModelUnderTest(model, adapter, seed)
         probes = _make_probes(tested, length, num_probes, padding_sides)
         verdicts = [verdict for law in LAWS if law in laws for verdict in _check_law(law, tested, probes)]

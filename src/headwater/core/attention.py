@@ -134,6 +134,11 @@ class Attention(BranchLayerSpec):
         """How far back and ahead a token sees in this layer; None: without limit."""
         return self.mask.window_size
 
+    def keys_per_query(self, length: int) -> int:
+        """The number of keys that a token sees at most, in a row of this length."""
+        back, ahead = self.mask.window_size
+        return length if back is None or ahead is None else min(length, back + ahead + 1)
+
     def build(self, d_model: int) -> AttentionLayer:
         return AttentionLayer(self, d_model)
 

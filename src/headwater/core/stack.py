@@ -256,7 +256,7 @@ class TransformerStack(nn.Module):
         mask = inputs.attention_mask
         if mask is not None and not mask.is_meta and not mask.all():
             self.require("padding")
-            if not mask[:, 0].all():
+            if not mask[:, 0].equal(mask.any(1)):
                 self.require("left_padding")
 
     def kv_shapes(self, mask_group: int) -> dict[CacheKey, tuple[int, int, int]]:

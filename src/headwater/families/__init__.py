@@ -5,7 +5,7 @@ Importing this package registers all of them.
 
 from __future__ import annotations
 
-from headwater.families import albert, bart, bert, dallebart, fairseq, gpt2, llama, longformer, neox, t5, vit
+from headwater.families import albert, bart, bert, bigbird, dallebart, fairseq, gpt2, llama, longformer, neox, t5, vit
 from headwater.families.registry import FAMILIES, Family, detect_head_type, find_family, register_family
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "albert",
     "bart",
     "bert",
+    "bigbird",
     "dallebart",
     "detect_head_type",
     "fairseq",

@@ -18,6 +18,7 @@ from headwater.core.base import choose
 from headwater.core.masks import LocalWindow, SlidingWindow
 from headwater.errors import BadSetting, nearest
 from headwater.i18n import _
+from headwater.variants.bigbird import BigBirdAttention, SeededBlocks
 from headwater.variants.linear_attention import LinearAttention
 from headwater.variants.longformer import FirstTokenIsGlobal, LongformerAttention
 
@@ -107,6 +108,13 @@ def longformer(plain: Attention, causal: bool, *, window: int = 512) -> Attentio
     _encoder_only("longformer", causal)
     settings = {**_settings(plain), "mask": LocalWindow(window // 2)}
     return LongformerAttention(**settings, global_tokens=FirstTokenIsGlobal())
+
+
+@attention_choice("bigbird")
+def bigbird(plain: Attention, causal: bool, *, block: int = 64, random: int = 3) -> Attention:
+    """BigBird, for encoders: blocks of tokens see their neighbours, the first and last block, and random blocks."""
+    _encoder_only("bigbird", causal)
+    return BigBirdAttention(**_settings(plain), block_size=block, random_blocks=SeededBlocks(random))
 
 
 def _settings(plain: Attention) -> dict[str, Any]:

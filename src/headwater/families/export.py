@@ -61,6 +61,7 @@ FAMILY_ORDER = (
     "deit",
     "longformer",
     "led",
+    "big_bird",
 )
 MAX_NEW_TOKENS = 256  # the default of headwater.generate; that of transformers is 20
 OUTPUT_TOLERANCE = 1e-3  # of a rewritten model, relative to the largest output; rounding errors are far smaller

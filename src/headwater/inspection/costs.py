@@ -223,8 +223,7 @@ def flops_per_token(model: Transformer, length: int) -> dict[str, int]:
 def _num_keys(attention: AttentionLayer, model: Transformer, length: int) -> int:
     if _is_cross_attention(attention):
         return _memory_length(model, length)
-    back, ahead = attention.spec.mask.window_size
-    return length if back is None or ahead is None else min(length, back + ahead + 1)
+    return attention.spec.keys_per_query(length)
 
 
 def _executed_modules(model: Transformer) -> Iterator[nn.Module]:

@@ -4,6 +4,7 @@ Importing this package registers all of them, so that a spec that has one can be
 """
 
 from headwater.variants import (
+    bigbird,
     experts,
     image_heads,
     longformer,
@@ -20,6 +21,7 @@ from headwater.variants import (
 )
 
 __all__ = [
+    "bigbird",
     "experts",
     "image_heads",
     "longformer",
