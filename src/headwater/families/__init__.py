@@ -5,7 +5,21 @@ Importing this package registers all of them.
 
 from __future__ import annotations
 
-from headwater.families import albert, bart, bert, bigbird, dallebart, fairseq, gpt2, llama, longformer, neox, t5, vit
+from headwater.families import (
+    albert,
+    bart,
+    bert,
+    bigbird,
+    dallebart,
+    fairseq,
+    gpt2,
+    llama,
+    longformer,
+    neox,
+    t5,
+    vit,
+    whisper,
+)
 from headwater.families.registry import FAMILIES, Family, detect_head_type, find_family, register_family
 
 __all__ = [
@@ -26,4 +40,5 @@ __all__ = [
     "register_family",
     "t5",
     "vit",
+    "whisper",
 ]

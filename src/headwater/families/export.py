@@ -62,6 +62,7 @@ FAMILY_ORDER = (
     "longformer",
     "led",
     "big_bird",
+    "whisper",
 )
 MAX_NEW_TOKENS = 256  # the default of headwater.generate; that of transformers is 20
 OUTPUT_TOLERANCE = 1e-3  # of a rewritten model, relative to the largest output; rounding errors are far smaller

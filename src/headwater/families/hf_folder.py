@@ -81,7 +81,7 @@ class LoadedModel:
     @property
     def max_positions(self) -> int | None:
         """The maximum sequence length the model was trained for; None where the config does not name it."""
-        for key in ("max_position_embeddings", "n_positions"):
+        for key in ("max_position_embeddings", "n_positions", "max_target_positions"):
             if isinstance(self.generation_setting(key), int):
                 return self.generation_setting(key)
         return None
