@@ -72,6 +72,8 @@ def load_spec(name: str | Path) -> Model:
         from headwater.weights.gguf import GgufFile
 
         return read_gguf_plan(GgufFile(path))[2]
+    if is_ctranslate2(path):  # its sizes are those of its tensors
+        return load_ctranslate2(path).spec
     return read_native_spec(path)[0] if is_native(path) else read_model_plan(path).spec
 
 
