@@ -251,7 +251,7 @@ def init_tensor(model: Transformer, name: str) -> Tensor:
         return torch.full(like.shape, start)
     value = torch.empty(like.shape)
     generator = torch.Generator().manual_seed(int(torch.randint(2**62, (1,))))
-    match_rule(name, model.spec.init).fill(value, generator)
+    match_rule(name, model.spec.init_rules).fill(value, generator)
     return value
 
 
