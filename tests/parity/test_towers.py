@@ -1,4 +1,4 @@
-"""Parity of CLIP and SigLIP: both towers, projections and logits equal transformers within 2e-5 through files, both ways."""
+"""Parity of CLIP and SigLIP: towers, projections and logits equal transformers within 2e-5 through files, both ways."""
 
 from __future__ import annotations
 
