@@ -14,7 +14,7 @@ from headwater.core.functional import add_dropout, add_norm, attention_dropout, 
 from headwater.core.masks import AttentionMask, SlidingWindow
 from headwater.core.positions import PositionEncoding
 from headwater.cpu import build
-from headwater.cpu.attention import fused_attention
+from headwater.cpu.attention import KeyRules, fused_banded_attention
 from headwater.cpu.dropout import DropoutKey, DropoutMask, keep_mask
 from headwater.families import builders
 from headwater.parts import swap
@@ -134,7 +134,7 @@ def test_masks_beyond_the_first_four_billion_weights():
     length = 66_000
     q, k = torch.randn(1, 1, length, 16), torch.randn(1, 1, length, 16)
     torch.manual_seed(5)
-    with_c = fused_attention(q, k, k, None, True, 0.25, P, 4)
+    with_c = fused_banded_attention(q, k, k, KeyRules(3, 0), 0.25, P)
     torch.manual_seed(5)
     drop, first = DropoutMask.sample(P), length - 100
     band = torch.ones(100, 112).tril(12).triu(9).bool()

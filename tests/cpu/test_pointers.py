@@ -206,15 +206,6 @@ def test_a_mask_that_does_not_fit_is_refused():
     assert not attention_training_supported(q, k, v, torch.ones(5, 7, dtype=torch.bool, device="meta"))
 
 
-def test_a_window_needs_its_triangle():
-    q, k, v = qkv(q=(1, 2, 90, 16), k=(1, 2, 40, 16))
-    with pytest.raises(TensorMismatch, match="a window needs a causal triangle"):
-        fused_attention(q, k, v, None, True, 1.0, 0.0, window=3)
-    q, k, v = qkv(q=(1, 2, 40, 16), k=(1, 2, 40, 16))
-    with pytest.raises(TensorMismatch, match="a window needs a causal triangle"):
-        fused_attention(q, k, v, None, False, 1.0, 0.0, window=3)
-
-
 @pytest.mark.parametrize("kind", [torch.bool, torch.float32])
 def test_masks_of_any_strides(kind: torch.dtype):
     torch.manual_seed(0)

@@ -12,7 +12,7 @@ from headwater.core import Attention, Block, Causal, Embeddings, FeedForward, La
 from headwater.core.functional import add_dropout, dropout
 from headwater.core.modules import Dropout
 from headwater.cpu import build
-from headwater.cpu.attention import attention_training_supported, fused_attention
+from headwater.cpu.attention import KeyRules, attention_training_supported, fused_attention, fused_banded_attention
 from headwater.cpu.build import supported, training_library
 from headwater.cpu.dropout import DropoutKey, keep_mask
 from headwater.cpu.loss import cross_entropy_grad_
@@ -125,7 +125,7 @@ def test_a_window_is_the_formula_with_a_band(n, window, p, groups):
     torch.manual_seed(n)
     q, k, v = (torch.randn(1, h, n, 16, requires_grad=True) for h in (2, groups, groups))
     torch.manual_seed(7)
-    out = fused_attention(q, k, v, None, True, 0.25, p, window)
+    out = fused_banded_attention(q, k, v, KeyRules(window - 1, 0), 0.25, p)
     torch.manual_seed(7)
     wide = -(-n // 16) * 16
     drop = keep_mask(2 * n * wide, DropoutKey.sample(p)).view(1, 2, n, wide)[..., :n] if p else 1
@@ -138,8 +138,8 @@ def test_a_window_is_the_formula_with_a_band(n, window, p, groups):
         torch.testing.assert_close(ours.double(), formula, rtol=1e-5, atol=1e-5)
     if window < n:
         assert not torch.allclose(
-            fused_attention(q, k, v, None, True, 0.25, 0.0, window + 1),
-            fused_attention(q, k, v, None, True, 0.25, 0.0, window),
+            fused_banded_attention(q, k, v, KeyRules(window, 0), 0.25, 0.0),
+            fused_banded_attention(q, k, v, KeyRules(window - 1, 0), 0.25, 0.0),
         )
 
 

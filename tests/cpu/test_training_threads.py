@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headwater.core.functional import add_dropout, add_norm, feed_forward, linears
+from headwater.core.banded import Band, LeadingKeys
+from headwater.core.functional import add_dropout, add_norm, banded_attention, feed_forward, linears
 from headwater.cpu import build
 from headwater.cpu.adamw8bit import AdamWParams, adamw8bit_step, init_moments
-from headwater.cpu.attention import fused_attention
+from headwater.cpu.attention import KeyRules, fused_attention, fused_banded_attention
 from headwater.cpu.build import training_library
 from headwater.cpu.linear import MIN_MACS
 from headwater.cpu.loss import cross_entropy_grad_
@@ -39,11 +40,38 @@ def test_attention(masked: str, kv_heads: int, same_bits):
 
     def run() -> Tensor:
         torch.manual_seed(5)
-        causal = masked in ("causal", "window")
-        out = fused_attention(q, k, v, mask, causal, 0.2, 0.1, 40 if masked == "window" else 0)
-        return with_gradients(out, q, k, v)
+        if masked == "window":
+            return with_gradients(fused_banded_attention(q, k, v, KeyRules(39, 0), 0.2, 0.1), q, k, v)
+        return with_gradients(fused_attention(q, k, v, mask, masked == "causal", 0.2, 0.1), q, k, v)
 
     same_bits(run)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_banded_attention(kv_heads: int, same_bits):
+    """Several spans, leading keys, random blocks, padding: the gradients of all keys are sums over queries."""
+    band, keys = Band(1, 1, block=64), 1280
+    q, k, v = drawn(1, 2, keys, 16), drawn(1, kv_heads, keys, 16, seed=1), drawn(1, kv_heads, keys, 16, seed=2)
+    leading = LeadingKeys(drawn(1, kv_heads, 5, 16, seed=3), drawn(1, kv_heads, 5, 16, seed=4))
+    blocks = torch.randint(20, (2, 20, 2), generator=torch.Generator().manual_seed(5))
+    given = {"key_mask": torch.arange(keys)[None] % 7 > 0, "leading": leading, "random_blocks": blocks}
+
+    def run() -> Tensor:
+        torch.manual_seed(5)
+        out = banded_attention(q, k, v, band, 0.3, 0.1, **given)
+        return with_gradients(out, q, k, v, leading.k, leading.v)
+
+    same_bits(run)
+
+
+def test_the_bias_of_distances(same_bits):
+    q, k, v, bias = (
+        drawn(3, 4, 150, 16),
+        drawn(3, 4, 150, 16, seed=1),
+        drawn(3, 4, 150, 16, seed=2),
+        drawn(4, 21, seed=3),
+    )
+    same_bits(lambda: with_gradients(banded_attention(q, k, v, Band(10, 10), 0.3, distance_bias=bias), q, k, v, bias))
 
 
 def test_dropout_added(same_bits):

@@ -9,17 +9,16 @@ q queries of a chunk, s the keys that it sees.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from headwater.cpu.dropout import DropoutMask
-from headwater.cpu.layout import PANEL_COLUMNS
-
 MIN_QUERY_CHUNK = 64  # queries at a time, at least
+
+DropWeights = Callable[[Tensor, int, Tensor], Tensor]  # weights [B, H, q, s], the first query, the columns -> weights
 
 
 @dataclass(frozen=True)
@@ -69,11 +68,6 @@ class LeadingKeys:
     v: Tensor
     bias: Tensor | None = None
 
-    @property
-    def columns(self) -> int:
-        """The columns they take in the matrix of attention weights, as dropout counts them: whole panels of C."""
-        return -(-self.k.shape[2] // PANEL_COLUMNS) * PANEL_COLUMNS
-
 
 @dataclass(frozen=True)
 class KeyVisibility:
@@ -96,7 +90,7 @@ class KeyVisibility:
 class KeyGroup(NamedTuple):
     """Keys that a chunk of queries sees: k, v [B, H, s, D], bias [B | 1, H | 1, q | 1, s] to add (-inf hides).
 
-    columns [s] | [H, s]: where their weights stand in the matrix of attention weights, for dropout.
+    columns [s] | [H, s]: their indices; those of leading keys are -L … -1. Dropout needs them.
     """
 
     k: Tensor
@@ -111,7 +105,7 @@ def banded_formula(
     v: Tensor,
     band: Band,
     scale: float,
-    p: float,
+    drop: DropWeights | None,
     visibility: KeyVisibility,
     leading: LeadingKeys | None,
     distance_bias: Tensor | None,
@@ -122,7 +116,6 @@ def banded_formula(
     k = k.repeat_interleave(groups, 1)  # [B, H, S, D]
     v = v.repeat_interleave(groups, 1)
     chunk = band.block if random_blocks is not None else -(-max(MIN_QUERY_CHUNK, band.width) // band.block) * band.block
-    first_column = leading.columns if leading is not None else 0
 
     chunks_of_keys = [_banded_keys(q, k, v, band, chunk, visibility, distance_bias)]
     if leading is not None:
@@ -130,20 +123,17 @@ def banded_formula(
     if random_blocks is not None:
         chunks_of_keys.append(_random_keys(q, k, v, band, visibility, random_blocks))
 
-    drop = DropoutMask.sample(p) if p else None
     outputs = []
     for i, (q_i, key_groups) in enumerate(zip(q.split(chunk, 2), zip(*chunks_of_keys, strict=True), strict=True)):
         # scores of all groups, then one softmax: [B, H, q, s]
         scores = torch.cat([_scores(q_i, keys, scale) for keys in key_groups], -1)
         hidden = scores == -torch.inf
-        weights = (
-            scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(hidden, 0).to(v.dtype)
-        )
+        weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1)
+        weights = weights.masked_fill(hidden, 0).to(v.dtype)
 
         if drop is not None:
-            heads = q.shape[1]
-            columns = first_column + torch.cat([keys.columns.expand(heads, -1) for keys in key_groups], -1)
-            weights = drop.apply_at(weights, q.shape[2], first_column + k.shape[2], i * chunk, columns)
+            columns = torch.cat([keys.columns.expand(q.shape[1], -1) for keys in key_groups], -1)
+            weights = drop(weights, i * chunk, columns)
         outputs.append(weights @ torch.cat([keys.v for keys in key_groups], 2))
     return torch.cat(outputs, 2)
 
@@ -183,9 +173,7 @@ def _leading_keys(q: Tensor, leading: LeadingKeys, chunk: int, groups: int) -> I
     v = leading.v.repeat_interleave(groups, 1)
     bias = torch.zeros(1, device=q.device) if leading.bias is None else leading.bias
     bias = bias.expand(*q.shape[:3], k.shape[2])
-    columns = (
-        torch.arange(k.shape[2], device=q.device) - leading.columns
-    )  # before the keys of the band, which begin at 0
+    columns = torch.arange(-k.shape[2], 0, device=q.device)
     for bias_i in bias.split(chunk, 2):
         yield KeyGroup(k, v, bias_i, columns)
 

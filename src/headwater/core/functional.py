@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headwater.core import favor
-from headwater.core.banded import Band, KeyVisibility, LeadingKeys, banded_formula
+from headwater.core.banded import Band, DropWeights, KeyVisibility, LeadingKeys, banded_formula
 from headwater.cpu import attention as cpu_attention
 from headwater.cpu import embedding as cpu_embedding
 from headwater.cpu import linear as cpu_linear
@@ -23,8 +22,6 @@ from headwater.cpu import norm as cpu_norm
 from headwater.cpu.build import supported
 from headwater.cpu.dropout import DropoutMask, fused_dropout
 from headwater.cpu.layout import PANEL_COLUMNS
-
-MIN_QUERY_BLOCK = 64  # queries at a time of sliding-window attention in torch
 
 LINEAR_CHUNK = 64  # tokens at a time of causal linear attention
 LINEAR_EPS = 1e-6  # added to the denominator of linear attention
@@ -150,7 +147,7 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, scale: float, p: float
 ) -> Tensor:
     """eager_attention() by a fused kernel, without the attention weights [B, H, Q, S] in memory."""
-    if cpu_attention.attention_training_supported(q, k, v, attn_mask):
+    if cpu_attention.attention_training_supported(q, k, v, attn_mask, p):
         return cpu_attention.fused_attention(q, k, v, attn_mask, is_causal, scale, p)
     if p and q.device.type == "cpu":  # torch has no fused kernel with dropout here
         return eager_attention(q, k, v, causal_mask(q, k) if is_causal else attn_mask, scale, p)
@@ -229,35 +226,55 @@ def banded_attention(
     distance_bias [H, back + 1 + ahead]: added to the scores of the band at key - query = -back … ahead (block = 1).
     random_blocks [H, Q / block, R]: further blocks of k that each block of queries sees, by number, none in its band.
     """
+    if cpu_attention.attention_supported(q, k, v):
+        rules = _key_rules(q, band, key_mask, document_ids, leading, random_blocks)
+        others = (None if leading is None else leading.k, None if leading is None else leading.v, distance_bias)
+        if cpu_attention.key_rules_supported(rules, k.shape[2], *others):
+            return cpu_attention.fused_banded_attention(q, k, v, rules, scale, p, *others)
+    drop = _drop_weights(q.shape[2], k.shape[2], 0 if leading is None else leading.k.shape[2], p) if p else None
     visibility = KeyVisibility(key_mask, document_ids)
-    return banded_formula(q, k, v, band, scale, p, visibility, leading, distance_bias, random_blocks)
+    return banded_formula(q, k, v, band, scale, drop, visibility, leading, distance_bias, random_blocks)
 
 
-def sliding_window_supported(q: Tensor, k: Tensor, v: Tensor, p: float) -> bool:
-    """Whether to call sliding_window_attention: C takes the tensors, or the dropout mask must be the same without C."""
+def banded_attention_supported(q: Tensor, k: Tensor, v: Tensor, p: float = 0.0) -> bool:
+    """Whether banded attention is by C, or must be by its formula, so that the dropout mask is the same without C."""
     return cpu_attention.attention_supported(q, k, v) or (p > 0 and q.device.type == "cpu")
 
 
-def sliding_window_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, p: float, window: int) -> Tensor:
-    """Causal attention to the last `window` keys, a block of queries at a time: time and memory O(S · window)."""
-    if cpu_attention.attention_supported(q, k, v):
-        return cpu_attention.fused_attention(q, k, v, None, True, scale, p, window)
+def _drop_weights(queries: int, keys: int, leading_keys: int, p: float) -> DropWeights:
+    """Dropout of some weights, as C counts them: a row has the leading keys, in whole panels, and then the keys."""
     mask = DropoutMask.sample(p)
-    length = q.shape[2]
-    block = max(MIN_QUERY_BLOCK, window)
-    groups = q.shape[1] // k.shape[1]
-    k = k.repeat_interleave(groups, 1)
-    v = v.repeat_interleave(groups, 1)
-    outputs = []
-    for begin in range(0, length, block):
-        end = min(length, begin + block)
-        first = max(0, begin - window + 1)  # the first key that the block sees
-        distance = torch.arange(begin, end)[:, None] - torch.arange(first, end)
-        scores = scale * (q[:, :, begin:end] @ k[:, :, first:end].mT)
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        weights = scores.masked_fill((distance < 0) | (distance >= window), -torch.inf).softmax(-1).to(v.dtype)
-        outputs.append(mask.apply_slice(weights, length, length, begin, first) @ v[:, :, first:end])
-    return torch.cat(outputs, 2)
+    padded = -(-leading_keys // PANEL_COLUMNS) * PANEL_COLUMNS
+
+    def drop(weights: Tensor, first_query: int, columns: Tensor) -> Tensor:
+        columns = columns + torch.where(columns < 0, leading_keys, padded)
+        return mask.apply_at(weights, queries, padded + keys, first_query, columns)
+
+    return drop
+
+
+def _key_rules(
+    q: Tensor,
+    band: Band,
+    key_mask: Tensor | None,
+    document_ids: Tensor | None,
+    leading: LeadingKeys | None,
+    random_blocks: Tensor | None,
+) -> cpu_attention.KeyRules:
+    """The same as C reads it: ids of 32 bits, and one number for each leading key of each query, by strides."""
+    q_ids, k_ids = cpu_attention.visible_ids(key_mask, document_ids, band.first_query, q.shape[2])
+    bias = None if leading is None or leading.bias is None else leading.bias
+    return cpu_attention.KeyRules(
+        band.back,
+        band.ahead,
+        band.block,
+        band.first_query,
+        band.causal,
+        q_ids=q_ids,
+        k_ids=k_ids,
+        leading_bias=None if leading is None or bias is None else bias.expand(*q.shape[:3], leading.k.shape[2]),
+        block_numbers=None if random_blocks is None else random_blocks.to(torch.int32).contiguous(),
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- linear attention
@@ -295,31 +312,6 @@ def linear_attention(
         state = kv, total
         out = queries @ kv[:, :, None] / (queries @ total[:, :, None, :, None] + LINEAR_EPS)
     return out.flatten(1, 2).to(v.dtype), state
-
-
-def favor_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    projection: Tensor,
-    causal: bool,
-    scale: float,
-    state: LinearState | None = None,
-    attention_mask: Tensor | None = None,
-) -> tuple[Tensor, LinearState]:
-    """Performer's estimate of softmax(scale · q kᵀ) v by random features (core/favor.py), and the state after the keys.
-
-    q [B, H, Q, K], k [B, G, S, K], v [B, G, S, V], projection [M, K] -> [B, H, Q, V]. state: that of earlier keys.
-    """
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    queries = (q * scale**0.5).to(dtype).unflatten(1, (-1, q.shape[1] // k.shape[1]))  # [B, G, H / G, Q, K]
-    keys = (k * scale**0.5).to(dtype)
-    values = v.to(dtype)
-    if not causal:
-        return favor.two_way(queries, keys, values, projection, attention_mask).flatten(1, 2).to(v.dtype), ()
-    before = favor.FavorState(*state) if state else favor.empty_state(keys, values, len(projection))
-    out, after = favor.causal(queries, keys, values, projection, before, attention_mask)
-    return out.flatten(1, 2).to(v.dtype), after
 
 
 def feature_map(x: Tensor) -> Tensor:

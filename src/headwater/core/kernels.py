@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headwater.core import functional
+from headwater.core.banded import Band
 from headwater.core.base import KernelConfig, KernelSpec
 from headwater.core.cache import NO_LAYER_CACHE, LayerCache
 from headwater.core.masks import AttentionMask
@@ -127,12 +128,20 @@ class SDPAKernel(Kernel):
         return functional.attention(q, k, v, attn_mask, is_causal, self.scale, self.dropout_rate)
 
     def blockwise(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, block_size: int) -> Tensor:
-        """A plain sliding window needs no mask tensors: only its band is computed."""
-        back, ahead = mask.rule.window_size
-        window = (back or 0) + 1
-        masked = mask.attention_mask is not None or mask.k_document_ids is not None
+        """A band without a position bias needs no mask tensors."""
         biased = mask.position.has_bias or mask.position.has_query_bias
-        plain = ahead == 0 and not masked and not biased
-        if plain and functional.sliding_window_supported(q, k, v, self.dropout_rate):
-            return functional.sliding_window_attention(q, k, v, self.scale, self.dropout_rate, window)
-        return super().blockwise(q, k, v, mask, block_size)
+        back, ahead = mask.rule.window_size
+        if biased or back is None or ahead is None:
+            return super().blockwise(q, k, v, mask, block_size)
+        if not functional.banded_attention_supported(q, k, v, self.dropout_rate):
+            return super().blockwise(q, k, v, mask, block_size)
+        return functional.banded_attention(
+            q,
+            k,
+            v,
+            Band(back, ahead),
+            self.scale,
+            self.dropout_rate,
+            key_mask=mask.attention_mask,
+            document_ids=mask.k_document_ids,
+        )

@@ -1,11 +1,13 @@
-"""Fused (tiled) scaled dot-product attention for training, with dropout and sliding window, and its backward pass.
+"""Fused (tiled) attention for training, with dropout, over all keys or a band of them, and its backward pass.
 
 As in FlashAttention, the scores exist a tile at a time; the dropout mask is recomputed from the hash of its indices.
+B batch, H heads, G key/value heads, Q queries, S keys, L leading keys, R random blocks, D head width.
 """
 
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -13,19 +15,31 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from headwater.cpu.build import TensorMismatch, bind, float_ptr, strided_ptr, supported
-from headwater.cpu.layout import MASK_BOOL, MASK_FLOAT, PANEL_COLUMNS, AttentionParams, CStrides, DropoutKey
+from headwater.cpu.build import TensorMismatch, bind, checked_ptr, float_ptr, strided_ptr, supported
+from headwater.cpu.layout import (
+    MASK_BOOL,
+    MASK_FLOAT,
+    PANEL_COLUMNS,
+    VECTOR_SIZE,
+    AttentionParams,
+    CStrides,
+    DropoutKey,
+)
 
-MAX_KEYS = 8192  # a tile of scores must fit into the processor's cache
+MAX_KEYS = 8192  # beyond, a tile of full attention does not fit into the processor's cache
+HIDDEN_ID = -(2**31)  # of a key that no query sees
 
 
-def attention_training_supported(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
-    """Whether training can use the C kernel: gradients are needed, few enough keys, a mask not learned."""
+# --------------------------------------------------------------------------------------------------- what C can compute
+
+
+def attention_training_supported(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float = 0.0) -> bool:
+    """Whether training can use the C kernel: gradients are needed, a mask not learned, few enough keys or dropout."""
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     mask_supported = mask is None or (
         not mask.requires_grad and mask.dtype in (torch.bool, torch.float32) and mask.device.type == "cpu"
     )
-    return needs_grad and mask_supported and attention_supported(q, k, v) and k.shape[2] <= MAX_KEYS
+    return needs_grad and mask_supported and attention_supported(q, k, v) and (k.shape[2] <= MAX_KEYS or p > 0)
 
 
 def attention_supported(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -42,20 +56,108 @@ def attention_supported(q: Tensor, k: Tensor, v: Tensor) -> bool:
     )
 
 
-def fused_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, p: float, window: int = 0
-) -> Tensor:
-    """dropout(softmax(scale · q kᵀ + mask)) v: q [B, H, Q, D], k and v [B, G, S, D] -> [B, H, Q, D].
+@dataclass(frozen=True)
+class KeyRules:
+    """Which keys a query sees, and what is added to its scores; nothing of it has a gradient.
 
-    window: with a causal mask, how many keys a query sees, up to its own position; keys before that cost nothing.
+    A query sees the keys of its own block of `block` positions, of `back` blocks before it and of `ahead` after it;
+    causal: none after itself. first_query: the index of the first query among the keys.
+    mask [B, H, Q, S]: True = visible, or a float to add. q_ids [B, Q], k_ids [B, S]: int32, a query sees the keys of
+    its own id. leading_bias [B, H, Q, L]: added to the scores of leading keys. block_numbers [H, Q / block, R]: int32.
     """
+
+    back: int
+    ahead: int
+    block: int = 1
+    first_query: int = 0
+    causal: bool = False
+    mask: Tensor | None = None
+    q_ids: Tensor | None = None
+    k_ids: Tensor | None = None
+    leading_bias: Tensor | None = None
+    block_numbers: Tensor | None = None
+
+
+def key_rules_supported(rules: KeyRules, keys: int, *others: Tensor | None) -> bool:
+    """Whether C can follow the rules; others: leading keys and values and a distance bias, where there are any."""
+    bias, blocks = rules.leading_bias, rules.block_numbers
+    bias_supported = bias is None or (not bias.requires_grad and bias.dtype == torch.float32 and supported(bias))
+    whole_blocks = rules.block % VECTOR_SIZE == rules.first_query % rules.block == keys % rules.block == 0
+    return bias_supported and (blocks is None or whole_blocks) and supported(*(t for t in others if t is not None))
+
+
+def visible_ids(
+    key_mask: Tensor | None, document_ids: Tensor | None, first_query: int, queries: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """q_ids and k_ids of KeyRules: the ids of documents, and HIDDEN_ID for keys that key_mask [B, S] hides."""
+    if document_ids is not None:
+        ids = document_ids.to(torch.int32)
+    elif key_mask is not None:
+        ids = torch.zeros_like(key_mask, dtype=torch.int32)
+    else:
+        return None, None
+    q_ids = ids[:, first_query : first_query + queries].contiguous()
+    k_ids = ids if key_mask is None else ids.masked_fill(~key_mask, HIDDEN_ID)
+    return q_ids, k_ids.contiguous()
+
+
+# ------------------------------------------------------------------------------------------------------------ the calls
+
+
+def fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, p: float
+) -> Tensor:
+    """dropout(softmax(scale · q kᵀ + mask)) v: q [B, H, Q, D], k and v [B, G, S, D] -> [B, H, Q, D]."""
+    _check_qkv(q, k, v)
+    if mask is not None:
+        mask = mask.expand(*q.shape[:3], k.shape[2])
+    everything = max(q.shape[2], k.shape[2])
+    rules = KeyRules(everything, everything, causal=causal, mask=mask)
+    return _FusedAttention.apply(q, k, v, None, None, None, rules, scale, DropoutKey.sample(p))
+
+
+def fused_banded_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rules: KeyRules,
+    scale: float,
+    p: float,
+    leading_k: Tensor | None = None,
+    leading_v: Tensor | None = None,
+    distance_bias: Tensor | None = None,
+) -> Tensor:
+    """Attention over the keys that the rules leave visible, and over leading keys; time and memory O(S · width).
+
+    leading_k, leading_v [B, G, L, D]; distance_bias [H, back + 1 + ahead]: added at key - query = -back … ahead.
+    """
+    _check_qkv(q, k, v)
+    _check_rules(rules, q, k)
+    if (leading_k is None) != (leading_v is None):
+        raise TensorMismatch("leading keys need their values")
+    return _FusedAttention.apply(q, k, v, leading_k, leading_v, distance_bias, rules, scale, DropoutKey.sample(p))
+
+
+def _check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
     if not attention_supported(q, k, v):
         raise TensorMismatch(f"attention in C needs q, k and v that fit, got {[list(t.shape) for t in (q, k, v)]}")
-    if window < 0 or (window and not (causal and q.shape[2] <= k.shape[2])):
-        raise TensorMismatch(
-            f"a window needs a causal triangle over the same tokens, got {window} of {q.shape[2]} queries"
-        )
-    return _FusedAttention.apply(q, k, v, mask, causal, scale, DropoutKey.sample(p), window)
+
+
+def _check_rules(rules: KeyRules, q: Tensor, k: Tensor) -> None:
+    """C reads keys by the numbers of the rules: those must lie inside."""
+    heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
+    if min(rules.back, rules.ahead, rules.first_query, rules.block - 1) < 0 or rules.first_query + queries > keys:
+        raise TensorMismatch(f"a band of {keys} keys needs queries that are among them, got {queries} and {rules}")
+    if rules.block_numbers is None:
+        return
+    blocks = keys // rules.block
+    shape = (heads, -(-queries // rules.block))
+    numbers = rules.block_numbers
+    inside = not numbers.numel() or 0 <= int(numbers.min()) <= int(numbers.max()) < blocks
+    if numbers.shape[:2] != shape or not inside:
+        raise TensorMismatch(f"random blocks of {blocks} blocks must be [{shape}, R], got {list(numbers.shape)}")
+    if rules.block % VECTOR_SIZE or rules.first_query % rules.block or keys % rules.block:
+        raise TensorMismatch(f"random blocks need whole blocks of a multiple of {VECTOR_SIZE}, got {rules.block}")
 
 
 class _FusedAttention(torch.autograd.Function):
@@ -65,66 +167,120 @@ class _FusedAttention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        mask: Tensor | None,
-        causal: bool,
+        leading_k: Tensor | None,
+        leading_v: Tensor | None,
+        distance_bias: Tensor | None,
+        rules: KeyRules,
         scale: float,
         dropout_key: DropoutKey,
-        window: int,
     ) -> Tensor:
-        q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
-        batch, heads, queries, head_dim = q.shape
-        kv_heads, keys = k.shape[1:3]
-        params = AttentionParams(
-            batch, heads, kv_heads, queries, keys, head_dim, scale, int(causal), window=window, dropout=dropout_key
-        )
-        mask = None if mask is None else mask.expand(batch, heads, queries, keys)
-        _set_mask(params, mask)
+        q, k, v = (_side_by_side(t) for t in (q, k, v))
+        leading_k = None if leading_k is None else _side_by_side(leading_k)
+        leading_v = None if leading_v is None else _side_by_side(leading_v)
+        distance_bias = None if distance_bias is None else distance_bias.contiguous()
+        params = _params(q, k, leading_k, rules, scale, dropout_key)
+        params.distance_bias = _distance_bias_ptr(distance_bias, q, rules)
 
-        out = q.new_empty(batch, queries, heads, head_dim).transpose(1, 2)
-        logsumexp = q.new_empty(batch, heads, queries)
+        out = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+        logsumexp = q.new_empty(q.shape[:3])
         failed = _kernel("attention_forward")(
             params,
             *_query_args(params, q),
             *_kv_args(params, k),
             *_kv_args(params, v),
+            *_leading_args(params, leading_k),
+            *_leading_args(params, leading_v),
             *_query_args(params, out),
-            float_ptr(logsumexp, batch, heads, queries),
+            float_ptr(logsumexp, *q.shape[:3]),
         )
         if failed:
             raise MemoryError("attention: no memory for a tile of scores")
 
-        ctx.params = params
-        ctx.save_for_backward(q, k, v, out, logsumexp, mask)
+        ctx.rules = rules
+        ctx.params = params  # with the addresses of tensors in rules
+        ctx.save_for_backward(q, k, v, leading_k, leading_v, distance_bias, out, logsumexp)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, logsumexp, mask = ctx.saved_tensors
-        params = ctx.params
-        _set_mask(params, mask)  # a layer that is recomputed has made another
+        q, k, v, leading_k, leading_v, distance_bias, out, logsumexp = ctx.saved_tensors
+        params: AttentionParams = ctx.params
+        params.distance_bias = _distance_bias_ptr(distance_bias, q, ctx.rules)  # a recomputed one lies elsewhere
         if grad_out.stride() != out.stride():
             grad_out = torch.empty_like(out).copy_(grad_out)
 
-        grad_q, grad_k, grad_v = (
-            torch.empty_like(t.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
-            for t in (q, k, v)
-        )
+        grad_q, grad_k, grad_v = _empty_grad(q), _empty_grad(k), _empty_grad(v)
+        grad_leading_k = None if leading_k is None else _empty_grad(leading_k)
+        grad_leading_v = None if leading_v is None else _empty_grad(leading_v)
+        grad_bias = None if distance_bias is None else distance_bias.new_zeros(params.batch, *distance_bias.shape)
         failed = _kernel("attention_backward")(
             params,
             *_query_args(params, q),
             *_kv_args(params, k),
             *_kv_args(params, v),
+            *_leading_args(params, leading_k),
+            *_leading_args(params, leading_v),
             _query_args(params, out)[0],
             *_query_args(params, grad_out),
             float_ptr(logsumexp, *q.shape[:3]),
             *_query_args(params, grad_q),
             _kv_args(params, grad_k)[0],
             *_kv_args(params, grad_v),
+            _leading_args(params, grad_leading_k)[0],
+            *_leading_args(params, grad_leading_v),
+            None if grad_bias is None else float_ptr(grad_bias, *grad_bias.shape),
         )
         if failed:
             raise MemoryError("attention: no memory for a tile of scores")
-        return grad_q, grad_k, grad_v, None, None, None, None, None
+        grad_bias = None if grad_bias is None else grad_bias.sum(0)
+        return grad_q, grad_k, grad_v, grad_leading_k, grad_leading_v, grad_bias, None, None, None
+
+
+# ------------------------------------------------------------------------------------------------------ tensors for C
+
+
+def _side_by_side(x: Tensor) -> Tensor:
+    """x with the numbers of a head side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _empty_grad(x: Tensor) -> Tensor:
+    """A gradient [B, H, S, D] that lies in memory as [B, S, H, D], so that heads join without a copy."""
+    return torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+
+
+def _params(
+    q: Tensor, k: Tensor, leading_k: Tensor | None, rules: KeyRules, scale: float, dropout_key: DropoutKey
+) -> AttentionParams:
+    batch, heads, queries, head_dim = q.shape
+    kv_heads, keys = k.shape[1:3]
+    params = AttentionParams(batch, heads, kv_heads, queries, keys, head_dim, dropout=dropout_key)
+    params.back, params.ahead, params.block = rules.back, rules.ahead, rules.block
+    params.first_query, params.causal, params.scale = rules.first_query, int(rules.causal), scale
+    if rules.mask is not None:
+        is_bool = rules.mask.dtype == torch.bool
+        params.mask_type = MASK_BOOL if is_bool else MASK_FLOAT
+        dtype = torch.bool if is_bool else torch.float32
+        params.mask = strided_ptr(rules.mask, dtype, batch, heads, queries, keys)
+        params.mask_strides = (ctypes.c_int64 * 4)(*rules.mask.stride())
+    if rules.q_ids is not None and rules.k_ids is not None:
+        params.q_ids = checked_ptr(rules.q_ids, torch.int32, batch, queries)
+        params.k_ids = checked_ptr(rules.k_ids, torch.int32, batch, keys)
+    if leading_k is not None:
+        params.leading_keys = leading_k.shape[2]
+    if rules.leading_bias is not None:
+        shape = (batch, heads, queries, params.leading_keys)
+        params.leading_bias = strided_ptr(rules.leading_bias, torch.float32, *shape)
+        params.leading_bias_strides = (ctypes.c_int64 * 4)(*rules.leading_bias.stride())
+    if rules.block_numbers is not None:
+        params.random_blocks = rules.block_numbers.shape[2]
+        params.block_numbers = checked_ptr(rules.block_numbers, torch.int32, *rules.block_numbers.shape)
+    return params
+
+
+def _distance_bias_ptr(bias: Tensor | None, q: Tensor, rules: KeyRules) -> int | None:
+    return float_ptr(bias, q.shape[1], rules.back + 1 + rules.ahead)
 
 
 def _query_args(params: AttentionParams, x: Tensor) -> tuple[int, CStrides]:
@@ -135,21 +291,16 @@ def _kv_args(params: AttentionParams, x: Tensor) -> tuple[int, CStrides]:
     return _strided_args(x, params.batch, params.kv_heads, params.keys, params.head_dim)
 
 
+def _leading_args(params: AttentionParams, x: Tensor | None) -> tuple[int | None, CStrides]:
+    if x is None:
+        return None, CStrides()
+    return _strided_args(x, params.batch, params.kv_heads, params.leading_keys, params.head_dim)
+
+
 def _strided_args(x: Tensor, *shape: int) -> tuple[int, CStrides]:
     if x.stride(-1) != 1:
         raise TensorMismatch(f"C needs heads whose numbers lie side by side, their strides are {list(x.stride())}")
     return strided_ptr(x, torch.float32, *shape), CStrides(*x.stride()[:3])
-
-
-def _set_mask(params: AttentionParams, mask: Tensor | None) -> None:
-    """mask [B, H, Q, S]: True where a key is visible, or a float that is added to the score."""
-    if mask is None:
-        return
-    is_bool = mask.dtype == torch.bool
-    dtype = torch.bool if is_bool else torch.float32
-    params.mask = strided_ptr(mask, dtype, params.batch, params.heads, params.queries, params.keys)
-    params.mask_type = MASK_BOOL if is_bool else MASK_FLOAT
-    params.mask_strides = (ctypes.c_int64 * 4)(*mask.stride())
 
 
 @lru_cache
@@ -157,5 +308,6 @@ def _kernel(name: str) -> Any:
     pointer = ctypes.c_void_p
     tensor = (ctypes.c_void_p, CStrides)
     if name == "attention_forward":
-        return bind(name, ctypes.c_int, AttentionParams, *tensor * 4, pointer)
-    return bind(name, ctypes.c_int, AttentionParams, *tensor * 3, pointer, *tensor, pointer, *tensor, pointer, *tensor)
+        return bind(name, ctypes.c_int, AttentionParams, *tensor * 6, pointer)
+    gradients = (*tensor, pointer, *tensor, pointer, *tensor, pointer)
+    return bind(name, ctypes.c_int, AttentionParams, *tensor * 5, pointer, *tensor, pointer, *gradients)

@@ -54,12 +54,18 @@ class AttentionParams(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int64) for name in ("batch", "heads", "kv_heads", "queries", "keys", "head_dim")),
+        *((name, c_int64) for name in ("back", "ahead", "block", "first_query", "leading_keys", "random_blocks")),
         ("scale", c_float),
         ("causal", c_int32),
         ("mask_type", c_int32),
-        ("window", c_int64),
         ("mask", c_void_p),
         ("mask_strides", c_int64 * 4),
+        ("q_ids", c_void_p),
+        ("k_ids", c_void_p),
+        ("leading_bias", c_void_p),
+        ("leading_bias_strides", c_int64 * 4),
+        ("distance_bias", c_void_p),
+        ("block_numbers", c_void_p),
         ("dropout", DropoutKey),
     )
 

@@ -16,7 +16,6 @@ from headwater.variants import (
     rope_scaling,
     soft_cap,
     stochastic_depth,
-    towers,
     transformer_xl,
     xformers,
 )
@@ -34,7 +33,6 @@ __all__ = [
     "rope_scaling",
     "soft_cap",
     "stochastic_depth",
-    "towers",
     "transformer_xl",
     "xformers",
 ]

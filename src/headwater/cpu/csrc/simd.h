@@ -123,6 +123,45 @@ static inline void gemm4x16(int64_t rows, const float *a, int64_t row_stride, in
     c0[0] = s0; c0[1] = t0; c1[0] = s1; c1[1] = t1; c2[0] = s2; c2[1] = t2; c3[0] = s3; c3[1] = t3;
 }
 
+#ifdef __AVX512F__
+/* The same with registers of sixteen floats, of which there are twice as many: 6 rows × 16 · panels, panels = 1 or 2, a constant
+   at each call. Of fewer than six rows the last is repeated. */
+typedef float f32x16 __attribute__((vector_size(64), aligned(4)));
+static inline f32x16 broadcast16(float x) { return (f32x16){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+enum { GEMM_ROWS = 6 };
+static inline __attribute__((always_inline)) void gemm6x32(int panels, int64_t rows, const float *a, int64_t row_stride, int64_t k_stride,
+                                                           const float *b, int64_t panel_stride, int64_t k, float *c, int64_t ldc, int accumulate) {
+    f32x16 sums[GEMM_ROWS][2];
+    const float *row[GEMM_ROWS];
+    for (int r = 0; r < GEMM_ROWS; r++) {
+        int64_t here = r < rows ? r : rows - 1;
+        row[r] = a + here * row_stride;
+        for (int p = 0; p < panels; p++) sums[r][p] = accumulate ? *(const f32x16 *)(c + here * ldc + 16 * p) : broadcast16(0);
+    }
+    for (int64_t i = 0; i < k; i++, b += 16) {
+        f32x16 right[2];
+        for (int p = 0; p < panels; p++) right[p] = *(const f32x16 *)(b + p * panel_stride);
+        for (int r = 0; r < GEMM_ROWS; r++) {
+            f32x16 x = broadcast16(row[r][i * k_stride]);
+            for (int p = 0; p < panels; p++) sums[r][p] += x * right[p];
+        }
+    }
+    for (int r = 0; r < GEMM_ROWS && r < rows; r++)
+        for (int p = 0; p < panels; p++) *(f32x16 *)(c + r * ldc + 16 * p) = sums[r][p];
+}
+
+/* C [m, n] (+)= A [m, k] · B [k, n], B in panels of `panel_rows` rows of which the first k are used; n is a multiple of 16. */
+static void gemm(int64_t m, int64_t n, int64_t k, const float *a, int64_t row_stride, int64_t k_stride, const float *b,
+                    int64_t panel_rows, float *c, int64_t ldc, int accumulate) {
+    for (int64_t j = 0; j < n; j += 32)
+        for (int64_t i = 0; i < m; i += GEMM_ROWS) {
+            const float *from = a + i * row_stride, *panel = b + j * panel_rows;
+            float *to = c + i * ldc + j;
+            if (n - j > 16) gemm6x32(2, m - i, from, row_stride, k_stride, panel, 16 * panel_rows, k, to, ldc, accumulate);
+            else gemm6x32(1, m - i, from, row_stride, k_stride, panel, 0, k, to, ldc, accumulate);
+        }
+}
+#else
 /* C [m, n] (+)= A [m, k] · B [k, n], B in panels of `panel_rows` rows of which the first k are used; n is a multiple of 16. */
 static void gemm(int64_t m, int64_t n, int64_t k, const float *a, int64_t row_stride, int64_t k_stride, const float *b,
                     int64_t panel_rows, float *c, int64_t ldc, int accumulate) {
@@ -131,3 +170,4 @@ static void gemm(int64_t m, int64_t n, int64_t k, const float *a, int64_t row_st
             gemm4x16(m - i < 4 ? m - i : 4, a + i * row_stride, row_stride, k_stride, b + j * panel_rows, k,
                      accumulate ? c + i * ldc + j : ZEROS, accumulate ? ldc : 0, c + i * ldc + j, ldc);
 }
+#endif

@@ -26,11 +26,17 @@ typedef struct { uint32_t first, second, threshold; float scale; } DropoutKey;  
 typedef struct { int64_t batch, head, position; } Strides;             /* of [B, H, S, D], where D is contiguous */
 typedef struct {
     int64_t batch, heads, kv_heads, queries, keys, head_dim;
+    int64_t back, ahead, block, first_query;                           /* a query sees the keys of its own block, of `back` before and `ahead` after it */
+    int64_t leading_keys, random_blocks;                               /* keys that every query sees; further blocks of a block of queries */
     float scale;
     int32_t causal, mask_type;
-    int64_t window;                                                    /* keys that a query sees, up to its own position; 0: all */
-    const void *mask;
-    int64_t mask_strides[4];                                           /* over B, H, Q, S */
+    const void *mask;                                                  /* of the banded keys, with strides over B, H, Q, S */
+    int64_t mask_strides[4];
+    const int32_t *q_ids, *k_ids;                                      /* [B, Q], [B, S]: a query sees the keys of its own id; or NULL */
+    const float *leading_bias;                                         /* added to the scores of leading keys, strides over B, H, Q, L; or NULL */
+    int64_t leading_bias_strides[4];
+    const float *distance_bias;                                        /* [H, back + 1 + ahead] added at key - query = -back …; or NULL */
+    const int32_t *block_numbers;                                      /* [H, Q / block, random_blocks] */
     DropoutKey dropout;
 } AttentionParams;
 

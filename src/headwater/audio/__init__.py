@@ -1,1 +1,0 @@
-"""Audio: recordings to samples, samples to log-mel spectrograms, and the embedding that reads them."""
