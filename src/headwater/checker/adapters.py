@@ -30,10 +30,15 @@ from headwater.inspection.hooks import extract_logits
 
 OPTIONAL_INPUTS = ("attention_mask", "source", "source_attention_mask", "document_ids")
 
+INPUT_FEATURES = {"attention_mask": "padding", "document_ids": "packing"}  # of a headwater model: core.base.FEATURES
+
 
 @dataclass(frozen=True)
 class ModelAdapter:
-    """How to call a model. receptive_fields: by module path, how far back and ahead the inputs of a position reach."""
+    """How to call a model. receptive_fields: by module path, how far back and ahead the inputs of a position reach.
+
+    padding_sides: where its rows may be padded.
+    """
 
     call: Callable[..., Any]
     accepts: frozenset[str]
@@ -44,6 +49,7 @@ class ModelAdapter:
     causal: bool
     description: str
     receptive_fields: tuple[tuple[str, WindowSize], ...] = ()
+    padding_sides: tuple[str, ...] = ("left", "right")
 
     def __call__(self, ids: Tensor, **model_kwargs: Tensor | None) -> Tensor:
         present = {name: value for name, value in model_kwargs.items() if value is not None}
@@ -77,6 +83,7 @@ def adapt(
         source_vocab=defaults.get("source_vocab") or vocab,
         causal=defaults["causal"] if causal is None else causal,
         description=description,
+        padding_sides=defaults.get("padding_sides", ("left", "right")),
         receptive_fields=(("", receptive_field),) if receptive_field else defaults.get("receptive_fields", ()),
     )
 
@@ -120,8 +127,11 @@ def _headwater_adapter(model: Transformer) -> dict[str, Any]:
         return model.decode(ids, memory=memory, attention_mask=attention_mask, cache=cache), state
 
     source_inputs = {"source", "source_attention_mask"} if is_encoder_decoder else set()
-    call.accepts = {"attention_mask"} | (source_inputs or {"document_ids"})  # type: ignore[attr-defined]
-    step.accepts = {"attention_mask"} | source_inputs  # type: ignore[attr-defined]
+    stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
+    refused = {feature for stack in stacks for feature in stack.unsupported}
+    inputs = {name for name, feature in INPUT_FEATURES.items() if feature not in refused}
+    call.accepts = (inputs - {"document_ids"}) | source_inputs if source_inputs else inputs  # type: ignore[attr-defined]
+    step.accepts = (inputs - {"document_ids"}) | source_inputs  # type: ignore[attr-defined]
     receptive_fields = _receptive_fields(model)
     causal = all(ahead == 0 for _, (_, ahead) in receptive_fields)
     defaults: dict[str, Any] = {
@@ -130,7 +140,9 @@ def _headwater_adapter(model: Transformer) -> dict[str, Any]:
         "receptive_fields": receptive_fields,
         "description": _("a headwater model"),
     }
-    if causal and model.decoder is not None:
+    if "left_padding" in refused:
+        defaults["padding_sides"] = ("right",)
+    if causal and model.decoder is not None and "cache" not in refused:
         defaults["step"] = step
     defaults["vocab"] = getattr(model.output_stack.spec.embed, "vocab", None)
     defaults["source_vocab"] = (

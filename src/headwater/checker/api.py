@@ -139,7 +139,7 @@ def _make_probes(tested: ModelUnderTest, length: int | None, num_probes: int, pa
         num_probes,
         generator=torch.Generator().manual_seed(tested.seed),
         device=tested.device,
-        padding_sides=padding_sides,
+        padding_sides=tuple(side for side in padding_sides if side in tested.adapter.padding_sides),
         excluded_id=pad_id if isinstance(pad_id, int) else -1,
     )
 

@@ -86,6 +86,7 @@ VERBS: dict[str, dict[str, Verb]] = {
     _("Using models"): {
         "generate": Verb(_("continue a prompt, or generate from a source text"), "headwater.cli.generate"),
         "chat": Verb(_("chat with a model in the terminal"), "headwater.cli.chat"),
+        "transcribe": Verb(_("speech to text: transcripts and subtitles of recordings"), "headwater.cli.transcribe"),
         "embed": Verb(_("sentence embeddings and their cosine similarities"), "headwater.cli.embed"),
         "convert": Verb(_("convert an old checkpoint (a pickle) to a folder that loads"), "headwater.cli.convert"),
         "models": Verb(_("the models that can be installed without a model hub"), "headwater.cli.models"),

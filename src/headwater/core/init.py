@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from headwater.core.base import InitSpec
-from headwater.core.positions import PositionEncoding
+from headwater.core.modules import ComputedBuffers
 from headwater.i18n import _
 from headwater.parts import must, part
 
@@ -109,7 +109,7 @@ def init_buffers(model: nn.Module) -> None:
             for name, buffer in module._buffers.items():
                 if buffer is not None and buffer.is_meta:
                     module._buffers[name] = _empty(buffer, "cpu")
-            if isinstance(module, PositionEncoding):
+            if isinstance(module, ComputedBuffers):
                 module.init_buffers()
 
 

@@ -18,7 +18,7 @@ from headwater.core.base import BridgeSpec, HeadSpec, InitSpec
 from headwater.core.cache import KVCache, NoCache
 from headwater.core.embeddings import ModelInputs, describe
 from headwater.core.heads import NoHead
-from headwater.core.init import PAPER_INIT, SkipInit, materialize
+from headwater.core.init import PAPER_INIT, InitRules, SkipInit, materialize
 from headwater.core.stack import Stack, TransformerStack
 from headwater.errors import BadInput, BadSetting, Unavailable
 from headwater.i18n import _
@@ -58,12 +58,21 @@ class Model:
         limits = [stack.max_positions for stack in (self.encoder, self.decoder) if stack is not None]
         return min((limit for limit in limits if limit is not None), default=None)
 
+    @property
+    def init_rules(self) -> InitRules:
+        """The rules for the initial weights of the whole model."""
+        return self.init
+
+    def module(self) -> Transformer:
+        """The module of this spec, on the default device."""
+        return Transformer(self)
+
     def build(self, seed: int | None = None, device: torch.device | str = "cpu") -> Transformer:
         """Build the model with initial weights. The spec is checked before any memory is allocated."""
         model = self.on_meta()
         if str(device) != "meta":
             try:
-                materialize(model, self.init, seed, device)
+                materialize(model, self.init_rules, seed, device)
             except RuntimeError as error:
                 if "allocate" not in str(error):
                     raise
@@ -81,7 +90,7 @@ class Model:
         """The model on the meta device: shapes and parameter counts without memory."""
         try:
             with torch.device("meta"), SkipInit():
-                return Transformer(self)
+                return self.module()
         except RuntimeError as error:  # only a size beyond 2**63 bytes fails without memory
             raise BadSetting(
                 _("Model: every tensor must have a size a machine can name, {error}; correct it", error=error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,22 @@ class Tap(nn.Identity):
     @property
     def has_hooks(self) -> bool:
         return bool(self._forward_hooks)
+
+
+class ComputedBuffers(nn.Module):
+    """Base class of modules whose buffers are computed rather than learned or saved."""
+
+    def init_buffers(self) -> None:
+        """Fill the buffers."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> ComputedBuffers:
+        """As nn.Module, but computed buffers stay at least float32: bfloat16 cannot represent position 257."""
+        super()._apply(fn, recurse)
+        for name, buffer in self.named_buffers(recurse=False):
+            setattr(self, name, buffer.to(torch.promote_types(buffer.dtype, torch.float32)))
+        with torch.no_grad():
+            self.init_buffers()
+        return self
 
 
 class Dropout(nn.Dropout):

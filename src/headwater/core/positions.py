@@ -9,12 +9,13 @@ B batch, H heads, Q queries, S keys, D width of a head or of the model; position
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from headwater.core.base import PositionSpec
+from headwater.core.modules import ComputedBuffers
 from headwater.errors import TooLong
 from headwater.i18n import _
 from headwater.parts import must, part
@@ -22,7 +23,7 @@ from headwater.parts import must, part
 CosSin = tuple[Tensor, Tensor]
 
 
-class PositionEncoding(nn.Module):
+class PositionEncoding(ComputedBuffers):
     """Base class: no position encoding. Each subclass overrides what it uses, and says so if that is a bias."""
 
     has_bias: ClassVar[bool] = False  # whether bias() is added to the scores
@@ -47,18 +48,6 @@ class PositionEncoding(nn.Module):
     def query_bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
         """[B, H, Q, S] added to the scores, computed from the queries."""
         raise NotImplementedError
-
-    def init_buffers(self) -> None:
-        """Fill the buffers that are computed rather than learned."""
-
-    def _apply(self, fn: Any, recurse: bool = True) -> PositionEncoding:
-        """As nn.Module, but computed buffers stay at least float32: bfloat16 cannot represent position 257."""
-        super()._apply(fn, recurse)
-        for name, buffer in self.named_buffers(recurse=False):
-            setattr(self, name, buffer.to(torch.promote_types(buffer.dtype, torch.float32)))
-        with torch.no_grad():
-            self.init_buffers()
-        return self
 
 
 @part

@@ -5,7 +5,23 @@ Importing this package registers all of them.
 
 from __future__ import annotations
 
-from headwater.families import albert, bart, bert, bigbird, dallebart, fairseq, gpt2, llama, longformer, neox, t5, vit
+from headwater.families import (
+    albert,
+    bart,
+    bert,
+    bigbird,
+    clip,
+    clip_writers,
+    dallebart,
+    fairseq,
+    gpt2,
+    llama,
+    longformer,
+    neox,
+    t5,
+    vit,
+    whisper,
+)
 from headwater.families.registry import FAMILIES, Family, detect_head_type, find_family, register_family
 
 __all__ = [
@@ -15,6 +31,8 @@ __all__ = [
     "bart",
     "bert",
     "bigbird",
+    "clip",
+    "clip_writers",
     "dallebart",
     "detect_head_type",
     "fairseq",
@@ -26,4 +44,5 @@ __all__ = [
     "register_family",
     "t5",
     "vit",
+    "whisper",
 ]

@@ -20,7 +20,9 @@ from headwater.errors import BadSetting, nearest
 from headwater.i18n import _
 from headwater.variants.bigbird import BigBirdAttention, SeededBlocks
 from headwater.variants.linear_attention import LinearAttention
+from headwater.variants.linformer import Linformer
 from headwater.variants.longformer import FirstTokenIsGlobal, LongformerAttention
+from headwater.variants.performer import Performer
 
 Choice = Callable[..., Attention | tuple[Attention, ...]]
 ATTENTIONS: dict[str, Choice] = {}
@@ -115,6 +117,19 @@ def bigbird(plain: Attention, causal: bool, *, block: int = 64, random: int = 3)
     """BigBird, for encoders: blocks of tokens see their neighbours, the first and last block, and random blocks."""
     _encoder_only("bigbird", causal)
     return BigBirdAttention(**_settings(plain), block_size=block, random_blocks=SeededBlocks(random))
+
+
+@attention_choice("performer")
+def performer(plain: Attention, causal: bool, *, features: int = 256) -> Attention:
+    """Performer: softmax attention estimated by random features; a state of constant size in decoding."""
+    return replace(plain, kernel=Performer(features))
+
+
+@attention_choice("linformer")
+def linformer(plain: Attention, causal: bool, *, length: int = 4096, features: int = 256) -> Attention:
+    """Linformer: `features` learned mixtures of at most `length` positions. Encoders only."""
+    _encoder_only("linformer", causal)
+    return replace(plain, kernel=Linformer(length, features))
 
 
 def _settings(plain: Attention) -> dict[str, Any]:

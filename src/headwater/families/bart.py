@@ -39,7 +39,7 @@ from headwater.weights.hf_config import HFConfig
 from headwater.weights.name_map import NameMap, name_map
 
 
-def _attention_names(side: str, checkpoint_name: str, param_name: str, norm_name: str, prefix: str) -> str:
+def attention_names(side: str, checkpoint_name: str, param_name: str, norm_name: str, prefix: str = "model") -> str:
     """The rules of one attention layer and its norm."""
     return f"""
     [{prefix}.]{side}.layers.{{i}}.{checkpoint_name}.q_proj      {side}.layers.{{i}}.{param_name}.q
@@ -60,9 +60,9 @@ def seq2seq_names(norm_name: str, extra_rules: str, prefix: str = "model") -> Na
     [{prefix}.]{side}.layers.{{i}}.fc2              {side}.layers.{{i}}.ffn.down
     [{prefix}.]{side}.layers.{{i}}.final_layer_norm {side}.layers.{{i}}.ffn_{norm_name}
     [{prefix}.]{side}.version                       -
-    """ + _attention_names(side, "self_attn", "self_attn", norm_name, prefix)
+    """ + attention_names(side, "self_attn", "self_attn", norm_name, prefix)
         text += extra_rules.format(side=side, prefix=prefix)
-    return name_map(text + _attention_names("decoder", "encoder_attn", "cross_attn", norm_name, prefix))
+    return name_map(text + attention_names("decoder", "encoder_attn", "cross_attn", norm_name, prefix))
 
 
 POSITION_TABLE = "[{prefix}.]{side}.embed_positions  {side}.embed.position.table\n"

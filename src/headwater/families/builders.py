@@ -58,8 +58,8 @@ class TransformerConfig:
     bias: bool = True
     backend: str = "sdpa"
     attention: str = "full"  # a name in attentions.py, with its sizes: window:size=256
-    encoder_attention: str | None = None  # instead of attention, in the encoder
-    decoder_attention: str | None = None
+    encoder_attention: str = ""  # another one for the encoder
+    decoder_attention: str = ""
 
     @property
     def ffn(self) -> FeedForward | GatedFeedForward:

@@ -39,6 +39,8 @@ ARCHITECTURE_BY_HEAD = {
     "question_answering": "ForQuestionAnswering",
     "next_sentence": "ForNextSentencePrediction",
     "pretraining": "ForPreTraining",
+    "similarity": "Model",
+    "projection": "ModelWithProjection",
     "image_classification": "ForImageClassification",
     "distilled": "ForImageClassificationWithTeacher",
     "masked_image": "ForMaskedImageModeling",

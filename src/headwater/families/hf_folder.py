@@ -81,7 +81,7 @@ class LoadedModel:
     @property
     def max_positions(self) -> int | None:
         """The maximum sequence length the model was trained for; None where the config does not name it."""
-        for key in ("max_position_embeddings", "n_positions"):
+        for key in ("max_position_embeddings", "n_positions", "max_target_positions"):
             if isinstance(self.generation_setting(key), int):
                 return self.generation_setting(key)
         return None
@@ -251,7 +251,7 @@ def init_tensor(model: Transformer, name: str) -> Tensor:
         return torch.full(like.shape, start)
     value = torch.empty(like.shape)
     generator = torch.Generator().manual_seed(int(torch.randint(2**62, (1,))))
-    match_rule(name, model.spec.init).fill(value, generator)
+    match_rule(name, model.spec.init_rules).fill(value, generator)
     return value
 
 

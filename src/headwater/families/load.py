@@ -30,6 +30,7 @@ from headwater.families.hf_folder import (
 from headwater.families.hub import find_installed
 from headwater.families.registry import FAMILIES
 from headwater.families.tuned_folder import load_tuned_folder, read_tuned_config
+from headwater.families.whisper_formats import is_ctranslate2, load_ctranslate2
 from headwater.i18n import _
 from headwater.text.tokenizer import Tokenizer
 from headwater.weights.native import MODEL_TYPE, is_native, load_native, read_native_spec, save_native
@@ -58,6 +59,8 @@ def load(name: str | Path, *, head: str | None = None, new_head: HeadSpec | None
         return load_gguf(path)
     if is_native(path):
         return _load_native_model(path)
+    if is_ctranslate2(path):
+        return load_ctranslate2(path)
     return load_hf_folder(path, head=head, new_head=new_head)
 
 
@@ -69,6 +72,8 @@ def load_spec(name: str | Path) -> Model:
         from headwater.weights.gguf import GgufFile
 
         return read_gguf_plan(GgufFile(path))[2]
+    if is_ctranslate2(path):  # its sizes are those of its tensors
+        return load_ctranslate2(path).spec
     return read_native_spec(path)[0] if is_native(path) else read_model_plan(path).spec
 
 

@@ -28,6 +28,7 @@ HEAD_BY_ARCHITECTURE = {
     "ForQuestionAnswering": "question_answering",
     "ForNextSentencePrediction": "next_sentence",
     "ForPreTraining": "pretraining",
+    "ModelWithProjection": "projection",
     "ForImageClassification": "image_classification",
     "ForImageClassificationWithTeacher": "distilled",
     "ForMaskedImageModeling": "masked_image",

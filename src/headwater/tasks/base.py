@@ -63,6 +63,12 @@ class TaskConfig(Protocol):
     @property
     def position(self) -> str: ...
     @property
+    def attention(self) -> str: ...
+    @property
+    def encoder_attention(self) -> str: ...
+    @property
+    def decoder_attention(self) -> str: ...
+    @property
     def chat_template(self) -> str: ...
 
 
@@ -295,6 +301,9 @@ class StackKwargs(TypedDict):
     d_ff: int
     dropout: float
     position: str
+    attention: str
+    encoder_attention: str
+    decoder_attention: str
     norm_position: str
     max_positions: int
 
@@ -308,6 +317,9 @@ def stack_sizes(config: TaskConfig) -> StackKwargs:
         "d_ff": config.d_ff,
         "dropout": config.dropout,
         "position": config.position,
+        "attention": config.attention,
+        "encoder_attention": config.encoder_attention,
+        "decoder_attention": config.decoder_attention,
         "norm_position": "pre",
         "max_positions": max(config.context_length + 2, config.max_length + 2, 514),
     }

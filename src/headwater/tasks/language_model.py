@@ -20,7 +20,7 @@ from headwater.data.dataset import Dataset
 from headwater.data.examples import EXAMPLE_FORMATS, DocumentChunk, validation_start
 from headwater.data.metrics import perplexity
 from headwater.data.ragged import Ragged, build_packed_rows, encode_rows, pack_documents, stream_rows, stream_starts
-from headwater.errors import BadInput
+from headwater.errors import BadInput, BadSetting
 from headwater.families.builders import decoder
 from headwater.generation.api import TextModel, generate
 from headwater.i18n import _
@@ -202,6 +202,11 @@ class PackedCausalLM(CausalLM):
     """Next-token prediction on packed documents, each from <bos> to <eos>; longer ones than the context are split."""
 
     objective = "packed"
+
+    def model_spec(self, config: TaskConfig, vocab_size: int, num_labels: int) -> Model:
+        spec = super().model_spec(config, vocab_size, num_labels)
+        spec.on_meta().output_stack.require("packing", BadSetting)
+        return spec
 
     def build_datasets(
         self, config: TaskConfig, tokenizer: Tokenizer, train: Sequence[DocumentChunk], valid: Sequence[DocumentChunk]

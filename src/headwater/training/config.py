@@ -76,6 +76,11 @@ class ModelConfig(ConfigSection):
     d_ff: Int = setting(0, _("width of the feed-forward layers (0: from the size)"))
     dropout: Float = setting(0.1, _("dropout: the fraction of values set to zero in training"), lt=1)
     position: Text = setting("auto", _("sinusoidal, learned, rotary, alibi, relative or none"))
+    attention: Text = setting(
+        "full", _("full, window, linear, performer, linformer …, with sizes: window:size=256 (see long-sequences)")
+    )
+    encoder_attention: Text = setting("", _("another attention for the encoder"))
+    decoder_attention: Text = setting("", _("another attention for the decoder"))
 
 
 class TuningConfig(ConfigSection):
@@ -318,6 +323,9 @@ class TrainKwargs(ResumeKwargs, total=False):
     tune_alpha: float
     tune_dropout: float
     tune_target: str | list[str]
+    attention: str
+    encoder_attention: str
+    decoder_attention: str
     optimizer: str
     lr: float
     schedule: str

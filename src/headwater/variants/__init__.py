@@ -16,6 +16,7 @@ from headwater.variants import (
     rope_scaling,
     soft_cap,
     stochastic_depth,
+    towers,
     transformer_xl,
     xformers,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "rope_scaling",
     "soft_cap",
     "stochastic_depth",
+    "towers",
     "transformer_xl",
     "xformers",
 ]

@@ -10,22 +10,21 @@ floats is a view of the file; a quantized one is dequantized to float32 on acces
 from __future__ import annotations
 
 import math
-import mmap
-import os
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headwater.errors import BadFile, BadSetting, nearest
+from headwater.errors import BadSetting, nearest
 from headwater.i18n import _
-from headwater.io.files import atomic_write, open_regular, quote
+from headwater.io.files import atomic_write, quote
 from headwater.quantization.blocks import GGML_TYPES, GGML_TYPES_BY_NAME, GGMLType, dequantize, quantize_q8_0
+from headwater.weights.cursor import ByteCursor, map_file, mapped_tensor
 from headwater.weights.safetensors import LazyStateDict, check_tensor_name, meta_tensor, tensor_bytes
 
 # -------------------------------------------------------------------------------------------------------------- reading
@@ -61,10 +60,7 @@ class GgufFile(LazyStateDict):
 
     def __init__(self, path: str | Path):
         self.where = Path(path)
-        with open_regular(path) as file:
-            if os.fstat(file.fileno()).st_size < 24:
-                raise BadFile(_("{path}: not a GGUF file: it is too short to be one", path=path))
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._map = map_file(path, 24, _("a GGUF file"))
         self.metadata, self.infos = _GgufReader(self._map, path).read()
 
     def __getitem__(self, name: str) -> Tensor:
@@ -73,9 +69,7 @@ class GgufFile(LazyStateDict):
         dtype = info.ggml_type.dtype
         if dtype is None:
             return dequantize(self.quantized_blocks(name), info.ggml_type).view(info.shape)
-        raw = self._raw_bytes(info)
-        aligned = raw.clone() if info.offset % dtype.itemsize else raw
-        return aligned.view(dtype).view(info.shape)
+        return mapped_tensor(self._map, dtype, info.shape, info.offset)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.infos)
@@ -98,13 +92,8 @@ class GgufFile(LazyStateDict):
         return torch.frombuffer(self._map, dtype=torch.uint8, count=info.num_bytes, offset=info.offset)
 
 
-class _GgufReader:
-    """A cursor over the file that moves forward and never past the end."""
-
-    def __init__(self, buffer: mmap.mmap, where: object):
-        self.buffer = buffer
-        self.where = where
-        self.position = 0
+class _GgufReader(ByteCursor):
+    """Reads the metadata and the tensors' entries."""
 
     def read(self) -> tuple[dict[str, Any], dict[str, GgufTensorInfo]]:
         """The metadata and the tensors' entries."""
@@ -273,30 +262,6 @@ class _GgufReader:
             strings.append(buffer[begin:position])
         self.position = position
         return [string.decode("utf-8", "replace") for string in strings]
-
-    def read_int(self, struct_format: str) -> int:
-        (value,) = struct.unpack(struct_format, self.read_bytes(struct.calcsize(struct_format)))
-        return int(value)
-
-    def read_bytes(self, size: int) -> bytes:
-        self.require_bytes(size)
-        self.position += size
-        return self.buffer[self.position - size : self.position]
-
-    def require_bytes(self, size: int) -> None:
-        """Refuse a file that has fewer bytes left."""
-        if size > len(self.buffer) - self.position:
-            self.refuse(
-                _(
-                    "cut short: {size:,} bytes are needed at byte {offset:,} of {file_size:,}",
-                    size=size,
-                    offset=self.position,
-                    file_size=len(self.buffer),
-                )
-            )
-
-    def refuse(self, problem: str) -> NoReturn:
-        raise BadFile(_("{where}: {requirement}", where=self.where, requirement=problem))
 
 
 # -------------------------------------------------------------------------------------------------------------- writing

@@ -238,9 +238,14 @@ class HFConfig:
             return None
         return getattr(self, getter)(*names, **bounds)
 
-    def section(self, name: str) -> HFConfig:
-        """A nested object, empty if it is absent. Its unread keys are rejected with those of the outer config."""
+    def section(self, name: str, override: str = "") -> HFConfig:
+        """A nested object, empty if it is absent. Its unread keys are rejected with those of the outer config.
+
+        override: the name of a second object, whose values take precedence.
+        """
         value = self._get((name,), {}, lambda v: isinstance(v, dict), _("a JSON object"))
+        if override:
+            value = {**value, **self._get((override,), {}, lambda v: isinstance(v, dict), _("a JSON object"))}
         inner = HFConfig(value, f"{self.where}: {name}")
         self._sections.append(inner)
         return inner
