@@ -24,6 +24,11 @@ from headwater.errors import BadInput, BadSetting, Unavailable
 from headwater.i18n import _
 from headwater.parts import must, part
 
+MASK_HINTS = {  # the inputs that are masks
+    "attention_mask": _("True = real token; use mask.bool()"),
+    "global_tokens": _("True = sees all tokens; give one bool for each token"),
+}
+
 
 @part
 class NoBridge(BridgeSpec):
@@ -277,14 +282,10 @@ def _check_input(inputs: ModelInputs, argument: str, ids_name: str) -> None:
     value = getattr(inputs, argument)
     if value is None:
         return
-    hints = {
-        "attention_mask": _("True = real token; use mask.bool()"),
-        "global_tokens": _("True = sees all tokens; give one bool for each token"),
-    }
-    dtype = "bool" if argument in hints else "int"
+    dtype = "bool" if argument in MASK_HINTS else "int"
     allowed = (torch.bool,) if dtype == "bool" else (torch.int64, torch.int32)
     if not isinstance(value, Tensor) or value.dtype not in allowed:
-        hint = hints.get(argument, _("use .long()"))
+        hint = MASK_HINTS.get(argument, _("use .long()"))
         raise BadInput(
             _(
                 "model: {argument} must be {dtype}, got {got}; {hint}",
