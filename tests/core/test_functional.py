@@ -127,10 +127,9 @@ def imports_cpu(source: str) -> bool:
     return False
 
 
-def test_one_seam_of_core_imports_the_kernels():
-    """functional.py, and the formula of banded attention behind it, for the dropout mask that C computes as well."""
+def test_one_file_of_core_imports_the_kernels():
     users = [path.name for path in sorted(CORE.rglob("*.py")) if imports_cpu(path.read_text(encoding="utf-8"))]
-    assert users == ["banded.py", "functional.py"]
+    assert users == ["functional.py"]
 
 
 @pytest.mark.parametrize(
