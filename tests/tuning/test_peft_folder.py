@@ -208,3 +208,59 @@ def test_what_cannot_be_written(folders, tmp_path):
         save_adapter(tune(tiny("llama"), LoRA(r=2)), tmp_path / "full")
     with pytest.raises(NotFound, match="has no adapter: it needs adapter_config.json"):
         load_adapter(load(folders["gpt2"]), tmp_path / "full")
+
+
+# ------------------------------------------------------------------------------------- IA3, prefix and prompt tuning
+
+TASKS = {"bert": "FEATURE_EXTRACTION", "t5": "SEQ_2_SEQ_LM", "bart": "SEQ_2_SEQ_LM"}
+
+
+def prompt_config(method, kind):
+    task = TASKS.get(kind, "CAUSAL_LM")
+    if method == "ia3":
+        return peft.IA3Config(fan_in_fan_out=kind == "gpt2")
+    if method == "prefix":
+        return peft.PrefixTuningConfig(task_type=task, num_virtual_tokens=3)
+    if method == "p-tuning":
+        return peft.PromptEncoderConfig(task_type=task, num_virtual_tokens=3, encoder_hidden_size=8)
+    return peft.PromptTuningConfig(task_type=task, num_virtual_tokens=3)
+
+
+@torch.no_grad()
+def their_outputs(model, kind, virtual):
+    """Logits of the real tokens; of a BERT the hidden states."""
+    if kind in ("t5", "bart"):
+        return model(IDS.flip(1), decoder_input_ids=IDS, attention_mask=torch.ones_like(IDS)).logits
+    output = model(IDS, attention_mask=torch.ones_like(IDS))
+    values = output.last_hidden_state if kind == "bert" else output.logits
+    return values[:, virtual:]
+
+
+@pytest.mark.parametrize("kind", AUTO)
+@pytest.mark.parametrize("method", ["ia3", "prefix", "prompt", "p-tuning"])
+def test_vectors_both_ways(tmp_path, random_weights, kind, method):
+    layers = {"t5": {"num_layers": 3}, "bart": {"encoder_layers": 3, "decoder_layers": 3}}.get(kind, {})
+    heads = {"num_key_value_heads": 2} if kind == "llama" and method == "prefix" else {}
+    base = make(tmp_path / "base", kind, **({"head": "hidden_states"} if kind == "bert" else {}), **layers, **heads)
+
+    def theirs():
+        auto = transformers.AutoModel if kind == "bert" else getattr(transformers, AUTO[kind])
+        return auto.from_pretrained(base).eval()
+
+    def ours():
+        return load(base, head="hidden_states") if kind == "bert" else load(base)
+
+    virtual = 3 if method in ("prompt", "p-tuning") and kind not in ("t5", "bart") else 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = peft.get_peft_model(theirs(), prompt_config(method, kind)).eval()
+        random_weights(model)
+        want = their_outputs(model, kind, virtual)
+        model.save_pretrained(tmp_path / "a")
+    loaded = load_adapter(ours(), tmp_path / "a")
+    assert apart(our_logits(loaded, kind), want) < TOLERANCE
+    assert apart(our_logits(ours(), kind), want) > 0.005
+
+    save_adapter(loaded, tmp_path / "b")
+    back = peft.PeftModel.from_pretrained(theirs(), tmp_path / "b").eval()
+    assert apart(their_outputs(back, kind, virtual), want) < TOLERANCE

@@ -45,7 +45,7 @@ def equal(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("method", ["lora", "dora"])
+@pytest.mark.parametrize("method", ["lora", "dora", "prefix", "pfeiffer"])
 def test_resumed_is_uninterrupted(text, base, tmp_path, method):
     def stop(event):
         if isinstance(event, StepEvent) and event.step == 5:
@@ -161,10 +161,19 @@ def test_a_new_head_learns_with_the_adapter(base, tmp_path, capsys):
     assert all(name.startswith("head.") for name in weights(only.folder))
 
 
+@pytest.mark.parametrize("method", ["ia3", "houlsby", "parallel", "prompt", "p-tuning"])
+def test_every_method_trains_and_loads(text, base, tmp_path, method, capsys):
+    sizes = {"tune_tokens": 4, "tune_reduction": 4, "max_steps": 2, "eval_every": 2}
+    trained = headwater.train(text, out=tmp_path / "run", init_from=base, tune=method, **{**TUNED, **sizes})
+    assert trained.result.state.step == 2
+    assert main(["generate", str(tmp_path / "run"), "the old ", "--max-tokens", "3"]) == 0
+    assert main(["eval", str(tmp_path / "run"), str(text)]) == 0
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"tune": "lorra", "init_from": "x"}, "tune must be full, head, lora, dora"),
+        ({"tune": "lorra", "init_from": "x"}, "tune must be full, head, lora, dora, ia3"),
         ({"tune": "lora"}, "needs a base that was trained before; give --init-from"),
         ({"tune": "lora", "init_from": "x", "fsdp": True}, "fsdp and tune=lora cannot be combined"),
         ({"tune": "lora", "tune_rank": 0}, "tune_rank must be an integer"),

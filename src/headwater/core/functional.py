@@ -79,9 +79,7 @@ class ChangedLinear(nn.Module):
 
 def _base_of(x: Tensor, layer: nn.Module) -> nn.Module:
     """The layer that multiplies x: the base of a changed layer without hooks that leaves its input as it is."""
-    if isinstance(layer, ChangedLinear) and not _has_hooks(layer) and layer.before(x) is x:
-        return layer.base
-    return layer
+    return layer.base if isinstance(layer, ChangedLinear) and not _has_hooks(layer) and layer.before(x) is x else layer
 
 
 def feed_forward(x: Tensor, up: nn.Module, act: Activation, p: float, down: nn.Module) -> Tensor:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from headwater.errors import BadFile, BadSetting, Fault, NotFound, nearest
 from headwater.families.hf_folder import LoadedModel
+from headwater.families.peft_common import AdapterFile
 from headwater.families.peft_config import CONFIG_NAME
-from headwater.families.peft_folder import AdapterFile, read_peft_folder, write_peft_folder
+from headwater.families.peft_folder import read_peft_folder, write_peft_folder
 from headwater.families.tuned_folder import ADAPTER_NAME, read_tuned_config, save_tuned_folder
 from headwater.i18n import _
 from headwater.tuning.api import base_fingerprint, check_new_name, remove_adapter, set_adapter_tensors, tune

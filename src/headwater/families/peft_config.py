@@ -162,8 +162,8 @@ class PeftConfig:
         chosen = [
             name
             for name in known
-            if self._matches(name, patterns)
-            and not (self.values.get("exclude_modules") and self._matches(name, self.values["exclude_modules"]))
+            if self.matches(name, patterns)
+            and not (self.values.get("exclude_modules") and self.matches(name, self.values["exclude_modules"]))
             and not any(name.endswith(saved) for saved in to_save)
             and self._in_layers(name)
         ]
@@ -178,7 +178,7 @@ class PeftConfig:
             )
         return chosen
 
-    def _matches(self, name: str, patterns: Any) -> bool:
+    def matches(self, name: str, patterns: Any) -> bool:
         """peft's rule: a list of whole names or endings after a dot, or one regular expression of the whole name."""
         if patterns == "all-linear":
             return not re.search(r"(^|\.)(lm_head|embed_out|score|classifier|qa_outputs|cls)(\.|$)", name)

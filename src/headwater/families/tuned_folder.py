@@ -54,7 +54,8 @@ def save_tuned_folder(
     folder.mkdir(parents=True, exist_ok=True)
     tuning = tuning_of(model)
     assert tuning is not None, "the model is tuned"
-    base_path = os.path.relpath(tuning.base, folder) if Path(tuning.base).exists() else ""
+    has_path = bool(tuning.base) and Path(tuning.base).exists()
+    base_path = os.path.relpath(tuning.base, folder) if has_path else ""
     config = {
         "model_type": MODEL_TYPE,
         "spec": to_dict(model.spec),

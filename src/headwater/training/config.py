@@ -84,12 +84,22 @@ class ModelConfig(ConfigSection):
 
 
 class TuningConfig(ConfigSection):
-    tune: Text = setting("full", _("what learns of the model of --init-from: full, head, lora or dora"))
+    tune: Text = setting(
+        "full",
+        _(
+            "what learns of the model of --init-from: full, head, lora, dora, ia3, houlsby, pfeiffer, parallel, "
+            "prefix, prompt or p-tuning"
+        ),
+    )
     tune_rank: Int = setting(8, _("lora, dora: the rank r"), ge=1)
     tune_alpha: Float = setting(0.0, _("lora, dora: the scale is alpha / r (0: alpha is 2 r)"))
     tune_dropout: Float = setting(0.0, _("lora, dora: dropout of the input of the adapter"), lt=1)
     tune_target: TextList = setting(
         [], _('lora, dora: paths of the layers, such as "*.self_attn.*", or all-linear (default: q and v of attention)')
+    )
+    tune_tokens: Int = setting(16, _("prefix, prompt, p-tuning: the number of virtual tokens"), ge=1)
+    tune_reduction: Int = setting(
+        0, _("houlsby, pfeiffer, parallel: the width of the adapter is d_model / this (0: 16, 16 and 2)")
     )
 
 
@@ -319,6 +329,8 @@ class TrainKwargs(ResumeKwargs, total=False):
     dropout: float
     position: str
     tune: str
+    tune_tokens: int
+    tune_reduction: int
     tune_rank: int
     tune_alpha: float
     tune_dropout: float

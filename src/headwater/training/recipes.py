@@ -19,7 +19,7 @@ from headwater.training.config import TrainConfig
 from headwater.training.pretrained import max_positions, pretrained_spec
 from headwater.training.task_data import DEFAULT_TOKENIZER
 from headwater.training.trainer import DTYPES
-from headwater.training.tuned import check_tuning, is_tuned
+from headwater.training.tuned import METHODS, added_tokens, check_tuning, is_tuned
 
 # ----------------------------------------------------------------------------------------------- defaults from the data
 
@@ -48,7 +48,6 @@ FINETUNE_EPOCHS = 4.0
 # peak learning rate · d_model, from scratch and for fine-tuning
 SCRATCH_LR = 0.25
 FINETUNE_LR = 0.04
-TUNING_LR = 0.4  # of an adapter: ten times that of the whole model
 MUON_LR = 0.9
 MAX_MUON_LR = 1e-2
 NUM_SPECIAL_TOKENS = 3  # special tokens around two texts
@@ -67,6 +66,7 @@ def resolve_early(config: TrainConfig) -> TrainConfig:
     max_tokens = max_positions(pretrained_spec(config.init_from)) if config.init_from else 0
     if not max_tokens:
         return config
+    max_tokens -= added_tokens(config)
     return config.replace(
         max_length=min(config.max_length or DEFAULT_MAX_LENGTH, max_tokens - NUM_SPECIAL_TOKENS),
         context_length=min(config.context_length, max_tokens),
@@ -134,7 +134,7 @@ def _default_lr(config: TrainConfig, optimizer: str, d_model: int) -> float:
     if optimizer == "muon":
         return min(MAX_MUON_LR, MUON_LR / d_model)
     if is_tuned(config):
-        return TUNING_LR / d_model
+        return METHODS[config.tune].lr / d_model
     return (FINETUNE_LR if config.init_from else SCRATCH_LR) / d_model
 
 

@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from headwater.core import LMHead, Model
 from headwater.errors import BadSetting, nearest
 from headwater.i18n import _
 from headwater.training.config import TrainConfig
-from headwater.tuning import DoRA, Full, LoRA, TuningMethod
+from headwater.tuning import (
+    IA3,
+    DoRA,
+    Full,
+    Houlsby,
+    LoRA,
+    Parallel,
+    Pfeiffer,
+    PrefixTuning,
+    PromptTuning,
+    PTuning,
+    TuningMethod,
+)
 from headwater.tuning.full import HEAD
 from headwater.tuning.lowrank import QUERIES_AND_VALUES
 
 FULL = "full"  # every weight learns: no method is needed
+
+
+class MethodSetting(NamedTuple):
+    """A method of --tune. lr: the usual peak learning rate times d_model; adds_tokens: they take positions."""
+
+    build: Callable[[TrainConfig], TuningMethod]
+    lr: float
+    adds_tokens: bool = False
 
 
 def _lora(config: TrainConfig, kind: type[LoRA] = LoRA) -> TuningMethod:
@@ -20,10 +41,21 @@ def _lora(config: TrainConfig, kind: type[LoRA] = LoRA) -> TuningMethod:
     return kind(config.tune_rank, config.tune_alpha or None, target, config.tune_dropout)
 
 
-METHODS: dict[str, Callable[[TrainConfig], TuningMethod]] = {
-    "head": lambda config: Full(HEAD),
-    "lora": _lora,
-    "dora": lambda config: _lora(config, DoRA),
+def _bottleneck(kind: type[Houlsby]) -> Callable[[TrainConfig], TuningMethod]:
+    return lambda config: kind(config.tune_reduction) if config.tune_reduction else kind()
+
+
+METHODS: dict[str, MethodSetting] = {
+    "head": MethodSetting(lambda config: Full(HEAD), 0.4),
+    "lora": MethodSetting(_lora, 0.4),
+    "dora": MethodSetting(lambda config: _lora(config, DoRA), 0.4),
+    "ia3": MethodSetting(lambda config: IA3(), 4.0),
+    "houlsby": MethodSetting(_bottleneck(Houlsby), 0.4),
+    "pfeiffer": MethodSetting(_bottleneck(Pfeiffer), 0.4),
+    "parallel": MethodSetting(_bottleneck(Parallel), 0.4),
+    "prefix": MethodSetting(lambda config: PrefixTuning(config.tune_tokens), 4.0, adds_tokens=True),
+    "prompt": MethodSetting(lambda config: PromptTuning(config.tune_tokens), 4.0, adds_tokens=True),
+    "p-tuning": MethodSetting(lambda config: PTuning(config.tune_tokens), 0.4, adds_tokens=True),
 }
 
 
@@ -52,9 +84,14 @@ def check_tuning(config: TrainConfig) -> None:
         )
 
 
+def added_tokens(config: TrainConfig) -> int:
+    """The virtual tokens of a run, which take positions of the model."""
+    return config.tune_tokens if is_tuned(config) and METHODS[config.tune].adds_tokens else 0
+
+
 def tuning_methods(config: TrainConfig, spec: Model) -> tuple[TuningMethod, ...]:
     """The methods of a run. A head that is no language model's learns too: it is new, or its labels are this task's."""
-    method = METHODS[config.tune](config)
+    method = METHODS[config.tune].build(config)
     if isinstance(spec.head, LMHead) or config.tune == "head":
         return (method,)
     return method, Full(HEAD)

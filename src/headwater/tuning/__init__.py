@@ -12,15 +12,26 @@ from headwater.tuning.api import (
     use_adapter,
 )
 from headwater.tuning.base import Selection, Tuning, TuningMethod, tuning_of
+from headwater.tuning.bottleneck import Houlsby, Parallel, Pfeiffer
 from headwater.tuning.full import Full
 from headwater.tuning.lowrank import DoRA, LoRA, RsLoRA
 from headwater.tuning.merge import Merged, can_merge, merge
+from headwater.tuning.prefix import PrefixTuning
+from headwater.tuning.prompt import PromptTuning, PTuning
+from headwater.tuning.scaling import IA3
 
 __all__ = [
+    "IA3",
     "DoRA",
     "Full",
+    "Houlsby",
     "LoRA",
     "Merged",
+    "PTuning",
+    "Parallel",
+    "Pfeiffer",
+    "PrefixTuning",
+    "PromptTuning",
     "RsLoRA",
     "Selection",
     "Tuning",

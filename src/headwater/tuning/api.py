@@ -23,6 +23,7 @@ from headwater.tuning.base import (
     learned_parameters,
     tuning_of,
 )
+from headwater.tuning.hooks import StackChange, StackChanges
 from headwater.weights.native import copy_tensors
 
 MAX_FINGERPRINTED = 4096  # numbers of a tensor that its fingerprint reads
@@ -92,6 +93,11 @@ def remove_adapter(model: Transformer, name: str = DEFAULT_NAME) -> None:
                 del module.changes[name]
             if not module.changes:
                 replace_module(model, path, module.base)
+        if isinstance(module, StackChanges) and name in module:
+            change = module[name]
+            assert isinstance(change, StackChange)
+            change.remove_hooks()
+            del module[name]
     del tuning.adapters[name]
     if tuning.selection.active == name:
         tuning.selection.active = None

@@ -13,6 +13,7 @@ from headwater.errors import BadSetting
 from headwater.i18n import _
 from headwater.quantization.layers import replace_module
 from headwater.tuning.base import DEFAULT_NAME, ChangedModule, Tuning, tuning_of
+from headwater.tuning.hooks import StackChanges
 from headwater.tuning.linear import TunedLinear
 
 TiedPairs = tuple[tuple[str, str], ...]
@@ -49,7 +50,8 @@ class Merged:
 def can_merge(model: nn.Module, name: str = DEFAULT_NAME) -> bool:
     """Whether an adapter changes linear layers alone."""
     changed = [module for module in model.modules() if isinstance(module, ChangedModule) and name in module.changes]
-    return all(isinstance(module, TunedLinear) for module in changed)
+    adds_tokens = any(isinstance(module, StackChanges) and name in module for module in model.modules())
+    return not adds_tokens and all(isinstance(module, TunedLinear) for module in changed)
 
 
 @torch.no_grad()
