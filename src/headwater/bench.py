@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from headwater.core.model import Model
 from headwater.data.collate import TrainBatch
-from headwater.data.dataset import IndexBatch
+from headwater.data.dataset import IndexBatch, StatelessData
 from headwater.doctor import environment
 from headwater.families.builders import decoder, transformer
 from headwater.tasks.language_model import lm_loss
@@ -179,7 +179,7 @@ WORKLOADS = {
 }
 
 
-class RepeatedBatch:
+class RepeatedBatch(StatelessData):
     """A training dataset that always returns the same batch."""
 
     size = 1

@@ -8,7 +8,7 @@ import json
 import numpy as np
 
 from headwater.data.collate import SpecialTokens, seq2seq_batch
-from headwater.data.dataset import BatchSampler, micro_batches
+from headwater.data.dataset import BatchSampler, StatelessData, micro_batches
 from headwater.data.ragged import Ragged
 from headwater.families.builders import transformer
 from headwater.tasks.batch import num_targets, to_tensors
@@ -22,7 +22,7 @@ from headwater.training.trainer import Trainer
 VOCAB = 12
 
 
-class Copies:
+class Copies(StatelessData):
     """Sequences to be copied. Example i is a function of i; its place in the batches is the order's business."""
 
     def __init__(self, size=64, tokens=120, seed=0):

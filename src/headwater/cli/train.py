@@ -23,6 +23,7 @@ HEADINGS = {
     "data": _("data"),
     "model": _("the model"),
     "tuning": _("tuning of a pretrained model"),
+    "feedback": _("preferences and rewards"),
     "optim": _("optimization"),
     "train": _("training loop"),
     "evaluation": _("evaluation"),

@@ -6,7 +6,7 @@ Seq2SeqDataset, CausalLMDataset, ClassificationDataset and the others are in hea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -154,7 +154,24 @@ def micro_batches(indices: np.ndarray, lengths: np.ndarray, max_tokens: int) -> 
 # --------------------------------------------------------------------------------------------------
 
 
-class Dataset:
+class StatelessData:
+    """What a dataset says of itself where it has no state: no metrics of its own, and nothing for a checkpoint."""
+
+    probe_batches = 16  # batches of which some are timed before training
+
+    def take_metrics(self) -> dict[str, float]:
+        """The metrics that the task has recorded since the last call, as means."""
+        return {}
+
+    def state_arrays(self) -> dict[str, np.ndarray]:
+        """What a resumed run needs beside the position: values of the initial model, answers that were sampled."""
+        return {}
+
+    def load_state_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """The inverse of state_arrays."""
+
+
+class Dataset(StatelessData):
     """Base class of datasets. lengths [N, K]: tokens of each example as the model sees them, for K inputs."""
 
     def __init__(self, lengths: np.ndarray, special_tokens: SpecialTokens, batch_tokens: int, seed: int) -> None:

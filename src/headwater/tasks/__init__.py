@@ -6,6 +6,9 @@ seq2seq                 text to text: translation, summarization
 language_model          causal language modelling, on one stream or on packed documents
 masked_lm, denoising    the objectives that pretrain an encoder (BERT) or an encoder-decoder (T5, BART)
 chat                    instruction tuning: conversations, with the loss on the answers
+preference              DPO and its variants, on pairs of a better and a worse answer
+reward_model            a reward from such pairs (Bradley-Terry)
+pairs, preference_losses, logprobs   what these two share: datasets, formulas, log-probabilities of answers
 classification          a label for a text, or for a pair of texts
 token_classification    named entities: a tag for every word
 question_answering      the span of a text that answers a question
@@ -17,7 +20,9 @@ from headwater.tasks.classification import Classification
 from headwater.tasks.denoising import Denoising, SpanCorruption
 from headwater.tasks.language_model import CausalLM, PackedCausalLM
 from headwater.tasks.masked_lm import MaskedLM, MaskedLMNextSentence
+from headwater.tasks.preference import Preference
 from headwater.tasks.question_answering import QuestionAnswering
+from headwater.tasks.reward_model import RewardModel
 from headwater.tasks.seq2seq import Seq2Seq
 from headwater.tasks.token_classification import TokenClassification
 
@@ -25,4 +30,4 @@ __all__ = ["OBJECTIVES", "TASKS", "Task", "TaskData", "get_task", "register"]
 
 register(Seq2Seq(), Classification(), TokenClassification(), QuestionAnswering())
 register(CausalLM(), PackedCausalLM(), MaskedLM(), MaskedLMNextSentence(), Denoising(), SpanCorruption())
-register(Chat())
+register(Chat(), Preference(), RewardModel())

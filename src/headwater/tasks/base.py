@@ -151,6 +151,9 @@ class Task(ABC, Generic[E]):
 
     # its model
     generates_text: bool = False
+    needs_pretrained: bool = False  # whether it can only tune a model
+    uses_dropout: bool = True  # False: probabilities are compared with those of another model, which dropout would blur
+    lr_factor: float = 1.0  # of the usual learning rate of fine-tuning
     default_position: str = "rotary"
     stacks: tuple[bool, bool] | None = None  # (encoder, decoder) that a pretrained model must have; None: any
 
@@ -159,6 +162,13 @@ class Task(ABC, Generic[E]):
     output_columns: tuple[str, ...] = ("output",)  # that prediction adds to a table
 
     # ------------------------------------------------------------------------------------------------ data and model
+
+    def configured(self, config: Any) -> Task[E]:
+        """The task with the settings of one run; itself where it has none of its own."""
+        return self
+
+    def prepare(self, model: Transformer, data: TaskData, config: Any, resumed: bool) -> None:
+        """Called once before the first step: what is computed of the initial model, which a resumed run has stored."""
 
     @abstractmethod
     def build_data(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -14,6 +14,7 @@ from headwater.data.answers import AnswerRow, AnswerRows, ChatEncoder, answer_ba
 from headwater.data.collate import SpecialTokens, TrainBatch
 from headwater.data.conversations import CHAT_FORMAT, ChatTurn, Conversation
 from headwater.data.dataset import Dataset
+from headwater.data.examples import Example
 from headwater.data.metrics import accuracy, chrf, rouge
 from headwater.data.ragged import pack_documents
 from headwater.errors import BadInput
@@ -27,6 +28,7 @@ from headwater.tasks.language_model import lm_loss
 from headwater.text.chat_templates import choose_template
 from headwater.text.tokenizer import Tokenizer
 
+E = TypeVar("E", bound=Example)
 DEFAULT_CHAT_LENGTH = 1024  # tokens of a conversation
 MAX_NEW_TOKENS = 256  # of an answer in an evaluation
 BATCH_SIZE = 32  # prompts that are answered at once
@@ -55,16 +57,38 @@ class ChatDataset(Dataset):
         return answer_batch(self.rows, [self.groups[i] for i in examples], width, self.special_tokens.pad_id)
 
 
-class Chat(Task[Conversation]):
+class ChatModelTask(Task[E]):
+    """A task whose model answers in a conversation: instruction tuning, preferences, rewards."""
+
+    verb = "chat"
+    generates_text = True
+    stacks = (False, True)
+    output_columns = ("answer",)
+
+    def model_spec(self, config: TaskConfig, vocab_size: int, num_labels: int) -> Model:
+        return decoder(vocab_size, activation="gelu", **stack_sizes(config))
+
+    def can_keep_head(self, spec: Model, metadata: TaskMetadata, labels: Sequence[str]) -> bool:
+        return isinstance(spec.head, LMHead)
+
+    def predict(
+        self, model: Transformer, tokenizer: Tokenizer, metadata: TaskMetadata, inputs: Sequence[str], **options: Any
+    ) -> list[str]:
+        """Answer messages, each in a conversation of its own; options: those of headwater.generate."""
+        turns = [(ChatTurn("user", text),) for text in inputs]
+        outputs = answer_prompts(model, tokenizer, metadata.get("eos_ids", ()), turns, **options)
+        return [output.text for output in outputs]
+
+    @property
+    def command(self) -> str:
+        return "headwater chat {run}"
+
+
+class Chat(ChatModelTask[Conversation]):
     """Instruction tuning."""
 
     name = "chat"
-    verb = "chat"
     example_format = CHAT_FORMAT
-    generates_text = True
-    stacks = (False, True)
-    default_metric = "loss"
-    output_columns = ("answer",)
 
     def build_data(
         self,
@@ -100,24 +124,10 @@ class Chat(Task[Conversation]):
             eos_ids=tuple(encoder.eos_ids),
         )
 
-    def model_spec(self, config: TaskConfig, vocab_size: int, num_labels: int) -> Model:
-        return decoder(vocab_size, activation="gelu", **stack_sizes(config))
-
-    def can_keep_head(self, spec: Model, metadata: TaskMetadata, labels: Sequence[str]) -> bool:
-        return isinstance(spec.head, LMHead)
-
     def loss(self, model: Transformer, batch: TensorBatch, label_smoothing: float) -> Tensor:
         return lm_loss(model, batch, label_smoothing)
 
     # --------------------------------------------------------------------------------------------------- predictions
-
-    def predict(
-        self, model: Transformer, tokenizer: Tokenizer, metadata: TaskMetadata, inputs: Sequence[str], **options: Any
-    ) -> list[str]:
-        """Answer messages, each in a conversation of its own; options: those of headwater.generate."""
-        turns = [(ChatTurn("user", text),) for text in inputs]
-        outputs = answer_prompts(model, tokenizer, metadata.get("eos_ids", ()), turns, **options)
-        return [output.text for output in outputs]
 
     def predict_rows(
         self, model: Transformer, data: TaskData, batches: Iterable[EvalBatch], beam: int = 1
@@ -157,10 +167,6 @@ class Chat(Task[Conversation]):
     def output_line(self, output: Any) -> str:
         text = output.text if isinstance(output, ChatOutput) else str(output)
         return text.replace("\n", "⏎")
-
-    @property
-    def command(self) -> str:
-        return "headwater chat {run}"
 
 
 # --------------------------------------------------------------------------------------------- shared with preferences

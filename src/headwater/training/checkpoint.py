@@ -46,6 +46,7 @@ Result = TypeVar("Result")
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 EMA_FILE = "ema.safetensors"
+DATA_FILE = "data.safetensors"  # of a dataset with a state
 STATE_FILE = "state.json"
 
 
@@ -68,6 +69,7 @@ def take_snapshot(trainer: Trainer) -> TrainerSnapshot:
         MODEL_FILE: {path: p.detach() for path, p in trained_parameters(trainer.model).items()},
         OPTIMIZER_FILE: optimizer_state(trainer.optimizer, trainer.model),
         EMA_FILE: trainer.ema.weights,
+        DATA_FILE: {name: torch.from_numpy(array) for name, array in trainer.dataset.state_arrays().items()},
     }
     copied = {file: {name: full_tensor(t) for name, t in tensors.items()} for file, tensors in live.items() if tensors}
     about = {
@@ -232,6 +234,9 @@ def restore_checkpoint(trainer: Trainer, checkpoint: Checkpoint, fingerprint: Ma
     load_optimizer_state(trainer.optimizer, trainer.model, _load_distributed(trainer, checkpoint.path / OPTIMIZER_FILE))
     if trainer.ema.weights:
         trainer.ema.load(_load_distributed(trainer, checkpoint.path / EMA_FILE))
+    if (checkpoint.path / DATA_FILE).is_file():
+        arrays = {name: t.numpy().copy() for name, t in SafetensorsFile(checkpoint.path / DATA_FILE).items()}
+        trainer.dataset.load_state_arrays(arrays)
     trainer.load_state_dict(state)
     if (plan := trainer.state.step_plan) and plan[0][1] != trainer.config.max_steps:
         trainer.state.step_plan = []  # another number of steps is configured now

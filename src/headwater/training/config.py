@@ -10,13 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypedDict
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import ValidationError, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
 
 from headwater.errors import BadSetting, nearest
 from headwater.i18n import _
+from headwater.training.feedback_config import FeedbackConfig, FeedbackKwargs
 from headwater.training.setting_types import (
     Bool,
+    ConfigSection,
     Float,
     Int,
     Seconds,
@@ -31,17 +33,15 @@ from headwater.training.setting_types import (
 # ------------------------------------------------------------------------------------------------------------- settings
 
 
-class ConfigSection(BaseModel):
-    """Settings that stand together in config.yaml and in the help."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
-
-
 class DataConfig(ConfigSection):
     paths: TextList = setting([], _("the training files"))
     valid: TextList = setting([], _("the validation files; else a part of the training files is held out"))
     task: Text = setting(
-        "auto", _("seq2seq, classification, token-classification, question-answering, language-model, chat")
+        "auto",
+        _(
+            "seq2seq, classification, token-classification, question-answering, language-model, chat, preference "
+            "or reward"
+        ),
     )
     columns: TextPairs = setting({}, _("which column plays which role: source=en,target=de"))
     source: Text = setting("", _("the column or suffix to read from"))
@@ -176,7 +176,9 @@ class OutputConfig(ConfigSection):
     log_order: Bool = setting(False, _("write which examples each step saw to order.jsonl"))
 
 
-class TrainConfig(DataConfig, ModelConfig, TuningConfig, OptimConfig, LoopConfig, EvalConfig, OutputConfig):
+class TrainConfig(
+    DataConfig, ModelConfig, TuningConfig, FeedbackConfig, OptimConfig, LoopConfig, EvalConfig, OutputConfig
+):
     """All settings of a run, by name: config.lr. A setting that does not fit is refused with BadSetting."""
 
     @model_validator(mode="wrap")
@@ -203,6 +205,7 @@ SECTIONS: dict[str, type[ConfigSection]] = {
     "data": DataConfig,
     "model": ModelConfig,
     "tuning": TuningConfig,
+    "feedback": FeedbackConfig,
     "optim": OptimConfig,
     "train": LoopConfig,
     "evaluation": EvalConfig,
@@ -299,7 +302,7 @@ class ResumeKwargs(TypedDict, total=False):
     keep_checkpoints: int
 
 
-class TrainKwargs(ResumeKwargs, total=False):
+class TrainKwargs(ResumeKwargs, FeedbackKwargs, total=False):
     """The settings that train() takes: those of resume(), and these."""
 
     valid: str | list[str]

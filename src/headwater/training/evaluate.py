@@ -22,6 +22,7 @@ from headwater.tasks.base import EvalBatch, Predictions
 from headwater.tasks.batch import to_tensors
 from headwater.training.config import TrainConfig, parse_config
 from headwater.training.distributed import SingleProcess
+from headwater.training.feedback_config import FeedbackConfig
 from headwater.training.predict import Predictor, load_run
 from headwater.training.run_dir import RunDir
 from headwater.training.state import EvalResult
@@ -148,6 +149,7 @@ RUN_SETTINGS = (  # of a run, that hold for the files it is evaluated on too
     "truncate",
     "context_length",
     "seed",
+    *FeedbackConfig.model_fields,
 )
 
 
@@ -161,6 +163,7 @@ def eval_task_data(predictor: Predictor, files: Sequence[str], columns: str = ""
         kept |= {"columns": columns, "source": "", "target": ""}
     task = get_task(predictor.task, predictor.metadata.get("objective", ""))
     config = parse_config({**kept, "paths": list(files), "task": task.name, "batch_tokens": 8192})
+    task = task.configured(config)
 
     # examples: all splits of the files
     _summary, splits = read_data(config)

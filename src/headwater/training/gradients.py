@@ -14,8 +14,14 @@ from torch import Tensor, nn
 
 from headwater.training.distributed import to_local
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _LAYER = re.compile(r".*?\blayers\.\d+|head\b|[^.]+(?:\.[^.]+)?")
 SumOverRanks = Callable[[Sequence[float]], list[float]]
+
+
+def autocast(device: torch.device, dtype: str) -> torch.autocast:
+    """Mixed precision (bf16, fp16) of the forward pass; nothing for fp32."""
+    return torch.autocast(device.type, DTYPES.get(dtype), enabled=dtype in ("bf16", "fp16"))
 
 
 def layer_name(path: str) -> str:

@@ -28,6 +28,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from headwater.data.step_metrics import MetricMeans
 from headwater.i18n import _, language, translated
 from headwater.training.state import CheckpointEvent, EvalEvent, Event, FinalEvalEvent, NoteEvent, StepEvent, StopEvent
 
@@ -140,10 +141,12 @@ class MetricsLogger(JsonlLogger):
         self.num_tokens = 0
         self.num_targets = 0
         self.seconds = 0.0
+        self.metrics = MetricMeans()
 
     def __call__(self, event: Event) -> None:
         now = round(time.time(), 3)
         if isinstance(event, StepEvent):
+            self.metrics.update(event.metrics)
             self.num_tokens, self.num_targets = self.num_tokens + event.num_tokens, self.num_targets + event.num_targets
             self.seconds += event.seconds
             if event.step % self.every == 0 or event.step == event.total_steps or not event.applied:
@@ -158,6 +161,7 @@ class MetricsLogger(JsonlLogger):
                     tokens_per_second=tokens,
                     targets_per_second=targets,
                     applied=event.applied,
+                    **{name: _rounded(value) for name, value in self.metrics.take().items()},
                     time=now,
                     grad_norms={layer: _rounded(norm) for layer, norm in event.layer_grad_norms.items()},
                 )
@@ -210,6 +214,7 @@ class ProgressBar:
         self.loss = 0.0
         self.tokens_per_second = 0.0
         self.steps = 0  # applied
+        self.metrics = ""  # of the task, as they were last given
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, StepEvent):
@@ -240,8 +245,12 @@ class ProgressBar:
             weight = max(1 / self.steps, NEW_STEP_WEIGHT)
             self.loss += weight * (event.loss - self.loss)
             self.tokens_per_second += weight * (rate - self.tokens_per_second)
+        if event.metrics:
+            self.metrics = "".join(f"{name} {value:.3g}  " for name, value in [*event.metrics.items()][:2])
         speed = f"{self.tokens_per_second:,.0f} {_('tok/s')}"
-        self.display.update(event, f"loss {self.loss:.3f}  {speed}  lr {event.lr:.1e}  norm {event.grad_norm:.2f}")
+        self.display.update(
+            event, f"loss {self.loss:.3f}  {self.metrics}{speed}  lr {event.lr:.1e}  norm {event.grad_norm:.2f}"
+        )
 
     def _show_final_evaluation(self, event: FinalEvalEvent) -> None:
         scores = "  ".join(f"{name} {value:.4g}" for name, value in event.metrics.items())

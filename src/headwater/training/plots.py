@@ -35,7 +35,7 @@ class PlotWriter:
 
 
 def plot_run(run: RunDir) -> list[Path]:
-    """plots/loss.png, plots/scores.png and plots/learning.png, as far as there is something to draw."""
+    """plots/loss.png, scores.png, learning.png and feedback.png, as far as there is something to draw."""
     lines = run.read_log("metrics.jsonl")
     train = [x for x in lines if x.get("split") == "train" and x["loss"] is not None]
     valid = [x for x in lines if x.get("split") == "valid"]
@@ -43,6 +43,7 @@ def plot_run(run: RunDir) -> list[Path]:
     if train:
         drawn.append(_plot_loss(run.plots_dir / "loss.png", train, valid))
         drawn.append(_plot_lr(run.plots_dir / "learning.png", train))
+        drawn += _plot_feedback(run.plots_dir / "feedback.png", train)
     names = [
         n for n in (valid[-1] if valid else {}) if n not in ("step", "split", "best", "time", "loss", "perplexity")
     ]
@@ -76,6 +77,30 @@ def _plot_lr(path: Path, train: list[dict[str, Any]]) -> Path:
     return _save_figure(figure, axes, path)
 
 
+FEEDBACK_PANELS = (  # metrics of training steps that are drawn together
+    ("Reward", ("reward", "reward_chosen", "reward_rejected", "margin")),
+    ("KL divergence from the reference (nats)", ("kl",)),
+    ("Share (%)", ("accuracy", "ended", "clipped")),
+)
+
+
+def _plot_feedback(path: Path, train: list[dict[str, Any]]) -> list[Path]:
+    """Rewards, divergence and accuracy of a run on preferences or rewards, one panel each."""
+    panels = [(title, [n for n in names if any(n in x for x in train)]) for title, names in FEEDBACK_PANELS]
+    panels = [(title, names) for title, names in panels if names]
+    if not panels:
+        return []
+    figure, axes = _new_figure(len(panels))
+    axes = [axes] if len(panels) == 1 else list(axes)
+    for axis, (title, names) in zip(axes, panels, strict=True):
+        for name in names:
+            lines = [x for x in train if x.get(name) is not None]
+            axis.plot([x["step"] for x in lines], [x[name] for x in lines], label=name)
+        axis.set(title=title, xlabel="step")
+        axis.legend(frameon=False)
+    return [_save_figure(figure, axes[-1], path)]
+
+
 def _plot_metrics(path: Path, valid: list[dict[str, Any]], names: list[str]) -> Path:
     figure, axes = _new_figure()
     for name in names:
@@ -92,14 +117,16 @@ def _smoothed(values: list[float]) -> list[float]:
     return out
 
 
-def _new_figure() -> tuple[Any, Any]:
+def _new_figure(panels: int = 1) -> tuple[Any, Any]:
+    """A figure and its axes; of several panels, one below the other, an array of axes."""
     from matplotlib.figure import Figure  # no pyplot: it would look for a display
 
-    figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
-    axes = figure.subplots()
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    figure = Figure(figsize=(7, 4 if panels == 1 else 2.5 * panels), dpi=120, layout="constrained")
+    axes = figure.subplots(panels, squeeze=False)[:, 0]
+    for axis in axes:
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, axes[0] if panels == 1 else axes
 
 
 def _save_figure(figure: Any, axes: Any, path: Path) -> Path:

@@ -28,6 +28,10 @@ def init_model(spec: Model, config: TrainConfig, task: Task[Any], labels: list[s
     A model that is tuned by a method (--tune) keeps its weights as they are, quantized or mapped from a file.
     """
     if not config.init_from:
+        if task.needs_pretrained:
+            raise BadSetting(
+                _("{task} tunes a model that can answer already; give one: --init-from smollm2", task=task.name)
+            )
         return spec.build(seed=config.seed)
     loaded = load(config.init_from)
     body = loaded.model

@@ -13,12 +13,12 @@ import torch
 from headwater.core import Model
 from headwater.errors import BadSetting, Unavailable, nearest
 from headwater.i18n import _
-from headwater.tasks import TaskData
+from headwater.tasks import Task, TaskData
 from headwater.tasks.base import DEFAULT_MAX_LENGTH
 from headwater.training.config import TrainConfig
+from headwater.training.gradients import DTYPES
 from headwater.training.pretrained import max_positions, pretrained_spec
 from headwater.training.task_data import DEFAULT_TOKENIZER
-from headwater.training.trainer import DTYPES
 from headwater.training.tuned import METHODS, added_tokens, check_tuning, is_tuned
 
 # ----------------------------------------------------------------------------------------------- defaults from the data
@@ -113,7 +113,7 @@ def resolve(config: TrainConfig, task_data: TaskData, saved_spec: Model | None =
         **size._asdict(),
         tokenizer=tokenizer,
         position="own" if config.init_from else position,
-        lr=config.lr or _default_lr(config, optimizer, size.d_model),
+        lr=config.lr or _default_lr(config, task_data.task, optimizer, size.d_model),
         objective=task_data.task.objective or config.objective,
         max_steps=config.max_steps or math.ceil(epochs * steps_per_epoch(task_data)),
         epochs=epochs,
@@ -128,14 +128,14 @@ def _default_optimizer(config: TrainConfig, task_data: TaskData) -> str:
     return "muon" if unconstrained and task_data.task.generates_text else "adamw"
 
 
-def _default_lr(config: TrainConfig, optimizer: str, d_model: int) -> float:
+def _default_lr(config: TrainConfig, task: Task[Any], optimizer: str, d_model: int) -> float:
     if config.schedule == "noam":
         return 1.0
     if optimizer == "muon":
         return min(MAX_MUON_LR, MUON_LR / d_model)
     if is_tuned(config):
-        return METHODS[config.tune].lr / d_model
-    return (FINETUNE_LR if config.init_from else SCRATCH_LR) / d_model
+        return task.lr_factor * METHODS[config.tune].lr / d_model
+    return task.lr_factor * (FINETUNE_LR if config.init_from else SCRATCH_LR) / d_model
 
 
 def _default_epochs(config: TrainConfig, task_data: TaskData) -> float:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from headwater.i18n import _
 
@@ -86,3 +86,9 @@ def setting(default: Any, description: str, mutable: bool = False, **bounds: flo
         bounds = {"ge": 0, "le": MAX_NUMBER, **bounds}
     constraints: dict[str, Any] = dict(bounds)
     return Field(default, description=description, json_schema_extra={"mutable": mutable}, **constraints)
+
+
+class ConfigSection(BaseModel):
+    """Settings that stand together in config.yaml and in the help."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)

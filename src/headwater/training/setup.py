@@ -31,6 +31,7 @@ from headwater.training.config import TrainConfig
 from headwater.training.diagnostics import lr_warning
 from headwater.training.distributed import SingleProcess
 from headwater.training.evaluate import Evaluator
+from headwater.training.gradients import autocast
 from headwater.training.optim import build_optimizer
 from headwater.training.pretrained import init_model
 from headwater.training.recipes import resolve
@@ -39,7 +40,7 @@ from headwater.training.run_output import RunOutput, build_evaluator, run_callba
 from headwater.training.schedules import EvaluationPlan, Schedule, build_schedule, plan_evaluations
 from headwater.training.state import Callback, ReservedSeconds, TrainDataset, TrainState
 from headwater.training.task_data import build_task_data, load_task_data, read_data
-from headwater.training.trainer import Trainer, autocast
+from headwater.training.trainer import Trainer
 from headwater.training.tuned import is_tuned
 from headwater.tuning.base import trained_parameters
 
@@ -87,11 +88,7 @@ def build_train_setup(
 
     # model
     config = resolve(config, task_data, saved_spec)
-    rebuilt = saved_spec is not None and not is_tuned(config)  # of a tuned model a checkpoint has the adapter alone
-    model = saved_spec.build(seed=config.seed) if rebuilt and saved_spec else _initial_model(config, task_data)
-    check_vocab_size(model, task_data, config)
-    model = model.to(config.device).train()
-    prepare_model(model, config, dist.world_size)
+    model = _build_model(config, task_data, saved_spec, dist.world_size)
 
     # number of steps and evaluations, from the seconds that some of them take
     timings = dist.broadcast(measure_timings(config, task_data, model, start_time))
@@ -135,10 +132,23 @@ def _load_data(
     config: TrainConfig, examples: Mapping[str, list[Example]] | None, tokenizer: Tokenizer | None
 ) -> tuple[TaskData, DataSummary | None]:
     if examples:
-        task = get_task("seq2seq" if config.task == "auto" else config.task, config.objective)
+        task = get_task("seq2seq" if config.task == "auto" else config.task, config.objective).configured(config)
         return build_task_data(config, task, examples["train"], examples["valid"], tokenizer), None
     data_summary, splits = read_data(config)
     return load_task_data(config, data_summary, splits, tokenizer), data_summary
+
+
+def _build_model(config: TrainConfig, task_data: TaskData, saved_spec: Model | None, world_size: int) -> Transformer:
+    """The model before the first step; that of a resumed run is filled from its checkpoint afterwards."""
+    rebuilt = saved_spec is not None and not is_tuned(config)  # of a tuned model a checkpoint has the adapter alone
+    model = saved_spec.build(seed=config.seed) if rebuilt and saved_spec else _initial_model(config, task_data)
+    check_vocab_size(model, task_data, config)
+    model = model.to(config.device).train(task_data.task.uses_dropout)
+    prepare_model(model, config, world_size)
+
+    # what is computed once of the initial model; a resumed run has it in its checkpoint
+    task_data.task.prepare(model, task_data, config, resumed=saved_spec is not None)
+    return model
 
 
 def _initial_model(config: TrainConfig, task_data: TaskData) -> Transformer:
@@ -211,6 +221,7 @@ def benchmark_step(
     optimizer = build_optimizer(model, 0.0, config)
     seconds = []
     for batch in islice(_sample_batches(dataset), num_steps + 1):
+        dataset.take_metrics()  # those of the measurement are not of the run
         start = time.perf_counter()
         for indices in dataset.micro_batches(batch.indices, config.micro_batch_tokens or config.batch_tokens):
             micro_batch = to_tensors(dataset.collate(indices, batch.epoch), device)
@@ -226,7 +237,7 @@ def benchmark_step(
 
 def _sample_batches(dataset: TrainDataset) -> Iterator[IndexBatch]:
     """Batches of short, medium and long rows."""
-    batches = list(islice(dataset.batches_from(0), 16))
+    batches = list(islice(dataset.batches_from(0), dataset.probe_batches))
     for index in (0, *range(0, len(batches), max(1, len(batches) // 3))):
         yield batches[index % len(batches)]
 

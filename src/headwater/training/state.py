@@ -21,13 +21,18 @@ from headwater.data.dataset import IndexBatch
 
 
 class TrainDataset(Protocol):
-    """A dataset as the Trainer sees it: an endless order of batches, and their collation."""
+    """A dataset as the Trainer sees it: an endless order of batches, and their collation (data/dataset.py)."""
 
+    @property
+    def probe_batches(self) -> int: ...
     @property
     def size(self) -> int: ...
     def batches_from(self, position: int) -> Iterator[IndexBatch]: ...
     def micro_batches(self, examples: np.ndarray, max_tokens: int) -> Sequence[np.ndarray]: ...
     def collate(self, examples: np.ndarray, epoch: int) -> TrainBatch: ...
+    def take_metrics(self) -> dict[str, float]: ...
+    def state_arrays(self) -> dict[str, np.ndarray]: ...
+    def load_state_arrays(self, arrays: Mapping[str, np.ndarray]) -> None: ...
 
 
 class EvalResult(NamedTuple):
@@ -144,6 +149,7 @@ class StepEvent(NamedTuple):
     examples: np.ndarray
     applied: bool
     layer_grad_norms: Mapping[str, float] = {}
+    metrics: Mapping[str, float] = {}  # of the task: rewards, margins, divergence
 
 
 class EvalEvent(NamedTuple):

@@ -78,7 +78,7 @@ def load_task_data(
     _check_unchanged(summary.file_hashes, hashes)  # while the files were read
 
     train, valid = split_examples(config, summary, examples)
-    task = get_task(summary.task, config.objective)
+    task = get_task(summary.task, config.objective).configured(config)
     task_data = build_task_data(config, task, train, valid, tokenizer, summary.source.languages)
     task_data.columns = summary.source.roles
     task_data.file_hashes = hashes

@@ -30,7 +30,7 @@ from headwater.training import diagnostics, schedules
 from headwater.training.checkpoint import AsyncCheckpointer, TrainOutput, or_warn, take_snapshot
 from headwater.training.config import TrainConfig
 from headwater.training.distributed import SingleProcess, broadcast_model, pad_micro_batches, parallelize
-from headwater.training.gradients import GradScaler, ModelGradients
+from headwater.training.gradients import GradScaler, ModelGradients, autocast
 from headwater.training.launch import SignalHandler
 from headwater.training.optim import EMA, build_optimizer, set_lr
 from headwater.training.schedules import Schedule
@@ -53,13 +53,7 @@ from headwater.training.state import (
     TrainState,
 )
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NO_FLAGS = StepFlags()
-
-
-def autocast(device: torch.device, dtype: str) -> torch.autocast:
-    """Mixed precision (bf16, fp16) of the forward pass; nothing for fp32."""
-    return torch.autocast(device.type, DTYPES.get(dtype), enabled=dtype in ("bf16", "fp16"))
 
 
 class Trainer:
@@ -246,7 +240,7 @@ class Trainer:
         self.emit(
             StepEvent(
                 state.step, self.total_steps, epoch, loss, lr, norms.total, tokens, int(count),
-                seconds, batch.indices, applied, norms.per_layer,
+                seconds, batch.indices, applied, norms.per_layer, self.dataset.take_metrics(),
             )
         )  # fmt: skip
         diagnostics.emit_warnings(self, rank_seconds)
