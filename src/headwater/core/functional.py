@@ -19,6 +19,7 @@ from headwater.core.banded import Band, DropWeights, KeyVisibility, LeadingKeys,
 from headwater.cpu import attention as cpu_attention
 from headwater.cpu import embedding as cpu_embedding
 from headwater.cpu import linear as cpu_linear
+from headwater.cpu import linear_attention as cpu_linear_attention
 from headwater.cpu import norm as cpu_norm
 from headwater.cpu.build import supported
 from headwater.cpu.dropout import DropoutMask, fused_dropout
@@ -294,6 +295,9 @@ def linear_attention(
     (Σ φ(k) vᵀ [B, G, K, V], Σ φ(k) [B, G, K]). state: that of earlier keys. attention_mask [B, S]: True where a key is
     no padding. document_ids [B, S], causal only: each document begins with empty sums.
     """
+    if causal and cpu_linear_attention.linear_attention_supported(q, k, v):
+        sums = None if state is None else (state[0], state[1])
+        return cpu_linear_attention.fused_linear_attention(q, k, v, sums, attention_mask, document_ids, LINEAR_EPS)
     groups = q.shape[1] // k.shape[1]
     dtype = torch.promote_types(q.dtype, torch.float32)
     if state is None:

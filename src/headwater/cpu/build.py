@@ -35,6 +35,7 @@ TRAINING_SOURCES = (
     "attention.c",
     "dropout.c",
     "linear.c",
+    "linear_attention.c",
     "linear_grad_weight.c",
     "loss.c",
     "norm.c",

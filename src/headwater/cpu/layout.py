@@ -70,6 +70,17 @@ class AttentionParams(ctypes.Structure):
     )
 
 
+class LinearAttentionParams(ctypes.Structure):
+    """Parameters of the linear attention kernels besides their tensors."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("batch", "heads", "kv_heads", "length", "key_dim", "value_dim")),
+        ("eps", c_float),
+        ("keep", c_void_p),
+        ("document_ids", c_void_p),
+    )
+
+
 class AdamWParams(ctypes.Structure):
     """Hyperparameters of one AdamW step, and the key of its stochastic rounding.
 
@@ -87,6 +98,7 @@ TRAINING_STRUCTS: Mapping[str, type[ctypes.Structure]] = {
     "DropoutKey": DropoutKey,
     "Strides": CStrides,
     "AttentionParams": AttentionParams,
+    "LinearAttentionParams": LinearAttentionParams,
     "AdamWParams": AdamWParams,
 }
 TRAINING_CONSTANTS: Mapping[str, int] = {

@@ -40,6 +40,13 @@ typedef struct {
     DropoutKey dropout;
 } AttentionParams;
 
+typedef struct {
+    int64_t batch, heads, kv_heads, length, key_dim, value_dim;
+    float eps;                                                         /* added to the denominators */
+    const uint8_t *keep;                                               /* [B, L] 0 = padding, or NULL */
+    const int32_t *document_ids;                                       /* [B, L] each document begins with empty sums; or NULL */
+} LinearAttentionParams;
+
 typedef struct {                                                       /* inv_bias_correction: 1 / (1 - beta^step) */
     float lr, weight_decay, beta1, beta2, eps, inv_bias_correction1, inv_bias_correction2;
     uint32_t first, second;                                            /* the key of stochastic rounding */
