@@ -62,7 +62,7 @@ VERBS: dict[str, dict[str, Verb]] = {
             _("summarize with a model you trained"), "headwater.cli.predict", "add_translate_arguments", "run_summarize"
         ),
         "classify": Verb(
-            _("classify texts with a model you trained"),
+            _("classify texts or images with a model you trained"),
             "headwater.cli.predict",
             "add_classify_arguments",
             "run_classify",

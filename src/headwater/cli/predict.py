@@ -2,7 +2,7 @@
 
 headwater translate RUN "text"                 the output of a sequence-to-sequence model; with --out, for files
 headwater summarize RUN "text"                 the same, in a column "summary" of a table
-headwater classify RUN "text"                  the most probable label, with its probability
+headwater classify RUN "text"                  the most probable label, with its probability; of photo.jpg too
 headwater tag RUN "text"                       a tag for every word
 headwater answer RUN "question" --text FILE    the span of the text that answers the question
 """
@@ -14,7 +14,7 @@ import json
 import sys
 from pathlib import Path
 
-from headwater.cli import common, inputs, kernels
+from headwater.cli import common, images, inputs, kernels
 from headwater.cli.parser import CommandParser, escape_for_terminal
 from headwater.errors import BadInput, BadSetting, NotFound
 from headwater.i18n import _
@@ -43,6 +43,9 @@ def add_classify_arguments(parser: CommandParser) -> None:
 
 
 def run_classify(args: argparse.Namespace) -> None:
+    if images.looks_like_images(args.texts) and not args.as_text:
+        images.classify_images(args.run, args.texts, args.json)
+        return
     common.predict_inputs(args, "classification")
 
 

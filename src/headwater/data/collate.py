@@ -42,6 +42,9 @@ class TrainBatch:
     token_types: np.ndarray | None = None  # [B, Q] 0 first text, 1 second
     document_ids: np.ndarray | None = None  # [B, Q] packed documents, 0 is padding
     global_tokens: np.ndarray | None = None  # [B, Q] for a model with global tokens: True where a token sees all
+    signal: np.ndarray | None = None  # [B, …] what the model reads in place of ids, which are then its slots
+    mixed_targets: np.ndarray | None = None  # [B] the second class of an image mixed of two
+    own_shares: np.ndarray | None = None  # [B] the weight of its first class
     next_sentence_labels: np.ndarray | None = None  # [B] 0: the second sentence follows the first, 1: it does not
 
     @property

@@ -171,6 +171,58 @@ class QAExample(NamedTuple):
         return cls(question, context, tuple(texts), tuple(starts), question_id)
 
 
+class CaptionedPicture(NamedTuple):
+    """A picture file and its caption; without one, of a task that reads pictures alone."""
+
+    path: str
+    text: str = ""
+
+    @property
+    def input_text(self) -> str:
+        return self.text or self.path
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return (self.text,) if self.text else ()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return ()
+
+    @classmethod
+    def from_cells(cls, cells: Cells, roles: Roles, document: int) -> Self:
+        text = text_cell("text", cells.get(roles["text"])) if "text" in roles else ""
+        return cls(text_cell("path", cells.get(roles["path"])), text)
+
+
+class LabeledImage(NamedTuple):
+    """An image file and its class."""
+
+    path: str
+    label: str
+
+    @property
+    def input_text(self) -> str:
+        """The hash of the file: copies of an image are in one split, wherever they are."""
+        try:
+            with open(self.path, "rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError:
+            return self.path
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return (self.label,)
+
+    @classmethod
+    def from_cells(cls, cells: Cells, roles: Roles, document: int) -> Self:
+        return cls(text_cell("path", cells.get(roles["path"])), text_cell("label", cells.get(roles["label"])).strip())
+
+
 class DocumentChunk(NamedTuple):
     """A chunk of a document, for language modelling. Chunks of one document are consecutive and carry its id."""
 
@@ -219,7 +271,9 @@ class ExampleFormat:
     input_role: the column that prediction reads; second_input_role: an optional second one
     reads_words: whether an input may be a list of words
     file_format: the file format that is for this task only, if there is one
+    file_role: the column that names a file, relative to the folder of the table
     split_by_row: True: validation rows are chosen by their hash; False: the end of the text is the validation split
+    inferred: whether a table with these columns is read for this task where none is named
     by_keys: True: rows are recognised by their keys (conversations.py), and no column needs a role
     """
 
@@ -231,7 +285,9 @@ class ExampleFormat:
     second_input_role: str = ""
     reads_words: bool = False
     file_format: str = ""
+    file_role: str = ""
     split_by_row: bool = True
+    inferred: bool = True
     by_keys: bool = False
 
 
@@ -249,6 +305,11 @@ EXAMPLE_FORMATS: dict[str, ExampleFormat] = {  # by task, the most specific colu
         ),
         ExampleFormat("seq2seq", TextPair, ("source", "target"), ("input",), input_role="source"),
         ExampleFormat("classification", LabeledText, ("text", "label"), ("second",), second_input_role="second"),
+        ExampleFormat("image-classification", LabeledImage, ("path", "label"), input_role="path", file_role="path"),
+        ExampleFormat("text-to-image", CaptionedPicture, ("path", "text"), file_role="path", inferred=False),
+        ExampleFormat(
+            "picture-codec", CaptionedPicture, ("path",), ("text",), input_role="path", file_role="path", inferred=False
+        ),
         ExampleFormat("language-model", DocumentChunk, ("text",), file_format="text", split_by_row=False),
     )
 }

@@ -14,6 +14,7 @@ import numpy as np
 from headwater.data.examples import (
     DocumentChunk,
     Example,
+    LabeledImage,
     LabeledText,
     QAExample,
     TextPair,
@@ -22,6 +23,7 @@ from headwater.data.examples import (
     validation_mask,
 )
 from headwater.data.readers.detect import SourceOptions, detect_source
+from headwater.data.readers.image_source import image_folder_source
 from headwater.data.readers.lines import DEFAULT_DECODE_OPTIONS, BadRows, DecodeOptions, file_encoding
 from headwater.data.readers.source import DataSource, hash_files
 from headwater.errors import BadFile
@@ -111,10 +113,9 @@ def read_dataset(
     """
     files = [paths] if isinstance(paths, (str, Path)) else list(paths)
     options = SourceOptions(task or "", columns or {}, source, target, decode_options, header, instruction_task)
-    data_source = detect_source(files, valid, options)
-    encodings = {
-        str(path): _describe_encoding(path, data_source) for group in data_source.file_groups for path in group.paths
-    }
+    folders = image_folder_source([Path(path) for path in files], [Path(path) for path in valid], task or "")
+    data_source = folders or detect_source(files, valid, options)
+    encodings = {str(path): _describe_encoding(path, data_source) for path in data_source.paths if path.is_file()}
 
     # one pass over each split
     file_hashes = hash_files(data_source.paths)
@@ -199,6 +200,8 @@ class _StatsCollector:
 def _text_fields(example: Example) -> tuple[tuple[str, str], ...]:
     if isinstance(example, TextPair):
         return ("source", example.source), ("target", example.target)
+    if isinstance(example, LabeledImage):
+        return ()
     if isinstance(example, QAExample):
         return ("question", example.question), ("context", example.context)
     return (("text", example.input_text),)
@@ -282,7 +285,7 @@ def _summary_lines(summary: DataSummary) -> Iterator[str]:
     if summary.validation_rows:
         yield summary_line(
             _("valid"),
-            _("{held_out:,} rows, held out of train by a hash of their text", held_out=summary.validation_rows),
+            _("{held_out:,} rows, held out of train by a hash of their input", held_out=summary.validation_rows),
         )
     elif not summary.source.example_format.split_by_row and "valid" not in summary.splits:
         yield summary_line(_("valid"), _("the end of the text, held out in one stretch"))
@@ -336,6 +339,8 @@ def _split_lines(summary: DataSummary, name: str, stats: SplitStats) -> Iterator
     else:
         unit = _("row") if is_single else _("rows")
     size = _("{rows:,} {unit}, {characters:,} characters", rows=stats.rows, unit=unit, characters=stats.characters)
+    if summary.source.example_format.example_type is LabeledImage:
+        size = _("{rows:,} images", rows=stats.rows)
     yield summary_line(SPLIT_NAMES.get(name, name), size)
     if summary.source.example_format.example_type is QAExample:
         yield summary_line(

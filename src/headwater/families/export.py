@@ -33,6 +33,7 @@ from headwater.families.hf_folder import LoadedModel
 from headwater.families.registry import FAMILIES, LABELED_HEADS
 from headwater.families.rewrites import REWRITES, Rewrite, apply_rewrites
 from headwater.i18n import _
+from headwater.variants.stochastic_depth import StochasticDepth
 from headwater.weights.hf_config import HFConfig
 
 # The best known first: where two families express a model, the first is written.
@@ -118,8 +119,9 @@ def export_to_family(loaded: LoadedModel, families: Sequence[str] = FAMILY_ORDER
     if match.rewrites:
         _check_same_outputs(loaded.model, model)
     labels = [str(label) for label in match.config.get("id2label", {}).values()]
+    generation_config = _generation_config(loaded)
     exported = LoadedModel(
-        model, loaded.tokenizer, match.config, loaded.path, match.head_type, labels, _generation_config(loaded)
+        model, loaded.tokenizer, match.config, loaded.path, match.head_type, labels, generation_config, loaded.processor
     )
     return ExportedModel(exported, tuple(rewrite.name for rewrite in match.rewrites))
 
@@ -233,6 +235,8 @@ def _canonical(value: Any, d_model: int) -> Any:
         return tuple(canonical[item] for item in value)
     if not is_dataclass(value) or isinstance(value, type):
         return value
+    if isinstance(value, StochasticDepth):  # it acts while training
+        return _canonical(value.norm, d_model)
     d_model = value.d_model if isinstance(value, Stack) else d_model
     values: dict[str, Any] = {f.name: _canonical(getattr(value, f.name), d_model) for f in fields(value)}
     if "dropout" in values:

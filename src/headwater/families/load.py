@@ -33,6 +33,7 @@ from headwater.families.tuned_folder import load_tuned_folder, read_tuned_config
 from headwater.families.whisper_formats import is_ctranslate2, load_ctranslate2
 from headwater.i18n import _
 from headwater.text.tokenizer import Tokenizer
+from headwater.vision.processor import find_processor
 from headwater.weights.native import MODEL_TYPE, is_native, load_native, read_native_spec, save_native
 
 
@@ -95,7 +96,10 @@ def _with_special_tokens(
         generation_config = {"eos_token_id": eos_ids or tokenizer.eos_id, "decoder_start_token_id": tokenizer.bos_id}
     config = {"model_type": MODEL_TYPE, "metadata": dict(metadata)}
     labels = [str(label) for label in metadata.get("labels", [])]
-    return LoadedModel(model, tokenizer, config, path, labels=labels, generation_config=generation_config)
+    processor = find_processor(path) if path.is_dir() else None
+    return LoadedModel(
+        model, tokenizer, config, path, labels=labels, generation_config=generation_config, processor=processor
+    )
 
 
 class TrainedModel(Protocol):
@@ -212,6 +216,8 @@ def _save_native_folder(loaded: LoadedModel, folder: Path) -> Path:
     save_native(folder, loaded.model, loaded.config.get("metadata", {}))
     if loaded.tokenizer is not None:
         loaded.tokenizer.save(folder)
+    if loaded.processor is not None:
+        loaded.processor.save(folder)
     check_round_trip(loaded.model, load_native(folder).model, folder)
     return folder
 

@@ -11,6 +11,7 @@ reward_model            a reward from such pairs (Bradley-Terry)
 pairs, preference_losses, logprobs   what these two share: datasets, formulas, log-probabilities of answers
 classification          a label for a text, or for a pair of texts
 token_classification    named entities: a tag for every word
+image_classification    a label for an image
 question_answering      the span of a text that answers a question
 """
 
@@ -18,6 +19,7 @@ from headwater.tasks.base import OBJECTIVES, TASKS, Task, TaskData, get_task, re
 from headwater.tasks.chat import Chat
 from headwater.tasks.classification import Classification
 from headwater.tasks.denoising import Denoising, SpanCorruption
+from headwater.tasks.image_classification import ImageClassification
 from headwater.tasks.language_model import CausalLM, PackedCausalLM
 from headwater.tasks.masked_lm import MaskedLM, MaskedLMNextSentence
 from headwater.tasks.preference import Preference
@@ -31,3 +33,5 @@ __all__ = ["OBJECTIVES", "TASKS", "Task", "TaskData", "get_task", "register"]
 register(Seq2Seq(), Classification(), TokenClassification(), QuestionAnswering())
 register(CausalLM(), PackedCausalLM(), MaskedLM(), MaskedLMNextSentence(), Denoising(), SpanCorruption())
 register(Chat(), Preference(), RewardModel())
+register(Chat())
+register(ImageClassification())

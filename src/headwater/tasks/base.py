@@ -26,6 +26,7 @@ from headwater.i18n import _
 from headwater.parts import swap
 from headwater.tasks.batch import TensorBatch, num_targets
 from headwater.text.tokenizer import Tokenizer
+from headwater.vision.processor import ImageProcessor
 
 DEFAULT_MAX_LENGTH = 512
 E = TypeVar("E", bound=Example)
@@ -38,6 +39,14 @@ class TaskConfig(Protocol):
     def seed(self) -> int: ...
     @property
     def batch_tokens(self) -> int: ...
+    @property
+    def init_from(self) -> str: ...
+    @property
+    def image_size(self) -> int: ...
+    @property
+    def patch_size(self) -> int: ...
+    @property
+    def stochastic_depth(self) -> float: ...
     @property
     def max_length(self) -> int: ...
     @property
@@ -83,6 +92,7 @@ class TaskMetadata(TypedDict, total=False):
     truncate_to: int
     null_threshold: float | None
     eos_ids: list[int]  # the tokens that end an answer, where they are not the tokenizer's own
+    processor: dict[str, Any]  # of images, as in preprocessor_config.json
 
 
 @dataclass
@@ -102,6 +112,8 @@ class TaskData:
     truncate_to: int = 0  # tokens to which longer texts are truncated; 0: not
     null_threshold: float | None = None  # of "no answer" over the best span; None: every question has one
     file_hashes: dict[str, str] = field(default_factory=dict)  # SHA-256 by file name
+    processor: ImageProcessor | None = None  # of images
+    settings: Mapping[str, int] = field(default_factory=dict)  # that the data decided
     num_learned: int = 0  # of num_tokens, those of answers, where only they are learned
     preview: tuple[tuple[str, bool], ...] = ()  # an example as it is learned: spans of text, and whether they are
     eos_ids: tuple[int, ...] = ()  # the tokens that end an answer; (): the tokenizer's own
@@ -118,6 +130,8 @@ class TaskData:
             "truncate_to": self.truncate_to,
             "null_threshold": self.null_threshold,
         }
+        if self.processor is not None:
+            metadata["processor"] = self.processor.to_config()
         return {**metadata, "eos_ids": list(self.eos_ids)} if self.eos_ids else metadata
 
 
@@ -148,6 +162,7 @@ class Task(ABC, Generic[E]):
     example_format: ExampleFormat
     augmentable: bool = False  # whether the inputs can be augmented
     num_sentinels: int = 0  # <extra_id_0> … that a trained tokenizer must have
+    reads_text: bool = True  # whether its data is encoded by a tokenizer
 
     # its model
     generates_text: bool = False

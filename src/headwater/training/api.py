@@ -122,6 +122,8 @@ def train(
     # training
     with setup.run.create(setup.config).locked():
         setup.task_data.tokenizer.save(setup.run.model_dir)
+        if setup.task_data.processor is not None:
+            setup.task_data.processor.save(setup.run.model_dir)
         result = _train(setup, start_time)
     dist.shutdown()
     return load_run(setup.run.folder, result)

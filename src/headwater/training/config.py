@@ -63,6 +63,7 @@ class DataConfig(ConfigSection):
     )
     augment: TextPairs = setting({}, _("data augmentation of the inputs: delete=0.1,swap=0.1,noise=0.02,synonyms=0.2"))
     synonyms: Text = setting("", _("a table for it: word, tab, synonyms"))
+    image_size: Int = setting(0, _("pixels of a side that pictures are resized to (0: chosen)"))
     tokenizer: Text = setting("auto", _("bpe, unigram, char, or a folder; auto: bpe, or that of --init-from"))
     vocab: Int = setting(0, _("vocabulary size of a trained tokenizer (0: chosen)"))
 
@@ -75,6 +76,8 @@ class ModelConfig(ConfigSection):
     heads: Int = setting(0, _("attention heads (0: from the size)"))
     d_ff: Int = setting(0, _("width of the feed-forward layers (0: from the size)"))
     dropout: Float = setting(0.1, _("dropout: the fraction of values set to zero in training"), lt=1)
+    patch_size: Int = setting(0, _("pixels of a side of a patch of a picture (0: chosen)"))
+    stochastic_depth: Float = setting(0.0, _("rate at which the last layer is left out in training, of pictures"), lt=1)
     position: Text = setting("auto", _("sinusoidal, learned, rotary, alibi, relative or none"))
     attention: Text = setting(
         "full", _("full, window, linear, performer, linformer …, with sizes: window:size=256 (see long-sequences)")
@@ -321,6 +324,7 @@ class TrainKwargs(ResumeKwargs, FeedbackKwargs, total=False):
     chat_template: str | Path
     augment: str | dict[str, str]
     synonyms: str | Path
+    image_size: int
     tokenizer: str | Path
     vocab: int
     init_from: str | Path
@@ -330,6 +334,8 @@ class TrainKwargs(ResumeKwargs, FeedbackKwargs, total=False):
     heads: int
     d_ff: int
     dropout: float
+    patch_size: int
+    stochastic_depth: float
     position: str
     tune: str
     tune_tokens: int

@@ -148,6 +148,8 @@ RUN_SETTINGS = (  # of a run, that hold for the files it is evaluated on too
     "max_length",
     "truncate",
     "context_length",
+    "image_size",
+    "patch_size",
     "seed",
     *FeedbackConfig.model_fields,
 )

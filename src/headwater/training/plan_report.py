@@ -27,15 +27,7 @@ def format_plan(setup: TrainSetup) -> str:
     size = f"{estimate_memory(setup.model, config, vocab_size) / 2**20:,.0f} MB"
     lines = [
         *([format_summary(setup.data_summary)] if setup.data_summary else []),
-        summary_line(
-            _("tokenizer"),
-            _(
-                "{num_tokenizer:,} pieces ({tokenizer}), {tokens:,} tokens to learn from",
-                num_tokenizer=vocab_size,
-                tokenizer=config.tokenizer,
-                tokens=task_data.num_tokens,
-            ),
-        ),
+        *([_tokenizer_line(setup)] if task_data.task.reads_text else []),
         *learned_lines(task_data),
         summary_line(_("model"), _format_model(setup)),
         summary_line(
@@ -56,6 +48,19 @@ def format_plan(setup: TrainSetup) -> str:
         ),
     ]
     return "\n".join(map(str, lines))
+
+
+def _tokenizer_line(setup: TrainSetup) -> str:
+    tokens = setup.task_data.num_tokens
+    return summary_line(
+        _("tokenizer"),
+        _(
+            "{num_tokenizer:,} pieces ({tokenizer}), {tokens:,} tokens to learn from",
+            num_tokenizer=len(setup.task_data.tokenizer),
+            tokenizer=setup.config.tokenizer,
+            tokens=tokens,
+        ),
+    )
 
 
 def format_notes(setup: TrainSetup) -> list[str]:

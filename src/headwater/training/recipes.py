@@ -107,6 +107,7 @@ def resolve(config: TrainConfig, task_data: TaskData, saved_spec: Model | None =
     if not (epochs or config.max_steps or config.max_time):
         epochs = _default_epochs(config, task_data)
     return config.replace(
+        **task_data.settings,
         task=task_data.task.name,
         optimizer=optimizer,
         size="own" if config.init_from else config.size,

@@ -148,6 +148,8 @@ def build_task_data(
                 task=task.name,
             )
         )
+    if not task.reads_text:
+        tokenizer = tokenizer or train_tokenizer(["0"], "char")  # of a model folder, which always has one
     tokenizer = tokenizer or load_or_train_tokenizer(config, train, task.num_sentinels)
     task_data = task.build_data(config, tokenizer, train, valid, labels)
     task_data.languages = languages

@@ -12,6 +12,7 @@ from headwater.data.examples import EXAMPLE_FORMATS
 from headwater.data.metrics import split_words
 from headwater.errors import BadSetting, nearest
 from headwater.i18n import _
+from headwater.vision.images import is_image_name
 
 NUMBER = re.compile(r"[-+]?\d[\d.,]*")
 PARAPHRASE_OVERLAP = 0.5  # fraction of common words from which two columns are paraphrases
@@ -23,13 +24,14 @@ def known_roles() -> dict[str, tuple[str, ...]]:
     return {**NAMES_BY_ROLE, **{role: names for role, names in of_tasks.items() if role not in NAMES_BY_ROLE}}
 
 
-def roles_by_name(columns: Sequence[str]) -> dict[str, str]:
-    """Role -> column, for the columns with known names."""
+def roles_by_name(columns: Sequence[str], sample: Sequence[Mapping[str, Any]] = ()) -> dict[str, str]:
+    """Role -> column, for the columns with known names. A path is one only where the sample names images."""
     lower = {column.strip().lower(): column for column in columns}
     roles: dict[str, str] = {}
     for role, names in known_roles().items():
         for name in names:
-            if name in lower and role not in roles and lower[name] not in roles.values():
+            is_free = name in lower and role not in roles and lower[name] not in roles.values()
+            if is_free and (role != "path" or _names_images(lower[name], sample)):
                 roles[role] = lower[name]
     if infer_task(roles) in ("", "classification", "language-model"):  # a pair of COLUMN_PAIRS is more specific
         for source, target in COLUMN_PAIRS:
@@ -39,6 +41,10 @@ def roles_by_name(columns: Sequence[str]) -> dict[str, str]:
     if len(languages) >= 2 and not {"source", "target"} <= roles.keys():
         roles = {**roles, "source": languages[0], "target": languages[1]}
     return roles
+
+
+def _names_images(column: str, sample: Sequence[Mapping[str, Any]]) -> bool:
+    return all(is_image_name(str(row.get(column))) for row in sample[:20])
 
 
 def instruction_format(columns: Sequence[str]) -> tuple[str, dict[str, str]]:
@@ -61,7 +67,7 @@ def infer_task(roles: Mapping[str, str]) -> str:
     if "text" in roles:  # text and summary: the text is the source
         present.add("source")
     for example_format in sorted(EXAMPLE_FORMATS.values(), key=lambda each: -len(each.roles)):
-        if example_format.roles and present >= set(example_format.roles):
+        if example_format.inferred and example_format.roles and present >= set(example_format.roles):
             return example_format.task
     return ""
 
@@ -172,7 +178,8 @@ NAMES_BY_ROLE: dict[str, tuple[str, ...]] = {  # role -> common names, best firs
     "target": ("target", "tgt", "output", "targets", "summary", "highlights", "synopsis", "translation", "code", "cmd",
                "command", "completion", "response", "tgt_text", "译文", "目标", "摘要", "输出", "译"),
     "input": (),  # a second part of the source, on a line of its own; may be empty
-    "text": ("text", "sentence", "review", "content", "body", "comment", "tweet", "sentence1", "premise",
+    "path": ("path", "image", "picture", "file", "filename", "image_path", "图片"),
+    "text": ("text", "caption", "sentence", "review", "content", "body", "comment", "tweet", "sentence1", "premise",
              "文本", "内容", "评论", "句子"),
     "second": ("second", "text_b", "sentence2", "hypothesis"),
     "label": ("label", "class", "category", "sentiment", "polarity", "stars", "rating", "intent",

@@ -326,7 +326,7 @@ def _table_source(file_groups: tuple[FileGroup, ...], options: SourceOptions, no
     if not chosen and named_columns and (not options.task or options.requests(TextPair)):
         format_name, detected = instruction_format(names)
     if not format_name:
-        detected = roles_by_name(names) if named_columns else {}
+        detected = roles_by_name(names, sample) if named_columns else {}
         if not infer_task({**detected, **chosen}):
             detected = {**roles_by_content(sample), **detected}
     roles = {role: name for role, name in detected.items() if name not in chosen.values()}

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headwater.data.examples import EXAMPLE_FORMATS, Example, ExampleFormat
+from headwater.data.examples import EXAMPLE_FORMATS, Cells, Example, ExampleFormat
 from headwater.data.readers.formats import read_conll, read_documents, read_labeled_files, read_parallel, read_squad
+from headwater.data.readers.image_folders import FORMAT, hash_image_folder, read_image_folder
 from headwater.data.readers.lines import DEFAULT_DECODE_OPTIONS, BadRows, DecodeOptions
 from headwater.data.readers.tables import TableRow, read_delimited, read_json_rows, read_jsonl
+from headwater.i18n import _
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class DataSource:
             return read_conll(group.paths[0], self.decode_options, bad_rows)
         if group.file_format == "squad":
             return read_squad(group.paths[0], self.decode_options, bad_rows)
+        if group.file_format == FORMAT:
+            return read_image_folder(group.paths, bad_rows)
         return self._table_examples(group, bad_rows)
 
     def _table_examples(self, group: FileGroup, bad_rows: BadRows) -> Iterator[Example]:
@@ -74,9 +78,19 @@ class DataSource:
         example_type = self.example_format.example_type
         for document, (line, cells) in enumerate(read_table(group, self.decode_options, bad_rows)):
             try:
-                yield example_type.from_cells(cells, self.roles, document)
+                yield example_type.from_cells(self._with_file_path(cells, path.parent), self.roles, document)
             except (ValueError, KeyError, TypeError) as error:
                 bad_rows.add(path, line, str(error)[:80])
+
+    def _with_file_path(self, cells: Cells, folder: Path) -> Cells:
+        """The cells of a row, the file it names relative to the folder of the table; a missing file is a bad row."""
+        column = self.roles.get(self.example_format.file_role)
+        if not column or not isinstance(cells.get(column), str):
+            return cells
+        file = folder / str(cells[column]).strip()
+        if not file.is_file():
+            raise ValueError(_("there is no file {name}", name=str(cells[column])[:60]))
+        return {**cells, column: str(file)}
 
 
 def hash_files(paths: Iterable[Path]) -> dict[str, str]:
@@ -84,6 +98,9 @@ def hash_files(paths: Iterable[Path]) -> dict[str, str]:
     hashes: dict[str, str] = {}
     for path in paths:
         name = path.name if path.name not in hashes else f"{path.name} ({len(hashes)})"
+        if path.is_dir():
+            hashes[name] = hash_image_folder(path)
+            continue
         with path.open("rb") as file:
             hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return hashes
