@@ -10,7 +10,9 @@ from combinations import D_MODEL, HEADS, VOCAB, Case
 from headwater import core as hw
 from headwater.core.base import BranchLayerSpec
 from headwater.variants.bigbird import BigBirdAttention, FirstBlockInEvaluation, SeededBlocks, draw_blocks
+from headwater.variants.chunked_attention import ChunkedAttention
 from headwater.variants.longformer import FirstTokenIsGlobal, LongformerAttention
+from headwater.variants.lsh_attention import LSHAttention
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,40 @@ def bigbird_sees(row: Tokens, q: int, k: int) -> bool:
     return theirs in draw_blocks(HEADS, last + 1, 1, 0, 0)[:, ours - 1].flatten().tolist()
 
 
+def chunks_see(row: Tokens, q: int, k: int) -> bool:
+    """Chunks of four tokens; a chunk sees itself and the one before."""
+    return row.real[k] and k <= q and 0 <= q // 4 - k // 4 <= 1
+
+
+def ring_sees(row: Tokens, q: int, k: int) -> bool:
+    """Rows are padded to whole chunks, which form a ring; a chunk sees one before and one after."""
+    chunks = -(-len(row) // 4)
+    return row.real[k] and (q // 4 - k // 4) % chunks in (0, 1, chunks - 1)
+
+
+def lsh_sees(row: Tokens, q: int, k: int) -> bool:
+    """As many chunks as there are: everything but itself, which the residual stream carries as it is."""
+    return row.real[k]
+
+
 KINDS = {
+    "chunks": Kind(
+        "chunks",
+        ChunkedAttention(HEADS, chunk=4, mask=hw.Causal()),
+        (*UNPADDED, "padded_right_is_unpadded"),
+        chunks_see,
+        holes=False,
+    ),
+    "chunks, ring": Kind("chunks, ring", ChunkedAttention(HEADS, chunk=4, after=1), UNPADDED, ring_sees, holes=False),
+    "lsh": Kind("lsh", LSHAttention(HEADS, chunk=4, before=4, after=4, rounds=2), UNPADDED, lsh_sees, holes=False),
+    "lsh, one chunk": Kind("lsh, one chunk", LSHAttention(HEADS, chunk=32), UNPADDED, lsh_sees, holes=False),
+    "lsh, causal": Kind(
+        "lsh, causal",
+        LSHAttention(HEADS, chunk=32, mask=hw.Causal()),
+        (*UNPADDED, "padded_right_is_unpadded"),
+        lambda row, q, k: row.real[k] and k <= q,
+        holes=False,
+    ),
     "bigbird": Kind(
         "bigbird",
         BigBirdAttention(HEADS, block_size=2, random_blocks=SeededBlocks(1)),

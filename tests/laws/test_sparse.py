@@ -15,7 +15,7 @@ from law_tools import grads, ids, pull, same
 from sparse_kinds import KINDS, Kind, Tokens
 
 from headwater.core import functional
-from headwater.variants import bigbird, longformer
+from headwater.variants import bigbird, chunked_attention, longformer
 
 TRIALS = [(law, name) for name, kind in KINDS.items() for law in kind.laws]
 
@@ -202,6 +202,22 @@ def last_block_is_not_global(patch):
     patch.setattr(bigbird.BigBirdLayer, "_leading_keys", first_only)
 
 
+def ring_wraps_by_one(patch):
+    ring = chunked_attention._ring
+    patch.setattr(chunked_attention, "_ring", lambda x, before, after, dim: ring(x, before, after, dim).roll(1, dim))
+
+
+def ring_is_cut(patch):
+    """The first chunk sees nothing before it."""
+
+    def cut(x, before, after, dim):
+        ring = RING(x, before, after, dim)
+        return ring.index_fill(dim, torch.arange(before), 0)
+
+    patch.setattr(chunked_attention, "_ring", cut)
+
+
+RING = chunked_attention._ring
 SEEN_BY_SIGHT = [leak_by_one, window_too_short, global_keys_missing, global_rows_missing, holes_are_counted]
 SEEN_IN_BIGBIRD = [leak_by_one_block, wrong_random_block, last_block_is_not_global]
 SEEN_BY_LAWS = [
@@ -227,6 +243,13 @@ def test_a_wrong_bigbird_is_seen(plant, monkeypatch):
     if plant is not wrong_random_block:  # which is wrong in both forms
         with pytest.raises(AssertionError):
             check_weights(KINDS["bigbird"])
+
+
+@pytest.mark.parametrize("plant", [ring_wraps_by_one, ring_is_cut], ids=lambda plant: plant.__name__)
+def test_a_wrong_ring_is_seen(plant, monkeypatch):
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        check_who_sees_whom(KINDS["chunks, ring"])
 
 
 @given(blocks=st.integers(8, 40), count=st.integers(1, 3), seed=st.integers(0, 99), layer=st.integers(0, 30))

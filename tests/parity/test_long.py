@@ -20,7 +20,9 @@ from headwater.families.export import match_family
 from headwater.families.hf_folder import build_with_weights, load_hf_folder, save_hf_folder
 from headwater.parts import swap
 from headwater.variants.bigbird import BigBirdAttention, FirstBlockInEvaluation
+from headwater.variants.chunked_attention import ChunkedAttention
 from headwater.variants.longformer import LongformerAttention, NoGlobalTokens
+from headwater.variants.lsh_attention import LSHAttention
 from headwater.weights.hf_config import HFConfig
 from headwater.weights.shards import open_weights
 
@@ -79,6 +81,17 @@ LED = {
 BIGBIRD = {
     **ENCODER, "block_size": 4, "num_random_blocks": 2, "hidden_act": "gelu_new", "pad_token_id": 0, "sep_token_id": 2,
 }  # fmt: skip
+REFORMER = {
+    "vocab_size": VOCAB, "hidden_size": 32, "attention_head_size": 6, "num_attention_heads": 2, "feed_forward_size": 48,
+    "attn_layers": ["local", "lsh", "lsh"], "axial_pos_shape": [8, 16], "axial_pos_embds_dim": [8, 24],
+    "max_position_embeddings": 128, "num_hashes": 2, "hash_seed": 3, "num_buckets": [2, 4], "lsh_attn_chunk_length": 8,
+    "local_attn_chunk_length": 4, "pad_token_id": 1,
+}  # fmt: skip
+REFORMER_ODD = (
+    {"num_buckets": None, "num_hashes": 1}, {"num_buckets": 6, "local_attn_chunk_length": 6, "hidden_act": "gelu"},
+    {"attn_layers": ["local"], "axial_pos_embds": False}, {"lsh_attn_chunk_length": 128, "chunk_size_feed_forward": 8},
+)  # fmt: skip
+AROUND = {"local_num_chunks_after": 1, "lsh_num_chunks_after": 1}
 CASES = [
     *cases("longformer", "LongformerConfig", "LongformerModel LongformerForMaskedLM "
            "LongformerForSequenceClassification LongformerForTokenClassification LongformerForQuestionAnswering",
@@ -92,6 +105,9 @@ CASES = [
            "BigBirdForTokenClassification BigBirdForQuestionAnswering BigBirdForPreTraining", BIGBIRD,
            {"block_size": 5, "num_random_blocks": 3, "use_bias": False}, {"rescale_embeddings": True},
            {"attention_type": "original_full"}, {"block_size": 16, "num_attention_heads": 8, "type_vocab_size": 3}),
+    *cases("reformer", "ReformerConfig", "ReformerModelWithLMHead", {**REFORMER, "is_decoder": True}, *REFORMER_ODD),
+    *cases("reformer", "ReformerConfig", "ReformerModel ReformerForMaskedLM ReformerForSequenceClassification "
+           "ReformerForQuestionAnswering", {**REFORMER, **AROUND}, *REFORMER_ODD),
 ]  # fmt: skip
 by_id = pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 BASE = [case for case in CASES if case.number == 0]
@@ -178,6 +194,9 @@ def test_a_spec_finds_its_family(case):
 
 FAULTS = {
     "no random block": (FirstBlockInEvaluation, lambda p: replace(p, count=0)),
+    "a narrower ring": (ChunkedAttention, lambda p: replace(p, before=0)),
+    "other directions": (LSHAttention, lambda p: replace(p, seed=p.seed + 1)),
+    "one round more": (LSHAttention, lambda p: replace(p, rounds=p.rounds + 1)),
     "blocks of another size": (BigBirdAttention, lambda p: replace(p, block_size=p.block_size + 1)),
     "a window wider by one": (LocalWindow, lambda p: LocalWindow(p.size + 1)),
     "a larger eps": (LayerNorm, lambda p: replace(p, eps=1e-1)),

@@ -9,11 +9,14 @@ import torch
 
 import headwater
 from headwater import core as hw
-from headwater.errors import BadFile, BadInput, BadSetting, Fault
+from headwater.errors import BadFile, BadInput, BadSetting, Fault, TooLong
 from headwater.families import FAMILIES
 from headwater.parts import swap
+from headwater.variants.axial_positions import AxialPositions
 from headwater.variants.bigbird import BigBirdAttention
+from headwater.variants.chunked_attention import ChunkedAttention
 from headwater.variants.longformer import FirstTokenIsGlobal, LongformerAttention, QuestionIsGlobal, global_tokens_at
+from headwater.variants.lsh_attention import LSHAttention
 from headwater.weights.hf_config import HFConfig
 
 IDS = torch.zeros(2, 12, dtype=torch.long)
@@ -26,6 +29,9 @@ def encoder(attention: hw.Attention) -> hw.Model:
 
 LONGFORMER = LongformerAttention(4, mask=hw.LocalWindow(2), global_tokens=FirstTokenIsGlobal())
 BIGBIRD = BigBirdAttention(4, block_size=2)
+CHUNKS = ChunkedAttention(4, chunk=4)
+AXIAL = AxialPositions((2, 4), (3, 5))
+DECODER = headwater.decoder(11, **SIZES, attention="lsh:chunk=4").build(seed=0)
 BIGBIRD_CONFIG = {
     "model_type": "big_bird", "vocab_size": 11, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 16, "max_position_embeddings": 40, "is_decoder": True,
@@ -43,6 +49,26 @@ SETTINGS = {
     "positions in the attention": (
         lambda: replace(LONGFORMER, position=hw.Rotary()),
         "LongformerAttention: position must be left out, got Rotary(); add positions to the embedding",
+    ),
+    "chunks of nothing": (
+        lambda: replace(CHUNKS, chunk=0),
+        "ChunkedAttention: chunk must be at least 1, got 0; 64 is usual",
+    ),
+    "chunks in a window": (
+        lambda: replace(CHUNKS, mask=hw.SlidingWindow(3)),
+        "ChunkedAttention: mask must be Causal or Bidirectional, got SlidingWindow(size=3); the chunks are the window",
+    ),
+    "an odd number of buckets": (
+        lambda: LSHAttention(4, buckets=(3,)),
+        "LSHAttention: buckets must be even, got (3,); a direction and its opposite are two buckets",
+    ),
+    "keys apart from queries": (
+        lambda: LSHAttention(4, kv_heads=2),
+        "LSHAttention: kv_heads and v_head_dim must be left out, got (2, None); queries and keys are one vector",
+    ),
+    "a grid of another width": (
+        lambda: AXIAL.build(16),
+        "AxialPositions: widths must add up to d_model (16), got (3, 5); correct one",
     ),
     "blocks of nothing": (
         lambda: replace(BIGBIRD, block_size=0),
@@ -72,10 +98,18 @@ FILES = {
     ),
     "windows of other layers": (
         lambda: FAMILIES["longformer"].read_spec(HFConfig(dict(LONGFORMER_CONFIG)), "language"),
-        "attention_window must be an integer, or a list of 2 integers, from 2, got '[8]'",
+        "attention_window must be an integer from 2, or 2 of them, got '[8]'",
     ),
 }
 INPUTS = {
+    "packed documents in chunks": (
+        lambda: encoder(CHUNKS).build(seed=0)(IDS, document_ids=IDS + 1),
+        "ChunkedAttention cannot be used with packed documents; chunks would join documents; give each",
+    ),
+    "chunks in a cache": (
+        lambda: DECODER.decode(IDS, cache=hw.dynamic_cache(DECODER)),
+        "LSHAttention cannot be used with a KV cache; chunks of a longer row are others; read the whole row again",
+    ),
     "packed documents in blocks": (
         lambda: encoder(BIGBIRD).build(seed=0)(IDS, document_ids=IDS + 1),
         "BigBirdAttention cannot be used with packed documents; the first and the last block would see all documents",
@@ -114,3 +148,12 @@ def test_one_line_says_what_to_do(fault, act, said):
     assert isinstance(caught.value, fault)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_row_beyond_the_grid_is_refused():
+    spec = headwater.encoder(11, **SIZES)
+    grid = AxialPositions((2, 4), (6, 10))
+    model = swap(spec, hw.Embeddings, lambda embed: replace(embed, position=grid)).build(seed=0)
+    assert model(IDS[:, :8]).shape == (2, 8, 11) and model.spec.max_positions == 8
+    with pytest.raises(TooLong, match=r"there are 2 · 4 = 8 positions, got a token at position 11; shorten the input"):
+        model(IDS)

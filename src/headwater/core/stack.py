@@ -125,6 +125,11 @@ class Stack:
         return TransformerStack(self)
 
     @property
+    def output_width(self) -> int:
+        """The width of the last hidden states."""
+        return self.d_model
+
+    @property
     def max_positions(self) -> int | None:
         """The number of learned position embeddings; None: no limit."""
         position = getattr(self.embed, "position", None)
@@ -201,7 +206,7 @@ class TransformerStack(nn.Module):
         self.unsupported: dict[str, Attention] = {}  # by the names in FEATURES, the first that cannot honour it
         self.groups_with_tensor: set[int] = set()
         self._share_positions()
-        self.final_norm = spec.final_norm.build(spec.d_model)
+        self.final_norm = spec.final_norm.build(spec.output_width)
         self.dropout = Dropout(spec.dropout)
         self.no_position = PositionEncoding()
 
@@ -291,15 +296,18 @@ class TransformerStack(nn.Module):
             cross_group = self._cross_group(positions, inputs, memory, x.dtype)
             context = ForwardContext(tuple(groups), cache, inputs, memory.hidden_states, cross_group)
 
-        # the layers; a KV cache must not be updated twice, so with one nothing is recomputed
-        recompute = self.gradient_checkpointing and torch.is_grad_enabled() and cache.spec is None
+        return self.dropout(self.final_norm(self.run_layers(x, context)))
+
+    def run_layers(self, x: Tensor, context: ForwardContext) -> Tensor:
+        """x [B, Q, D] -> [B, Q, output width]. A KV cache must not be updated twice: with one nothing is recomputed."""
+        recompute = self.gradient_checkpointing and torch.is_grad_enabled() and context.cache.spec is None
         for step, index in enumerate(self.order):
             layer = self.layers[index]
             if recompute:
                 x = checkpoint(layer, x, context, step, use_reentrant=False)
             else:
                 x = layer(x, context, step)
-        return self.dropout(self.final_norm(x))
+        return x
 
     def _cross_group(
         self, positions: Tensor, inputs: ModelInputs, memory: ModelInputs, dtype: torch.dtype

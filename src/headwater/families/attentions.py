@@ -19,9 +19,11 @@ from headwater.core.masks import LocalWindow, SlidingWindow
 from headwater.errors import BadSetting, nearest
 from headwater.i18n import _
 from headwater.variants.bigbird import BigBirdAttention, SeededBlocks
+from headwater.variants.chunked_attention import ChunkedAttention
 from headwater.variants.linear_attention import LinearAttention
 from headwater.variants.linformer import Linformer
 from headwater.variants.longformer import FirstTokenIsGlobal, LongformerAttention
+from headwater.variants.lsh_attention import LSHAttention
 from headwater.variants.performer import Performer
 
 Choice = Callable[..., Attention | tuple[Attention, ...]]
@@ -130,6 +132,20 @@ def linformer(plain: Attention, causal: bool, *, length: int = 4096, features: i
     """Linformer: `features` learned mixtures of at most `length` positions. Encoders only."""
     _encoder_only("linformer", causal)
     return replace(plain, kernel=Linformer(length, features))
+
+
+@attention_choice("lsh")
+def lsh(plain: Attention, causal: bool, *, chunk: int = 64, rounds: int = 1) -> Attention:
+    """LSH attention: chunks of tokens sorted by a hash of their vectors."""
+    return LSHAttention(**_settings(plain), chunk=chunk, rounds=rounds)
+
+
+@attention_choice("reformer")
+def reformer(plain: Attention, causal: bool, *, chunk: int = 64, rounds: int = 1) -> tuple[Attention, ...]:
+    """Reformer: layers with chunks of neighbours and layers with LSH attention, in turn."""
+    settings = _settings(plain)
+    local = ChunkedAttention(**settings, chunk=chunk, after=0 if causal else 1, paired_chunk=chunk)
+    return local, LSHAttention(**settings, chunk=chunk, rounds=rounds, paired_chunk=chunk)
 
 
 def _settings(plain: Attention) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from headwater.core import (
@@ -55,7 +56,7 @@ from headwater.weights.hf_config import HFConfig
 from headwater.weights.name_map import NameMap, name_map
 
 
-def with_windows(stack: Stack, windows: list[int], global_tokens: GlobalTokens) -> Stack:
+def with_windows(stack: Stack, windows: Sequence[int], global_tokens: GlobalTokens) -> Stack:
     """The stack with Longformer's attention in each layer; a window is the sum of both sides."""
 
     def with_window(layer: BlockSpec, window: int) -> BlockSpec:
@@ -120,7 +121,7 @@ def read_longformer_spec(config: HFConfig, head_type: str) -> Model:
     offset = config.get_int("pad_token_id", minimum=0, default=1) + 1
     model = encoder_spec(config, heads[head_type], position_offset=offset)
     assert model.encoder is not None
-    windows = config.get_int_per_layer("attention_window", len(model.encoder.layers), minimum=2)
+    windows = config.get_int_list("attention_window", minimum=2, layers=len(model.encoder.layers))
     stack = with_windows(model.encoder, windows, rules.get(head_type, NoGlobalTokens()))
     return replace(model, encoder=stack)
 
@@ -171,7 +172,7 @@ def read_led_spec(config: HFConfig, head_type: str) -> Model:
     }
     model = seq2seq_spec(config, head_type, post, NoNorm(), Learned(1), LayerNorm())
     assert model.encoder is not None and model.decoder is not None
-    windows = config.get_int_per_layer("attention_window", len(model.encoder.layers), minimum=2)
+    windows = config.get_int_list("attention_window", minimum=2, layers=len(model.encoder.layers))
     return replace(
         model,
         encoder=with_positions(with_windows(model.encoder, windows, NoGlobalTokens()), sizes["encoder"]),

@@ -20,6 +20,7 @@ from headwater.weights.name_map import NameMap
 HEAD_BY_ARCHITECTURE = {
     "LMHeadModel": "language",
     "ForCausalLM": "language",
+    "ModelWithLMHead": "language",
     "ForMaskedLM": "language",
     "ForConditionalGeneration": "language",
     "MTModel": "language",

@@ -13,6 +13,7 @@
     11  decode.py       greedy decoding
     12  copy_task.py    the copy task
     13  figures.py      figures of attention weights
+    14  lsh.py          LSH attention: hashing, sorting, chunks
 
 `headwater.reference` itself has no names; import each from the file that defines it:
 

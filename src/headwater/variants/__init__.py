@@ -4,15 +4,20 @@ Importing this package registers all of them, so that a spec that has one can be
 """
 
 from headwater.variants import (
+    axial_positions,
     bigbird,
+    chunked_attention,
+    chunked_ffn,
     experts,
     image_heads,
     longformer,
+    lsh_attention,
     mean_pool_bridge,
     multi_task_head,
     normed_ffn,
     parallel_block,
     patches,
+    reversible,
     rope_scaling,
     soft_cap,
     stochastic_depth,
@@ -22,15 +27,20 @@ from headwater.variants import (
 )
 
 __all__ = [
+    "axial_positions",
     "bigbird",
+    "chunked_attention",
+    "chunked_ffn",
     "experts",
     "image_heads",
     "longformer",
+    "lsh_attention",
     "mean_pool_bridge",
     "multi_task_head",
     "normed_ffn",
     "parallel_block",
     "patches",
+    "reversible",
     "rope_scaling",
     "soft_cap",
     "stochastic_depth",

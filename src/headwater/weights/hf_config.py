@@ -57,9 +57,8 @@ _GENERATION_KEYS = """
     no_repeat_ngram_size length_penalty bad_words_ids suppress_tokens begin_suppress_tokens forced_bos_token_id
     forced_eos_token_id forced_decoder_ids force_bos_token_to_be_generated num_return_sequences
     remove_invalid_values exponential_decay_length_penalty renormalize_logits guidance_scale bos_token_id
-    eos_token_id eos_token_ids pad_token_id decoder_start_token_id sep_token_id unk_token_id cls_token_id mask_token_id
-    n_special
-    predict_special_tokens
+    eos_token_id eos_token_ids pad_token_id decoder_start_token_id sep_token_id unk_token_id cls_token_id
+    mask_token_id n_special predict_special_tokens
 """
 _TRAINING_KEYS = """
     initializer_range initializer_factor init_std initializer_cutoff_factor layerdrop encoder_layerdrop
@@ -215,13 +214,14 @@ class HFConfig:
         """Whether a key holds a number, where it may hold an object too."""
         return type(self._values.get(key)) in (int, float)
 
-    def get_int_per_layer(self, name: str, layers: int, minimum: int = 1) -> list[int]:
-        """A size of each layer: a list with one integer for each, or one integer for all."""
+    def get_int_list(self, name: str, default: Any = REQUIRED, minimum: int = 1, layers: int = 0) -> tuple[int, ...]:
+        """An integer, or a list of at most 16; with `layers`, a list of one for each layer, or one for all."""
         is_size = lambda v: type(v) is int and minimum <= v <= MAX_INT  # noqa: E731
-        is_list = lambda v: isinstance(v, list) and len(v) == layers and all(map(is_size, v))  # noqa: E731
-        requirement = _("an integer, or a list of {layers} integers, from {minimum}", layers=layers, minimum=minimum)
-        value = self._get((name,), REQUIRED, lambda v: is_size(v) or is_list(v), requirement)
-        return value if isinstance(value, list) else [value] * layers
+        counts = (layers,) if layers else range(17)
+        is_valid = lambda v: is_size(v) or (isinstance(v, list | tuple) and len(v) in counts and all(map(is_size, v)))  # noqa: E731
+        requirement = _("an integer from {minimum}, or {count} of them", minimum=minimum, count=layers or "1-16")
+        value = self._get((name,), default, is_valid, requirement)
+        return (value,) * (layers or 1) if type(value) is int else tuple(value)
 
     def get_labels(self, default_count: int = 2) -> list[str]:
         """The names of the classes, in order: those of id2label, or LABEL_0, LABEL_1 … up to num_labels."""
