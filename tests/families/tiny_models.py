@@ -72,6 +72,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "clip_vision_model": IMAGE_TOWER,
     "siglip_text_model": TOWER,
     "siglip_vision_model": IMAGE_TOWER,
+    "transfo-xl": {
+        "vocab_size": VOCAB, "d_model": 16, "n_layer": 2, "n_head": 2, "d_head": 6, "d_inner": 24, "d_embed": 8,
+        "cutoffs": [20, 40], "div_val": 2, "mem_len": 64, "same_length": False,
+    },
     "vit": IMAGE,
     "deit": IMAGE,
 }  # fmt: skip

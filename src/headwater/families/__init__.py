@@ -20,6 +20,7 @@ from headwater.families import (
     neox,
     reformer,
     t5,
+    transfoxl,
     vit,
     whisper,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "reformer",
     "register_family",
     "t5",
+    "transfoxl",
     "vit",
     "whisper",
 ]

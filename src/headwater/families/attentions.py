@@ -25,6 +25,7 @@ from headwater.variants.linformer import Linformer
 from headwater.variants.longformer import FirstTokenIsGlobal, LongformerAttention
 from headwater.variants.lsh_attention import LSHAttention
 from headwater.variants.performer import Performer
+from headwater.variants.transformer_xl import xl_attention
 
 Choice = Callable[..., Attention | tuple[Attention, ...]]
 ATTENTIONS: dict[str, Choice] = {}
@@ -104,6 +105,14 @@ def window(plain: Attention, causal: bool, *, size: int = 256) -> Attention:
 def linear(plain: Attention, causal: bool) -> Attention:
     """Linear attention, elu(x) + 1 in place of the softmax: a state of constant size in decoding."""
     return replace(plain, kernel=LinearAttention())
+
+
+@attention_choice("xl")
+def xl(plain: Attention, causal: bool, *, memory: int = 256) -> Attention:
+    """Transformer-XL, for decoders: relative positions, and a memory of the last `memory` tokens."""
+    if not causal:
+        raise BadSetting(_("attention xl remembers what came before, an encoder cannot; use decoder_attention"))
+    return xl_attention(plain, memory)
 
 
 @attention_choice("longformer")

@@ -60,6 +60,7 @@ FAMILY_ORDER = (
     "mt5",
     "vit",
     "deit",
+    "transfo-xl",
     "longformer",
     "led",
     "big_bird",

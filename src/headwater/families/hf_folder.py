@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -160,8 +160,8 @@ def build_with_weights(
     names = family.body_names + family.head_names[head_type]
 
     # A model on the meta device, its weights tied as in the checkpoint.
-    sources = param_sources(names, checkpoint)
     model = replace(spec, tied=()).on_meta()
+    sources = param_sources(names, checkpoint, dict(model.named_parameters()))
     spec = replace(spec, tied=detect_ties(model, spec.tied, checkpoint, sources))
     model.spec = spec
     model.tie_weights()
@@ -177,11 +177,14 @@ def build_with_weights(
     return model.eval()
 
 
-def param_sources(names: NameMap, checkpoint: LazyStateDict) -> dict[str, str]:
-    """Parameter -> name of its tensor in the checkpoint, for the parameters that the checkpoint has."""
+def param_sources(names: NameMap, checkpoint: LazyStateDict, params: Container[str] = ()) -> dict[str, str]:
+    """Parameter -> name of its tensor in the checkpoint, for the parameters that the checkpoint has.
+
+    params: those of the model, where a tensor's name depends on them.
+    """
     sources: dict[str, str] = {}
     for checkpoint_name in checkpoint:
-        match = names.match_checkpoint(checkpoint_name)
+        match = names.match_checkpoint(checkpoint_name, params)
         if match is not None:
             sources |= dict.fromkeys(match.param_names(), checkpoint_name)
     return sources
@@ -210,7 +213,14 @@ def detect_ties(
                 stored[base] = base_name or name
                 stored[path] = stored[base]
                 break
-    return tuple(ties)
+    others = (pair for pair in declared if pair[0] not in TIEABLE_WEIGHTS)
+    return (*ties, *(pair for pair in others if _is_one_tensor(pair, checkpoint, sources)))
+
+
+def _is_one_tensor(pair: tuple[str, str], checkpoint: LazyStateDict, sources: Mapping[str, str]) -> bool:
+    """Whether the file holds one tensor for both paths, or two that are equal."""
+    names = [sources[f"{path}.weight"] for path in pair if f"{path}.weight" in sources]
+    return len(names) < 2 or torch.equal(checkpoint[names[0]], checkpoint[names[1]])
 
 
 def _tied_owner(path: str, spec: Model) -> str:

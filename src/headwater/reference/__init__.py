@@ -14,6 +14,7 @@
     12  copy_task.py    the copy task
     13  figures.py      figures of attention weights
     14  lsh.py          LSH attention: hashing, sorting, chunks
+    15  linear_attention.py   attention in linear time, as sums and as a recurrence
 
 `headwater.reference` itself has no names; import each from the file that defines it:
 

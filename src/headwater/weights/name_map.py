@@ -16,7 +16,7 @@ One line is one rule: the name in the checkpoint, the parameter's name, and afte
     [prefix]       optional when loading, always written
     -              ignored when loading, never written
     .old = .new    an old suffix, and the one it is loaded as
-    : unless x     not used to export a model that has the parameter x; a later rule applies instead
+    : unless x     not for a model that has the parameter x; a later rule applies instead
 
 A name matches itself, and itself with `.weight` or `.bias` appended. A rule that names the tensor in full has priority;
 otherwise the first match does.
@@ -92,12 +92,12 @@ class NameMap:
         """Parameters under checkpoint names, each transformed on access. A parameter without a rule is a BadFile."""
         return _ExportedTensors(self, params, self._check_sizes(sizes))
 
-    def match_checkpoint(self, name: str) -> RuleMatch | None:
-        """The rule for a tensor of a checkpoint."""
+    def match_checkpoint(self, name: str, existing_params: Container[str] = ()) -> RuleMatch | None:
+        """The rule for a tensor of a checkpoint; one that is not for a model with these parameters comes last."""
         for old, new in self.suffix_aliases.items():
             if name.endswith(old):
                 name = name.removesuffix(old) + new
-        return find_rule(self._checkpoint_index, name)
+        return find_rule(self._checkpoint_index, name, existing_params) or find_rule(self._checkpoint_index, name)
 
     def match_param(self, name: str, existing_params: Container[str] = ()) -> RuleMatch | None:
         """The rule for a parameter of a model."""
@@ -144,7 +144,7 @@ class _LoadedTensors(LazyStateDict):
         sources: dict[str, list[TensorSource]] = {name: [] for name in params}
         unknown = []
         for name in checkpoint:
-            match = names.match_checkpoint(name)
+            match = names.match_checkpoint(name, params)
             targets = [] if match is None else [tied.get(param, param) for param in match.param_names()]
             if match is None or any(t not in sources and not t.startswith(ignored_prefixes or "\0") for t in targets):
                 unknown.append(name)

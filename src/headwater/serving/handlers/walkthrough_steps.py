@@ -238,7 +238,7 @@ class AttentionSteps:
         query = all_q[0, self.head]
         key = all_k[0, self.kv_head]
         if isinstance(mask.position, TransformerXLBias):
-            u = NamedMatrix("u", mask.position.u[self.head, 0], "dims")
+            u = NamedMatrix("u", mask.position.u.weight[self.head], "dims")
             self.builder.add_step("query_bias", [f"{q}_u = {q} + u"], [NamedMatrix(f"{q}_u", query)], [u])
             return f"{q}_u", k
         if not isinstance(mask.position, RotaryEncoding):
