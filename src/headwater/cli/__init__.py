@@ -89,6 +89,9 @@ VERBS: dict[str, dict[str, Verb]] = {
         "transcribe": Verb(_("speech to text: transcripts and subtitles of recordings"), "headwater.cli.transcribe"),
         "embed": Verb(_("sentence embeddings and their cosine similarities"), "headwater.cli.embed"),
         "convert": Verb(_("convert an old checkpoint (a pickle) to a folder that loads"), "headwater.cli.convert"),
+        "adapter": Verb(
+            _("show an adapter, merge it into its base, or export it for peft or llama.cpp"), "headwater.cli.adapter"
+        ),
         "models": Verb(_("the models that can be installed without a model hub"), "headwater.cli.models"),
     },
     _("Your machine"): {

@@ -80,7 +80,7 @@ def predict_inputs(args: argparse.Namespace, task_name: str, columns: tuple[str,
 
 def add_adapter_argument(parser: argparse.ArgumentParser) -> None:
     """Add --adapter of a command that loads a MODEL."""
-    help_text = _("an adapter for the model: a tuned run or a peft folder")
+    help_text = _("an adapter for the model: a tuned run, a peft folder or a .gguf file with a LoRA")
     parser.add_argument("--adapter", metavar="FOLDER", help=help_text)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch import Tensor
 
-from headwater.core import Transformer
+from headwater.core import NoHead, Transformer
 from headwater.errors import BadSetting
 from headwater.families.export import FamilyMismatch, config_matches_spec, match_family
 from headwater.families.hf_folder import LoadedModel, transform_sizes
@@ -47,6 +47,8 @@ class PublicNames:
         head_type = loaded.head
         if model_type not in FAMILIES or not config_matches_spec(loaded):
             match = match_family(loaded.spec)
+            if isinstance(match, FamilyMismatch):  # a head of ours on a public body
+                match = match_family(replace(loaded.spec, head=NoHead(), tied=()))
             if isinstance(match, FamilyMismatch) or match.rewrites:
                 raise BadSetting(_("no family of transformers has this model, so its adapter has no public layout"))
             model_type = match.family
