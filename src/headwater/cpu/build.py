@@ -41,8 +41,15 @@ TRAINING_SOURCES = (
     "norm.c",
     "training_layout.c",
 )
-DECODE_SOURCES = ("decode_step.c",)
-DECODE_FUNCTIONS = ("decode_step", "dequantize", "quantized_linear", "topk_logprobs")
+DECODE_SOURCES = ("decode_step.c", "int8.c")
+DECODE_FUNCTIONS = (
+    "decode_step",
+    "dequantize",
+    "dequantize_rows",
+    "quantize_rows",
+    "quantized_linear",
+    "topk_logprobs",
+)
 
 FLAGS = ("-O3", "-march=native", "-fno-trapping-math", "-fno-math-errno", "-shared", "-fPIC")
 # Sums may be taken in any order; -ffast-math would also turn subnormal numbers off in the whole process.

@@ -33,6 +33,7 @@ from headwater.cpu.build import TensorMismatch, decode_library
 from headwater.cpu.decode import FLOAT_DTYPES, DecodeRunner, WeightExport, check_model_sizes, token_chunks
 from headwater.cpu.layout import BRANCHES, DECODE_ACTIVATION_CODES, LINEAR_NAMES, CLayer, CMatrix, CModel, CNorm
 from headwater.generation.kv_cache import BatchKVCache
+from headwater.quantization.int8 import Int8Linear
 from headwater.quantization.layers import QuantizedEmbedding, QuantizedLinear, QuantizedModule
 from headwater.variants.rope_scaling import DynamicScaling
 
@@ -82,10 +83,15 @@ class ModelExport:
 
         try:
             self.layers = (CLayer * len(self.blocks))(*map(self._c_layer, self.blocks))
-            self.c_model = self._c_model(model.head if self.is_decoder else None)
+            self.c_model = self._c_model(self._split_head(model.head) if self.is_decoder else None)
             check_model_sizes(self.c_model)
         except TensorMismatch:
             raise UnsupportedModel from None
+
+    def _split_head(self, head: Any) -> Any:
+        """The head that C computes: none where it is of int8 rows, which its own module multiplies faster."""
+        self.head_module = head if type(getattr(head, "out", None)) is Int8Linear else None
+        return head if self.head_module is None else None
 
     @staticmethod
     def _attention_shape(attn: Any) -> tuple[int, int, int, float]:
@@ -288,7 +294,8 @@ class NativeDecoder(DecodeRunner):
             self.run(chunk, [row - first for row in output_rows[begin:end]], logits[begin:end])
 
         cache.rows = [row._replace(length=row.length + len(ids)) for row, ids in zip(cache.rows, new_ids, strict=True)]
-        return logits
+        head = self.export.head_module
+        return logits if head is None else head(logits, None)
 
     @staticmethod
     def _token_fields(

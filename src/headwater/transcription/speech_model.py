@@ -19,6 +19,7 @@ from headwater.families.whisper import FRAMES_PER_SLOT, alignment_heads
 from headwater.generation.kv_cache import BatchKVCache
 from headwater.generation.native import NativeDecoder
 from headwater.i18n import _
+from headwater.quantization.int8 import quantize_int8
 from headwater.quantization.layers import quantize
 from headwater.transcription.tokens import SpeechTokens, speech_tokens
 
@@ -90,8 +91,14 @@ def load_speech_model(name: str | Path | LoadedModel | SpeechModel, precision: s
         )
     loaded = name if isinstance(name, LoadedModel) else load(name)
     if precision == "int8":
-        quantize(loaded.model, "int8")
+        quantize_speech(loaded.model)
     return SpeechModel(loaded)
+
+
+def quantize_speech(model: Transformer) -> None:
+    """Quantize in place: in rows what reads the whole spectrogram, and the head; in blocks the decoder."""
+    quantize_int8(model, ("encoder.*", "decoder.*.cross_attn.k", "decoder.*.cross_attn.v", "head.out"))
+    quantize(model, "int8")
 
 
 def window_slots(frames: int) -> int:

@@ -206,8 +206,8 @@ static void cross_attention(const StepContext *t, const Layer *l) {
     int H = m->heads, G = m->kv_heads, K = m->head_dim;
     partitioned_linear(t, &l->cross_q, thread_y(t), t->s.qkv, H * K, 0);
     BARRIER
-    FOR_PARTITION(job, t->n * H) {
-        int i = job / H, h = job % H, source = t->rows[i].source;
+    FOR_PARTITION(job, t->n * H) {                       /* a head's keys and values serve all tokens while they are in the cache */
+        int i = job % t->n, h = job / t->n, source = t->rows[i].source;
         size_t base = ((size_t)source * G + h / (H / G)) * m->max_source_length * K;
         KVView keys = {l->source_keys + base, NULL, 0, K}, values = {l->source_values + base, NULL, 0, K};
         decode_attention(t->s.qkv + ((size_t)i * H + h) * K, &keys, &values, 0, m->source_lengths[source], m->scale, thread_scores(t), proj_in_of(t, i, h));
