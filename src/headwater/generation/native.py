@@ -263,6 +263,7 @@ class NativeDecoder(DecodeRunner):
     def __init__(self, export: ModelExport) -> None:
         super().__init__(export)
         self.blocks = export.blocks
+        self.head_module = export.head_module
         self.cache_keys = [block.self_attn.cache_key(step) for step, block in enumerate(self.blocks)]
         self.cross_cache_keys = [
             block.cross_attn.cache_key(step) for step, block in enumerate(self.blocks) if export.has_cross_attention
@@ -294,8 +295,7 @@ class NativeDecoder(DecodeRunner):
             self.run(chunk, [row - first for row in output_rows[begin:end]], logits[begin:end])
 
         cache.rows = [row._replace(length=row.length + len(ids)) for row, ids in zip(cache.rows, new_ids, strict=True)]
-        head = self.export.head_module
-        return logits if head is None else head(logits, None)
+        return logits if self.head_module is None else self.head_module(logits, None)
 
     @staticmethod
     def _token_fields(

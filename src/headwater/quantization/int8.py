@@ -24,6 +24,9 @@ SMALLEST_SCALE = 1e-12  # of a token whose activations are all zero
 class Int8Linear(nn.Module):
     """A linear layer with an int8 weight [out, in], one scale for each output, and activations quantized by token."""
 
+    quantized: Tensor
+    scale: Tensor
+
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
