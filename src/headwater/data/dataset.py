@@ -158,6 +158,7 @@ class StatelessData:
     """What a dataset says of itself where it has no state: no metrics of its own, and nothing for a checkpoint."""
 
     probe_batches = 16  # batches of which some are timed before training
+    one_process = False  # whether a batch cannot be divided among processes
 
     def take_metrics(self) -> dict[str, float]:
         """The metrics that the task has recorded since the last call, as means."""

@@ -25,13 +25,14 @@ from headwater.tasks.masked_lm import MaskedLM, MaskedLMNextSentence
 from headwater.tasks.preference import Preference
 from headwater.tasks.question_answering import QuestionAnswering
 from headwater.tasks.reward_model import RewardModel
+from headwater.tasks.segments import SegmentedLM
 from headwater.tasks.seq2seq import Seq2Seq
 from headwater.tasks.token_classification import TokenClassification
 
 __all__ = ["OBJECTIVES", "TASKS", "Task", "TaskData", "get_task", "register"]
 
 register(Seq2Seq(), Classification(), TokenClassification(), QuestionAnswering())
-register(CausalLM(), PackedCausalLM(), MaskedLM(), MaskedLMNextSentence(), Denoising(), SpanCorruption())
+register(CausalLM(), PackedCausalLM(), SegmentedLM(), MaskedLM(), MaskedLMNextSentence(), Denoising(), SpanCorruption())
 register(Chat(), Preference(), RewardModel())
 register(Chat())
 register(ImageClassification())

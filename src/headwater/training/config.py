@@ -56,7 +56,7 @@ class DataConfig(ConfigSection):
     truncate: Bool = setting(False, _("longer texts are cut to that length, not left out"))
     context_length: Int = setting(256, _("context length of a language model, in tokens"))
     objective: Text = setting(
-        "auto", _("of a language model: causal, packed, mlm, mlm-nsp, denoising or span-corruption")
+        "auto", _("of a language model: causal, packed, segments, mlm, mlm-nsp, denoising or span-corruption")
     )
     chat_template: Text = setting(
         "auto", _("of conversations: auto (the model's own), plain, chatml, llama3, zephyr, none, or a Jinja file")

@@ -24,6 +24,7 @@ from headwater.core.modules import eval_mode
 from headwater.data.dataset import IndexBatch, shard_for_rank
 from headwater.errors import CheckFailed
 from headwater.i18n import _
+from headwater.parts import must
 from headwater.rng import random_bits
 from headwater.tasks.batch import LossFn, TensorBatch, num_targets, num_tokens, to_tensors
 from headwater.training import diagnostics, schedules
@@ -95,6 +96,13 @@ class Trainer:
         self.state = state or TrainState()
         self.dist = dist or SingleProcess()
         self.micro_batch_shape = "no rows"
+        must(
+            self.dist.world_size == 1 or not dataset.one_process,
+            "Trainer",
+            _("rows that continue need one process, for each has its memory"),
+            self.dist.world_size,
+            _("leave out --nproc"),
+        )
 
         # optimizer and precision
         self.device = next(model.parameters()).device

@@ -160,17 +160,25 @@ class SegmentMemory(Cache):
     tensors() and load() are for checkpoints: a resumed run goes on with the same memory.
     """
 
+    def __init__(self, spec: object, groups: list[MemoryGroup], device: torch.device) -> None:
+        super().__init__(spec, list(groups), device)
+        self.groups = groups
+
     def remember(self, mask_group: int, key: CacheKey, x: Tensor) -> Tensor:
         """The hidden states [B, M + Q, D] of memory and segment; the last ones are kept."""
         empty = x.new_empty(*x.shape[:2], 0)[:, None]  # there are no values beside them
         joined, _values = self.update(mask_group, key, x[:, None], empty)
         return joined[:, 0]
 
+    @property
+    def num_rows(self) -> int | None:
+        """The rows that it remembers; None: none yet."""
+        return next((k.shape[0] for group in self.groups for k, _empty in group.kv.values()), None)
+
     def tensors(self) -> dict[str, Tensor]:
         """What is remembered, by name; empty before the first segment."""
         named = {"seen_tokens": self.seen_tokens}
-        for index, group in enumerate(self.group_caches):
-            assert isinstance(group, MemoryGroup)
+        for index, group in enumerate(self.groups):
             if group.positions is not None:
                 named[f"{index}.positions"] = group.positions
             for (step, attn_index), (hidden_states, _empty) in group.kv.items():
@@ -184,8 +192,7 @@ class SegmentMemory(Cache):
             index, *key = name.split(".")
             if name in known or not (index.isdigit() and int(index) < len(self.group_caches) and len(key) == 2):
                 continue
-            group = self.group_caches[int(index)]
-            assert isinstance(group, MemoryGroup)
+            group = self.groups[int(index)]
             group.kv[int(key[0]), int(key[1])] = tensor, tensor.new_empty(*tensor.shape[:3], 0)
             group.positions = named[f"{index}.positions"]
             known.add(name)
@@ -208,7 +215,7 @@ def segment_memory(model: Transformer) -> SegmentMemory:
     if not all(isinstance(module, RecurrentAttentionLayer) for module in layers):
         raise BadInput(_("memory: every layer must be RecurrentAttention; build the model with attention xl"))
     groups = [MemoryGroup(memory_size(model)) for _group in stack.mask_groups]
-    return SegmentMemory(stack.spec, list(groups), next(model.parameters()).device)
+    return SegmentMemory(stack.spec, groups, next(model.parameters()).device)
 
 
 def xl_attention(plain: Attention, memory: int, clamp: int | None = None) -> RecurrentAttention:
