@@ -34,6 +34,7 @@ from headwater.generation.sampling import sample
 from headwater.generation.speculative import Drafter, check_same_vocab
 from headwater.i18n import _
 from headwater.parts import must
+from headwater.tuning.batches import adapter_of_each_row, check_can_share_batch
 
 MAX_SPECULATED = 8  # tokens of a step at most, where some of them are drafted
 
@@ -53,6 +54,10 @@ class Prefill:
 
     def forward_chunk(self, token_budget: int) -> bool:
         """Prefill the next chunk; True when the prompts are complete."""
+        with adapter_of_each_row(self.model, [sequence.request.adapter for sequence in self.sequences]):
+            return self._forward_chunk(token_budget)
+
+    def _forward_chunk(self, token_budget: int) -> bool:
         if self.sequences[0].request.source_ids is not None and self.cache.source_mask is None:
             encode_sources(self.model, self.cache, [sequence.request.source_ids or () for sequence in self.sequences])
         prompts = [sequence.request.prompt_ids for sequence in self.sequences]
@@ -146,6 +151,15 @@ class Engine:
             "another's",
             _("build it with this model"),
         )
+        if request.adapter is not None:
+            check_can_share_batch(self.model, request.adapter)
+            must(
+                request.prefix is None,
+                "Engine",
+                _("a request with an adapter must have no prefix"),
+                request.adapter,
+                _("a prefix was computed without it"),
+            )
         sequence = SequenceState(valid_request, valid_request.max_new_tokens)
         if not sequence.finish_reason:
             self.waiting.append(sequence)
@@ -197,11 +211,15 @@ class Engine:
         new_ids = [sequence.tokens_from(length) for sequence, length in zip(sequences, lengths, strict=True)]
 
         drafts = [list(self._propose(sequence, len(sequences))) for sequence in sequences]
+        adapters = adapter_of_each_row(self.model, [sequence.request.adapter for sequence in sequences])
         if not any(drafts):
-            self._append_tokens(forward_last(self.model, self.cache, new_ids), sequences)
+            with adapters:
+                next_logits = forward_last(self.model, self.cache, new_ids)
+            self._append_tokens(next_logits, sequences)
             return
         with_drafts = [[*ids, *draft] for ids, draft in zip(new_ids, drafts, strict=True)]
-        logits = forward_each(self.model, self.cache, with_drafts, [1 + len(draft) for draft in drafts])
+        with adapters:
+            logits = forward_each(self.model, self.cache, with_drafts, [1 + len(draft) for draft in drafts])
         self._verify_drafts(logits, sequences, drafts)
 
     def _propose(self, sequence: SequenceState, batch_size: int) -> Sequence[int]:
