@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from combinations import D_MODEL, HEADS, VOCAB, Case
 
@@ -13,6 +13,7 @@ from headwater.variants.bigbird import BigBirdAttention, FirstBlockInEvaluation,
 from headwater.variants.chunked_attention import ChunkedAttention
 from headwater.variants.longformer import FirstTokenIsGlobal, LongformerAttention
 from headwater.variants.lsh_attention import LSHAttention
+from headwater.variants.transient_global import RelativeBiasWithSummaries, TransientGlobalAttention
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,23 @@ def lsh_sees(row: Tokens, q: int, k: int) -> bool:
     return row.real[k]
 
 
+def summaries_see(row: Tokens, q: int, k: int) -> bool:
+    """The window, and through summaries everything: tokens after the last full block are summed with it."""
+    return row.real[k]
+
+
+LONGT5 = TransientGlobalAttention(
+    HEADS, mask=hw.LocalWindow(2), position=RelativeBiasWithSummaries(8, 6), block_size=4, scale=0.5
+)
 KINDS = {
+    "longt5": Kind("longt5", LONGT5, (*UNPADDED, "padded_right_is_unpadded"), summaries_see, holes=False),
+    "longt5, no full block": Kind(
+        "longt5, no full block",
+        replace(LONGT5, block_size=64),
+        (*UNPADDED, "padded_right_is_unpadded"),
+        lambda row, q, k: row.real[k] and abs(q - k) <= 2,
+        holes=False,
+    ),
     "chunks": Kind(
         "chunks",
         ChunkedAttention(HEADS, chunk=4, mask=hw.Causal()),

@@ -15,7 +15,7 @@ from law_tools import grads, ids, pull, same
 from sparse_kinds import KINDS, Kind, Tokens
 
 from headwater.core import functional
-from headwater.variants import bigbird, chunked_attention, longformer
+from headwater.variants import bigbird, chunked_attention, longformer, transient_global
 
 TRIALS = [(law, name) for name, kind in KINDS.items() for law in kind.laws]
 
@@ -106,7 +106,10 @@ def check_weights(kind: Kind) -> None:
         assert len(weights) == len(taps)
         for each in weights:
             sums = each.sum(-1)
-            assert ((sums - 1).abs() < 1e-9).logical_or(sums == 0).all()
+            if kind.name == "longt5":  # the rest is for the summaries
+                assert (sums < 1).all()
+            else:
+                assert ((sums - 1).abs() < 1e-9).logical_or(sums == 0).all()
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -202,6 +205,22 @@ def last_block_is_not_global(patch):
     patch.setattr(bigbird.BigBirdLayer, "_leading_keys", first_only)
 
 
+def tokens_after_the_last_block_are_dropped(patch):
+    blocks_of = transient_global.summary_blocks
+
+    def dropped(x, key_mask, size):
+        blocks, visible = blocks_of(x, key_mask, size)
+        index = torch.arange(x.shape[1])
+        return torch.where(index // size > blocks, -1, blocks), visible
+
+    patch.setattr(transient_global, "summary_blocks", dropped)
+
+
+def summaries_of_padding_are_seen(patch):
+    blocks_of = transient_global.summary_blocks
+    patch.setattr(transient_global, "summary_blocks", lambda x, key_mask, size: blocks_of(x, None, size))
+
+
 def ring_wraps_by_one(patch):
     ring = chunked_attention._ring
     patch.setattr(chunked_attention, "_ring", lambda x, before, after, dim: ring(x, before, after, dim).roll(1, dim))
@@ -243,6 +262,16 @@ def test_a_wrong_bigbird_is_seen(plant, monkeypatch):
     if plant is not wrong_random_block:  # which is wrong in both forms
         with pytest.raises(AssertionError):
             check_weights(KINDS["bigbird"])
+
+
+SEEN_IN_LONGT5 = [tokens_after_the_last_block_are_dropped, summaries_of_padding_are_seen]
+
+
+@pytest.mark.parametrize("plant", SEEN_IN_LONGT5, ids=lambda plant: plant.__name__)
+def test_a_wrong_summary_is_seen(plant, monkeypatch):
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        check_who_sees_whom(KINDS["longt5"])
 
 
 @pytest.mark.parametrize("plant", [ring_wraps_by_one, ring_is_cut], ids=lambda plant: plant.__name__)

@@ -23,6 +23,7 @@ from headwater.variants.bigbird import BigBirdAttention, FirstBlockInEvaluation
 from headwater.variants.chunked_attention import ChunkedAttention
 from headwater.variants.longformer import LongformerAttention, NoGlobalTokens
 from headwater.variants.lsh_attention import LSHAttention
+from headwater.variants.transient_global import RelativeBiasWithSummaries, TransientGlobalAttention
 from headwater.weights.hf_config import HFConfig
 from headwater.weights.shards import open_weights
 
@@ -91,6 +92,12 @@ REFORMER_ODD = (
     {"num_buckets": None, "num_hashes": 1}, {"num_buckets": 6, "local_attn_chunk_length": 6, "hidden_act": "gelu"},
     {"attn_layers": ["local"], "axial_pos_embds": False}, {"lsh_attn_chunk_length": 128, "chunk_size_feed_forward": 8},
 )  # fmt: skip
+LONGT5 = {
+    "vocab_size": VOCAB, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4,
+    "decoder_start_token_id": 0, "local_radius": 5, "global_block_size": 4,
+}  # fmt: skip
+SUMMARIES = {"encoder_attention_type": "transient-global"}
+BIGBIRD_PEGASUS = {**PAIR, "block_size": 4, "num_random_blocks": 2, "max_position_embeddings": 130, "pad_token_id": 1}
 AROUND = {"local_num_chunks_after": 1, "lsh_num_chunks_after": 1}
 CASES = [
     *cases("longformer", "LongformerConfig", "LongformerModel LongformerForMaskedLM "
@@ -108,6 +115,14 @@ CASES = [
     *cases("reformer", "ReformerConfig", "ReformerModelWithLMHead", {**REFORMER, "is_decoder": True}, *REFORMER_ODD),
     *cases("reformer", "ReformerConfig", "ReformerModel ReformerForMaskedLM ReformerForSequenceClassification "
            "ReformerForQuestionAnswering", {**REFORMER, **AROUND}, *REFORMER_ODD),
+    *cases("longt5", "LongT5Config", "LongT5Model LongT5ForConditionalGeneration", {**LONGT5, **SUMMARIES},
+           {"encoder_attention_type": "local"}, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+           {"local_radius": 40, "global_block_size": 16}, {"local_radius": 1, "relative_attention_num_buckets": 8,
+           "relative_attention_max_distance": 9}, {"global_block_size": 70}, {"encoder_attention_type": "local",
+           "local_radius": 7, "d_kv": 6}),
+    *cases("bigbird_pegasus", "BigBirdPegasusConfig", "BigBirdPegasusModel BigBirdPegasusForConditionalGeneration",
+           BIGBIRD_PEGASUS, {"use_bias": True, "scale_embedding": False}, {"attention_type": "original_full"},
+           {"block_size": 5, "num_random_blocks": 3}, {"activation_function": "relu", "decoder_layers": 1}),
 ]  # fmt: skip
 by_id = pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 BASE = [case for case in CASES if case.number == 0]
@@ -197,6 +212,8 @@ FAULTS = {
     "a narrower ring": (ChunkedAttention, lambda p: replace(p, before=0)),
     "other directions": (LSHAttention, lambda p: replace(p, seed=p.seed + 1)),
     "one round more": (LSHAttention, lambda p: replace(p, rounds=p.rounds + 1)),
+    "buckets that reach less far": (RelativeBiasWithSummaries, lambda p: replace(p, max_distance=20)),
+    "summaries of other blocks": (TransientGlobalAttention, lambda p: replace(p, block_size=p.block_size + 1)),
     "blocks of another size": (BigBirdAttention, lambda p: replace(p, block_size=p.block_size + 1)),
     "a window wider by one": (LocalWindow, lambda p: LocalWindow(p.size + 1)),
     "a larger eps": (LayerNorm, lambda p: replace(p, eps=1e-1)),

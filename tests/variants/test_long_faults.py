@@ -17,6 +17,7 @@ from headwater.variants.bigbird import BigBirdAttention
 from headwater.variants.chunked_attention import ChunkedAttention
 from headwater.variants.longformer import FirstTokenIsGlobal, LongformerAttention, QuestionIsGlobal, global_tokens_at
 from headwater.variants.lsh_attention import LSHAttention
+from headwater.variants.transient_global import TransientGlobalAttention
 from headwater.weights.hf_config import HFConfig
 
 IDS = torch.zeros(2, 12, dtype=torch.long)
@@ -29,6 +30,7 @@ def encoder(attention: hw.Attention) -> hw.Model:
 
 LONGFORMER = LongformerAttention(4, mask=hw.LocalWindow(2), global_tokens=FirstTokenIsGlobal())
 BIGBIRD = BigBirdAttention(4, block_size=2)
+LONGT5 = TransientGlobalAttention(4, mask=hw.LocalWindow(2), block_size=4)
 CHUNKS = ChunkedAttention(4, chunk=4)
 AXIAL = AxialPositions((2, 4), (3, 5))
 DECODER = headwater.decoder(11, **SIZES, attention="lsh:chunk=4").build(seed=0)
@@ -70,6 +72,18 @@ SETTINGS = {
         lambda: AXIAL.build(16),
         "AxialPositions: widths must add up to d_model (16), got (3, 5); correct one",
     ),
+    "summaries of nothing": (
+        lambda: replace(LONGT5, block_size=0),
+        "TransientGlobalAttention: block_size must be at least 1, got 0; 16 is usual",
+    ),
+    "summaries without their positions": (
+        lambda: replace(LONGT5, position=hw.RelativeBias()),
+        "TransientGlobalAttention: position must be RelativeBiasWithSummaries, got RelativeBias(); it says how far",
+    ),
+    "summaries without a window": (
+        lambda: replace(LONGT5, mask=hw.Causal()),
+        "TransientGlobalAttention: mask must be a LocalWindow, got Causal(); a decoder takes Attention with",
+    ),
     "blocks of nothing": (
         lambda: replace(BIGBIRD, block_size=0),
         "BigBirdAttention: block_size must be at least 1, got 0",
@@ -102,6 +116,10 @@ FILES = {
     ),
 }
 INPUTS = {
+    "packed documents in summaries": (
+        lambda: encoder(LONGT5).build(seed=0)(IDS, document_ids=IDS + 1),
+        "TransientGlobalAttention cannot be used with packed documents; a summary would join documents",
+    ),
     "packed documents in chunks": (
         lambda: encoder(CHUNKS).build(seed=0)(IDS, document_ids=IDS + 1),
         "ChunkedAttention cannot be used with packed documents; chunks would join documents; give each",

@@ -26,6 +26,7 @@ from headwater.variants.longformer import FirstTokenIsGlobal, LongformerAttentio
 from headwater.variants.lsh_attention import LSHAttention
 from headwater.variants.performer import Performer
 from headwater.variants.transformer_xl import xl_attention
+from headwater.variants.transient_global import RelativeBiasWithSummaries, TransientGlobalAttention
 
 Choice = Callable[..., Attention | tuple[Attention, ...]]
 ATTENTIONS: dict[str, Choice] = {}
@@ -155,6 +156,14 @@ def reformer(plain: Attention, causal: bool, *, chunk: int = 64, rounds: int = 1
     settings = _settings(plain)
     local = ChunkedAttention(**settings, chunk=chunk, after=0 if causal else 1, paired_chunk=chunk)
     return local, LSHAttention(**settings, chunk=chunk, rounds=rounds, paired_chunk=chunk)
+
+
+@attention_choice("longt5")
+def longt5(plain: Attention, causal: bool, *, radius: int = 127, block: int = 16) -> Attention:
+    """LongT5, for encoders: `radius` tokens on either side, and a summary of each block; its positions are relative."""
+    _encoder_only("longt5", causal)
+    settings = {**_settings(plain), "mask": LocalWindow(radius), "position": RelativeBiasWithSummaries()}
+    return TransientGlobalAttention(**settings, block_size=block)
 
 
 def _settings(plain: Attention) -> dict[str, Any]:

@@ -72,6 +72,8 @@ FAMILY_ORDER = (
     "siglip_text_model",
     "siglip_vision_model",
     "reformer",
+    "longt5",
+    "bigbird_pegasus",
 )
 MAX_NEW_TOKENS = 256  # the default of headwater.generate; that of transformers is 20
 OUTPUT_TOLERANCE = 1e-3  # of a rewritten model, relative to the largest output; rounding errors are far smaller

@@ -31,7 +31,7 @@ from headwater.weights.hf_config import HFConfig
 from headwater.weights.name_map import name_map
 
 
-def _stack_names(side: str, ffn_index: int) -> str:
+def stack_names(side: str, ffn_index: int) -> str:
     """The rules of one stack. ffn_index: which sublayer of a block is the feed-forward layer."""
     block = f"{side}.block.{{i}}.layer"
     layer = f"{side}.layers.{{i}}"
@@ -61,7 +61,7 @@ CROSS_ATTENTION_RULES = """
     decoder.block.{i}.layer.1.EncDecAttention.o                        decoder.layers.{i}.cross_attn.out
     decoder.block.0.layer.1.EncDecAttention.relative_attention_bias    -
 """
-BODY_NAMES = name_map(CROSS_ATTENTION_RULES + _stack_names("encoder", 1) + _stack_names("decoder", 2))
+BODY_NAMES = name_map(CROSS_ATTENTION_RULES + stack_names("encoder", 1) + stack_names("decoder", 2))
 HEAD_NAMES = {"language": name_map("lm_head  head.out"), "hidden_states": name_map("lm_head  -")}
 
 
@@ -69,7 +69,7 @@ HEAD_NAMES = {"language": name_map("lm_head  head.out"), "hidden_states": name_m
 def read_t5_spec(config: HFConfig, head_type: str) -> Model:
     """T5 1.0 ties the output to the token embeddings and scales the final hidden states; later versions do neither."""
     tie_embeddings = config.get_bool("tie_word_embeddings", default=True)
-    return _seq2seq_spec(
+    return seq2seq_spec(
         config,
         head_type,
         tie_embeddings,
@@ -81,7 +81,7 @@ def read_t5_spec(config: HFConfig, head_type: str) -> Model:
 @register_family("mt5", body_names=BODY_NAMES, head_names=HEAD_NAMES)
 def read_mt5_spec(config: HFConfig, head_type: str) -> Model:
     """mT5: T5 1.1 with a multilingual vocabulary."""
-    return _seq2seq_spec(
+    return seq2seq_spec(
         config,
         head_type,
         config.get_bool("tie_word_embeddings", default=False),
@@ -90,7 +90,7 @@ def read_mt5_spec(config: HFConfig, head_type: str) -> Model:
     )
 
 
-def _seq2seq_spec(
+def seq2seq_spec(
     config: HFConfig, head_type: str, tie_embeddings: bool, scale_outputs: bool, default_activation: str
 ) -> Model:
     """The encoder-decoder they have in common. scale_outputs: by 1/√d_model, before the head."""
@@ -166,7 +166,7 @@ def _init_spec(config: HFConfig, d_model: int, d_inner: int, d_kv: int) -> tuple
 
 
 def t5_like_config(spec: Model) -> ConfigDict | None:
-    """The keys of config.json of T5 and mT5; the inverse of _seq2seq_spec()."""
+    """The keys of config.json of T5 and mT5; the inverse of seq2seq_spec()."""
     sizes = stack_sizes(spec.encoder)
     decoder = stack_sizes(spec.decoder)
     if sizes is None or decoder is None:

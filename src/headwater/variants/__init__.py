@@ -23,6 +23,7 @@ from headwater.variants import (
     stochastic_depth,
     towers,
     transformer_xl,
+    transient_global,
     xformers,
 )
 
@@ -46,5 +47,6 @@ __all__ = [
     "stochastic_depth",
     "towers",
     "transformer_xl",
+    "transient_global",
     "xformers",
 ]
