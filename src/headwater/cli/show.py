@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from headwater.errors import BadSetting
@@ -13,13 +14,14 @@ from headwater.i18n import _
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from headwater.inspection.attention_costs import AttentionCost
     from headwater.inspection.costs import ModelCosts, ModuleNode
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     model = _("a preset (none: list them all) or a spec file")
-    length = _("tokens per row (1024, or the number of positions)")
+    length = _("tokens per row (1024, or the number of positions); compares every attention at that length")
     add("model", metavar="MODEL", nargs="?", help=model)
     add("--vocab", type=int, metavar="N", help=_("vocabulary size"))
     add("--batch", type=int, default=1, metavar="B", help=_("batch size (1)"))
@@ -30,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from headwater.inspection.costs import count
+    from headwater.inspection.attention_costs import compare_attentions
+    from headwater.inspection.costs import ELEMENT_SIZES, count, meta_model
     from headwater.inspection.inputs import resolve_spec
 
     if args.model is None:
@@ -39,10 +42,14 @@ def run(args: argparse.Namespace) -> int:
         raise BadSetting(_("--depth must be at least 0, got {depth}; 0 shows only the totals", depth=args.depth))
     spec = resolve_spec(args.model, args.vocab)
     costs = count(spec, args.batch, args.length, args.dtype)
+    attentions = compare_attentions(meta_model(spec), args.length) if args.length else []
     if args.json:
-        print(json.dumps({"model": args.model, **costs.to_dict()}, indent=2, ensure_ascii=False))
-    else:
-        print_tree(args.model, costs, args.depth)
+        compared = {"attentions": [asdict(each) for each in attentions]} if attentions else {}
+        print(json.dumps({"model": args.model, **costs.to_dict(), **compared}, indent=2, ensure_ascii=False))
+        return 0
+    print_tree(args.model, costs, args.depth)
+    if attentions:
+        print_attentions(attentions, args.length, ELEMENT_SIZES[args.dtype])
     return 0
 
 
@@ -154,6 +161,28 @@ def print_totals(console: Console, costs: ModelCosts) -> None:
     for name, words in {"forward": _("forward"), "training": _("training")}.items():
         grid.add_row("  " + str(words), format_size(costs.flops[name], "FLOP"), "")
     console.print(grid)
+
+
+def print_attentions(attentions: list[AttentionCost], length: int, element_size: int) -> None:
+    """Print what each attention would cost in one layer at this length."""
+    from rich.console import Console
+    from rich.table import Table
+
+    title = _("one layer of another attention at length {length} (--attention)", length=f"{length:,}")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", title_justify="left")
+    table.add_column(str(_("attention")), no_wrap=True)
+    table.add_column(str(_("keys per query")), no_wrap=True)
+    for column in ("", _("forward"), _("KV cache")):
+        table.add_column(str(column), justify="right", no_wrap=True)
+    for each in attentions:
+        if each.keys is None or each.flops is None:
+            table.add_row(each.name, each.formula, "", str(_("not here")), "")
+            continue
+        kept = format_size(each.cached * element_size) if each.cached is not None else str(_("no cache"))
+        table.add_row(each.name, each.formula, f"{each.keys:,}", format_size(each.flops, "FLOP"), kept)
+    console = Console(highlight=False)
+    console.print(f"\n[bold]{title}[/bold]")
+    console.print(table)
 
 
 def format_size(number: float, unit: str = "B") -> str:

@@ -121,6 +121,14 @@ class KernelSpec(ABC):
     @abstractmethod
     def build(self, config: KernelConfig) -> Kernel: ...
 
+    def equivalent_keys(self, keys: int, head_dim: int) -> int:
+        """The number of keys of softmax attention that would cost as much per query."""
+        return keys
+
+    def state_elements(self, head_dim: int, v_head_dim: int) -> int | None:
+        """Elements of the state of a recurrent kernel, for one key/value head; None: it keeps keys and values."""
+        return None
+
 
 class PositionSpec(ABC):
     """A position encoding.

@@ -173,17 +173,23 @@ def _saved_logits(model: Transformer) -> int:
 
 
 def kv_cache_elements(model: Transformer, length: int) -> int:
-    """Elements of the KV cache of one sequence: keys and values of self-attention and of cross-attention."""
+    """Elements of the KV cache of one sequence: keys and values of self-attention and cross-attention, and states."""
     if model.decoder is None:
         return 0
     self_attention = 0
     for group in range(len(model.decoder.mask_groups)):
-        for kv_heads, head_dim, v_head_dim in model.decoder.kv_shapes(group).values():
-            self_attention += kv_heads * (head_dim + v_head_dim)
+        if not model.decoder.mask_groups[group].is_recurrent:
+            for kv_heads, head_dim, v_head_dim in model.decoder.kv_shapes(group).values():
+                self_attention += kv_heads * (head_dim + v_head_dim)
     cross_attention = sum(
         a.kv_heads * (a.head_dim + a.v_head_dim) for a in _attention_layers(model) if _is_cross_attention(a)
     )
-    return length * self_attention + _memory_length(model, length) * cross_attention
+    states = sum(
+        a.kv_heads * (a.spec.kernel.state_elements(a.head_dim, a.v_head_dim) or 0)
+        for a in _attention_layers(model)
+        if a.is_recurrent
+    )
+    return length * self_attention + states + _memory_length(model, length) * cross_attention
 
 
 def _memory_length(model: Transformer, length: int) -> int:
@@ -221,9 +227,9 @@ def flops_per_token(model: Transformer, length: int) -> dict[str, int]:
 
 
 def _num_keys(attention: AttentionLayer, model: Transformer, length: int) -> int:
-    if _is_cross_attention(attention):
-        return _memory_length(model, length)
-    return attention.spec.keys_per_query(length)
+    is_cross = _is_cross_attention(attention)
+    keys = _memory_length(model, length) if is_cross else attention.spec.keys_per_query(length)
+    return attention.spec.kernel.equivalent_keys(keys, attention.head_dim)
 
 
 def _executed_modules(model: Transformer) -> Iterator[nn.Module]:

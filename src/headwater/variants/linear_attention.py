@@ -33,6 +33,12 @@ class LinearAttention(KernelSpec):
         check_unlimited(self, config)
         return LinearKernel(config)
 
+    def equivalent_keys(self, keys: int, head_dim: int) -> int:
+        return min(keys, head_dim + functional.LINEAR_CHUNK)
+
+    def state_elements(self, head_dim: int, v_head_dim: int) -> int | None:
+        return head_dim * (v_head_dim + 1)
+
 
 def check_unlimited(spec: KernelSpec, config: KernelConfig) -> None:
     """Refuse a window, which sums over all keys cannot honour, and dropout of attention weights, which do not exist."""

@@ -57,6 +57,9 @@ class Linformer(KernelSpec):
         )
         return LinformerKernel(config, self)
 
+    def equivalent_keys(self, keys: int, head_dim: int) -> int:
+        return 2 * self.features
+
 
 class LinformerKernel(Kernel):
     """The module of Linformer. key_mixtures, value_mixtures [length, features]: E and F."""

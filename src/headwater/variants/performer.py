@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from headwater.core import functional
+from headwater.core import favor, functional
 from headwater.core.base import KernelConfig, KernelSpec, check_positive
 from headwater.core.cache import NO_LAYER_CACHE, LayerCache
 from headwater.core.kernels import Kernel
@@ -41,6 +41,12 @@ class Performer(KernelSpec):
     def build(self, config: KernelConfig) -> Kernel:
         check_unlimited(self, config)
         return PerformerKernel(config, self)
+
+    def equivalent_keys(self, keys: int, head_dim: int) -> int:
+        return 2 * self.features + min(keys, favor.CHUNK)
+
+    def state_elements(self, head_dim: int, v_head_dim: int) -> int | None:
+        return self.features * (v_head_dim + 1) + v_head_dim + 2
 
 
 class RandomFeatures(ComputedBuffers):

@@ -123,6 +123,10 @@ class RecurrentAttention(Attention):
             _("use Causal() or SlidingWindow()"),
         )
 
+    def keys_per_query(self, length: int) -> int:
+        """Those of memory and of a segment that is as long."""
+        return min(super().keys_per_query(length), 2 * self.memory)
+
     def build(self, d_model: int) -> AttentionLayer:
         return RecurrentAttentionLayer(self, d_model)
 
