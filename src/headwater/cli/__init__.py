@@ -61,6 +61,7 @@ VERBS: dict[str, dict[str, Verb]] = {
         "summarize": Verb(
             _("summarize with a model you trained"), "headwater.cli.predict", "add_translate_arguments", "run_summarize"
         ),
+        "draw": Verb(_("draw pictures of texts with a model you trained, or with DALL-E mini"), "headwater.cli.draw"),
         "classify": Verb(
             _("classify texts or images with a model you trained"),
             "headwater.cli.predict",

@@ -7,7 +7,21 @@ from __future__ import annotations
 
 from headwater.codecs.base import Codec, CodecSpec, PictureCodec
 from headwater.codecs.dvae import DVAE
-from headwater.codecs.folder import find_codec, load_codec, save_codec
+from headwater.codecs.folder import find_codec, is_codec, load_codec, read_codec_metadata, read_codec_spec, save_codec
 from headwater.codecs.vqgan import VQGAN
+from headwater.codecs.vqvae import VQVAE
 
-__all__ = ["DVAE", "VQGAN", "Codec", "CodecSpec", "PictureCodec", "find_codec", "load_codec", "save_codec"]
+__all__ = [
+    "DVAE",
+    "VQGAN",
+    "VQVAE",
+    "Codec",
+    "CodecSpec",
+    "PictureCodec",
+    "find_codec",
+    "is_codec",
+    "load_codec",
+    "read_codec_metadata",
+    "read_codec_spec",
+    "save_codec",
+]

@@ -41,7 +41,8 @@ class EMACodebook(nn.Module):
     """A codebook learned by exponential moving averages.
 
     table [K, D]; counts [K] and sums [K, D]: moving averages of how many vectors chose a row, and of their sum.
-    started [1]: 0 until the first batch, whose vectors are the first rows.
+    updates [1]: how often the rows moved; before the first time, vectors of the first batch become the first rows.
+    It seeds the choice of the vectors at which dead rows restart, so that a resumed run makes the same choice.
     """
 
     def __init__(self, num_codes: int, width: int, decay: float = 0.99, min_count: float = 0.0) -> None:
@@ -51,11 +52,11 @@ class EMACodebook(nn.Module):
         self.table = nn.Parameter(torch.randn(num_codes, width), requires_grad=False)
         self.counts = frozen(num_codes)
         self.sums = frozen(num_codes, width)
-        self.started = frozen(1)
+        self.updates = frozen(1)
 
     def forward(self, x: Tensor) -> Quantized:
         """x [..., D]. In training the rows move, and dead ones restart."""
-        if self.training and torch.is_grad_enabled() and not bool(self.started):
+        if self.training and torch.is_grad_enabled() and not bool(self.updates):
             self.start(x.detach().flatten(0, -2))
         ids = nearest_rows(x.detach(), self.table)
         vectors = self.table[ids]
@@ -67,10 +68,9 @@ class EMACodebook(nn.Module):
     @torch.no_grad()
     def start(self, x: Tensor) -> None:
         """The first rows: vectors of the first batch [N, D]."""
-        self.table.copy_(_draw_vectors(x, len(self.table)))
+        self.table.copy_(_draw_vectors(x, len(self.table), 0))
         self.counts.fill_(1.0)
         self.sums.copy_(self.table)
-        self.started.fill_(1.0)
 
     @torch.no_grad()
     def update(self, x: Tensor, ids: Tensor) -> None:
@@ -88,7 +88,8 @@ class EMACodebook(nn.Module):
 
         # dead rows restart at vectors of the batch
         dead = self.counts < self.min_count
-        fresh = _draw_vectors(x, len(self.table))
+        self.updates.add_(1)
+        fresh = _draw_vectors(x, len(self.table), int(self.updates))
         self.table[dead] = fresh[dead]
         self.sums[dead] = fresh[dead] * self.min_count
         self.counts[dead] = self.min_count
@@ -150,9 +151,9 @@ def sum_over_ranks(*tensors: Tensor) -> None:
             torch.distributed.all_reduce(tensor)
 
 
-def _draw_vectors(x: Tensor, count: int) -> Tensor:
+def _draw_vectors(x: Tensor, count: int, seed: int) -> Tensor:
     """`count` of the vectors [N, D], each at most once more often than any other; those of rank 0 on all ranks."""
-    order = torch.randperm(len(x), device=x.device)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(x.device)
     drawn = x[order.repeat(-(-count // len(x)))[:count]]
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.broadcast(drawn, 0)

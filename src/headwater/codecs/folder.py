@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -62,12 +63,45 @@ def load_codec(folder: str | Path) -> Codec:
     return codec.eval()
 
 
-def save_codec(codec: Codec, folder: str | Path, layout: str = CODEC_TYPE) -> Path:
-    """Write a codec, in the native layout or that of a published codec (vqgan, dall_e_dvae, encodec)."""
+def is_codec(folder: str | Path) -> bool:
+    """Whether a folder holds a codec in the native layout."""
+    path = Path(folder) / "config.json"
+    return (
+        path.is_file() and parse_json_object(read_limited(path, MAX_CONFIG_BYTES), path).get("model_type") == CODEC_TYPE
+    )
+
+
+def read_codec_metadata(folder: str | Path) -> Any:
+    """The metadata of a codec in the native layout."""
+    path = Path(folder) / "config.json"
+    metadata = parse_json_object(read_limited(path, MAX_CONFIG_BYTES), path).get("metadata")
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def read_codec_spec(folder: str | Path) -> CodecSpec:
+    """The spec of a codec; no weight is read."""
+    path = Path(folder) / "config.json"
+    config = parse_json_object(read_limited(path, MAX_CONFIG_BYTES), path)
+    if config.get("model_type") == CODEC_TYPE:
+        return _native_spec(config, path)
+    return find_codec_family(str(config.get("model_type")), path).read_spec(HFConfig(config, path))
+
+
+def save_codec(
+    codec: Codec, folder: str | Path, layout: str = CODEC_TYPE, metadata: Mapping[str, object] | None = None
+) -> Path:
+    """Write a codec, in the native layout or that of a published codec (vqgan, dall_e_dvae).
+
+    metadata: of the run that trained it, in the native layout.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if layout == CODEC_TYPE:
-        config = {"model_type": CODEC_TYPE, "spec": to_dict(codec.spec)}
+        config: dict[str, object] = {
+            "model_type": CODEC_TYPE,
+            "spec": to_dict(codec.spec),
+            "metadata": dict(metadata or {}),
+        }
         tensors: Mapping[str, Tensor] = named_tensors(codec)
     else:
         family = find_codec_family(layout, "layout")

@@ -13,6 +13,8 @@ classification          a label for a text, or for a pair of texts
 token_classification    named entities: a tag for every word
 image_classification    a label for an image
 question_answering      the span of a text that answers a question
+picture_codec           pictures to token ids and back
+text_to_image, drawing  pictures from texts, as token ids of a picture codec
 """
 
 from headwater.tasks.base import OBJECTIVES, TASKS, Task, TaskData, get_task, register
@@ -22,11 +24,13 @@ from headwater.tasks.denoising import Denoising, SpanCorruption
 from headwater.tasks.image_classification import ImageClassification
 from headwater.tasks.language_model import CausalLM, PackedCausalLM
 from headwater.tasks.masked_lm import MaskedLM, MaskedLMNextSentence
+from headwater.tasks.picture_codec import PictureCodecTask
 from headwater.tasks.preference import Preference
 from headwater.tasks.question_answering import QuestionAnswering
 from headwater.tasks.reward_model import RewardModel
 from headwater.tasks.segments import SegmentedLM
 from headwater.tasks.seq2seq import Seq2Seq
+from headwater.tasks.text_to_image import TextToImage
 from headwater.tasks.token_classification import TokenClassification
 
 __all__ = ["OBJECTIVES", "TASKS", "Task", "TaskData", "get_task", "register"]
@@ -34,5 +38,4 @@ __all__ = ["OBJECTIVES", "TASKS", "Task", "TaskData", "get_task", "register"]
 register(Seq2Seq(), Classification(), TokenClassification(), QuestionAnswering())
 register(CausalLM(), PackedCausalLM(), SegmentedLM(), MaskedLM(), MaskedLMNextSentence(), Denoising(), SpanCorruption())
 register(Chat(), Preference(), RewardModel())
-register(Chat())
-register(ImageClassification())
+register(ImageClassification(), PictureCodecTask(), TextToImage())

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypedDict, TypeVar
 
 import numpy as np
@@ -27,6 +28,7 @@ from headwater.parts import swap
 from headwater.tasks.batch import TensorBatch, num_targets
 from headwater.text.tokenizer import Tokenizer
 from headwater.vision.processor import ImageProcessor
+from headwater.weights.native import save_native
 
 DEFAULT_MAX_LENGTH = 512
 E = TypeVar("E", bound=Example)
@@ -47,6 +49,10 @@ class TaskConfig(Protocol):
     def patch_size(self) -> int: ...
     @property
     def stochastic_depth(self) -> float: ...
+    @property
+    def codec(self) -> str: ...
+    @property
+    def vocab(self) -> int: ...
     @property
     def max_length(self) -> int: ...
     @property
@@ -165,6 +171,7 @@ class Task(ABC, Generic[E]):
     reads_text: bool = True  # whether its data is encoded by a tokenizer
 
     # its model
+    default_steps: int = 0  # of a run that names no steps, epochs or time; 0: a number of epochs
     generates_text: bool = False
     needs_pretrained: bool = False  # whether it can only tune a model
     uses_dropout: bool = True  # False: probabilities are compared with those of another model, which dropout would blur
@@ -203,6 +210,17 @@ class Task(ABC, Generic[E]):
     def can_keep_head(self, spec: Model, metadata: TaskMetadata, labels: Sequence[str]) -> bool:
         """Whether the head of a pretrained model fits this task."""
         return metadata.get("task") == self.name and list(metadata.get("labels", [])) == list(labels)
+
+    def describe_model(self, model: Any) -> str:
+        """What the plan of a run says of a model that is no stack of layers; '' for one that is."""
+        return ""
+
+    def save_model(self, folder: Path, model: Any, data: TaskData) -> None:
+        """Write the model of a run into its model folder."""
+        save_native(folder, model, data.metadata)
+
+    def write_pictures(self, folder: Path, model: Any, data: TaskData) -> None:
+        """Draw what a model makes of the validation set into the plots folder of a run, each time it is saved."""
 
     # ---------------------------------------------------------------------------------------------------------- loss
 

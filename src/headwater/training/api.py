@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar, Unpack, get_type_hints
 
 from headwater.data.examples import Example
-from headwater.errors import BadSetting
+from headwater.errors import BadSetting, Unavailable
 from headwater.i18n import _, translated
 from headwater.text.load import load_tokenizer
 from headwater.training.checkpoint import (
@@ -36,10 +36,10 @@ from headwater.training.plan_report import format_plan
 from headwater.training.predict import Predictor, load_run
 from headwater.training.preview import print_preview
 from headwater.training.recipes import resolve_early
-from headwater.training.run_dir import RUNS_ROOT, RunDir, require_empty, require_writable
+from headwater.training.run_dir import RUNS_ROOT, RunDir, require_empty, require_writable, unused_path
 from headwater.training.run_output import run_fingerprint
 from headwater.training.setup import FRESH_START, ResumePoint, TrainSetup, build_train_setup
-from headwater.training.state import Callback, TrainResult, TrainState
+from headwater.training.state import Callback, StopReason, TrainResult, TrainState
 from headwater.training.storage import Checkpoint, CheckpointManager
 from headwater.training.task_data import check_files_unchanged
 
@@ -105,6 +105,9 @@ def train(
     if not config.paths and not examples:
         raise BadSetting(_("train: it needs files or examples to learn from, got none; try: headwater train pairs.tsv"))
 
+    if config.task == "text-to-image" and not config.codec and config.paths:
+        config = train_codec(config, quiet, callbacks, on_setup, start_time)
+
     # set-up; a run directory that cannot be written is refused before the data is read
     dist = init_distributed(config.device)
     if not dist.rank:
@@ -127,6 +130,33 @@ def train(
         result = _train(setup, start_time)
     dist.shutdown()
     return load_run(setup.run.folder, result)
+
+
+CODEC_TIME_FRACTION = 0.4  # of a time limit, for the codec
+CODEC_SETTINGS = ("paths", "valid", "columns", "header", "encoding", "encoding_errors", "image_size", "seed", "device")
+
+
+def train_codec(
+    config: TrainConfig, quiet: bool, callbacks: Iterable[Callback], on_setup: SetupCallback | None, start_time: float
+) -> TrainConfig:
+    """Train the picture codec of a text-to-image run, in a run of its own beside it; one that is there is resumed."""
+    if init_distributed(config.device).world_size > 1:
+        raise BadSetting(
+            _("text-to-image on several processes needs a codec; train one with --task picture-codec first")
+        )
+    stem = Path(config.paths[0]).stem
+    folder = Path(f"{config.out}-codec") if config.out else unused_path("picture-codec", stem)
+    if (folder / "config.yaml").is_file():
+        codec = resume(folder, quiet=quiet, callbacks=callbacks, on_setup=on_setup, start_time=start_time)
+    else:
+        settings = {name: getattr(config, name) for name in CODEC_SETTINGS}
+        settings |= {"task": "picture-codec", "out": str(folder), "max_time": CODEC_TIME_FRACTION * config.max_time}
+        codec = train(config=settings, quiet=quiet, callbacks=callbacks, on_setup=on_setup, start_time=start_time)
+    if codec.result is not None and codec.result.stop_reason is StopReason.INTERRUPTED:
+        raise Unavailable(
+            _("the codec was not finished; the same command with --out resumes it in {folder}", folder=folder)
+        )
+    return config.replace(codec=str(folder))
 
 
 @document_settings(ResumeKwargs)

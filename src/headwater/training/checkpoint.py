@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from headwater.codecs import CodecSpec
 from headwater.core import Model
 from headwater.core.model import Transformer
 from headwater.cpu import build
@@ -216,11 +217,11 @@ def or_warn(work: Callable[[], Result], emit: Callable[[Event], None], step: int
 # ------------------------------------------------------------------------------------------------------------ restoring
 
 
-def checkpoint_spec(checkpoint: Checkpoint | None) -> Model | None:
+def checkpoint_spec(checkpoint: Checkpoint | None) -> Model | CodecSpec | None:
     """The model spec of a checkpoint: with it the pretrained model of the run is not needed to resume."""
     plain = checkpoint.state().get("spec") if checkpoint else None
     spec = None if plain is None else from_dict(plain)
-    if not isinstance(spec, Model | None):
+    if not isinstance(spec, Model | CodecSpec | None):
         raise BadFile(_("{saved}: spec must be a Model; the file is not as it was written", saved=checkpoint))
     return spec
 

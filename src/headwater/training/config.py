@@ -39,8 +39,8 @@ class DataConfig(ConfigSection):
     task: Text = setting(
         "auto",
         _(
-            "seq2seq, classification, token-classification, question-answering, language-model, chat, preference "
-            "or reward"
+            "seq2seq, classification, token-classification, question-answering, language-model, chat, preference, "
+            "reward, text-to-image or picture-codec"
         ),
     )
     columns: TextPairs = setting({}, _("which column plays which role: source=en,target=de"))
@@ -64,6 +64,7 @@ class DataConfig(ConfigSection):
     augment: TextPairs = setting({}, _("data augmentation of the inputs: delete=0.1,swap=0.1,noise=0.02,synonyms=0.2"))
     synonyms: Text = setting("", _("a table for it: word, tab, synonyms"))
     image_size: Int = setting(0, _("pixels of a side that pictures are resized to (0: chosen)"))
+    codec: Text = setting("", _("text-to-image: the run of a trained picture codec; without it one is trained first"))
     tokenizer: Text = setting("auto", _("bpe, unigram, char, or a folder; auto: bpe, or that of --init-from"))
     vocab: Int = setting(0, _("vocabulary size of a trained tokenizer (0: chosen)"))
 
@@ -325,6 +326,7 @@ class TrainKwargs(ResumeKwargs, FeedbackKwargs, total=False):
     augment: str | dict[str, str]
     synonyms: str | Path
     image_size: int
+    codec: str | Path
     tokenizer: str | Path
     vocab: int
     init_from: str | Path

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from headwater.codecs import is_codec, load_codec, read_codec_metadata
 from headwater.core.model import Transformer
 from headwater.data.examples import QAExample
 from headwater.errors import BadInput, NotFound
@@ -56,6 +57,9 @@ def load_run(folder: str | Path, result: TrainResult | None = None) -> Predictor
         raise NotFound(
             _("{folder} is not the folder of a run or of a model; `headwater runs` lists the runs here", folder=folder)
         )
+    if is_codec(model_dir):
+        codec = cast(Transformer, load_codec(model_dir))
+        return Predictor(folder, codec, load_tokenizer(model_dir), read_codec_metadata(model_dir), result)
     loaded = load(model_dir)
     metadata: TaskMetadata = loaded.config.get("metadata") or TaskMetadata()
     if "task" not in metadata:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from headwater.codecs import CodecSpec
 from headwater.core import Model
 from headwater.errors import BadSetting, Unavailable, nearest
 from headwater.i18n import _
@@ -89,11 +90,11 @@ def _resolve_device(device: str) -> str:
     return device
 
 
-def resolve(config: TrainConfig, task_data: TaskData, saved_spec: Model | None = None) -> TrainConfig:
+def resolve(config: TrainConfig, task_data: TaskData, saved_spec: Model | CodecSpec | None = None) -> TrainConfig:
     """Resolve all settings but a number of steps that depends on time. saved_spec: of a resumed run."""
     # model
     spec = saved_spec or (pretrained_spec(config.init_from) if config.init_from else None)
-    size = _resolve_size(config, task_data) if spec is None else model_size(spec)
+    size = model_size(spec) if isinstance(spec, Model) else _resolve_size(config, task_data)
     position = config.position
     if position == "auto":
         position = task_data.task.default_position
@@ -104,7 +105,10 @@ def resolve(config: TrainConfig, task_data: TaskData, saved_spec: Model | None =
     # optimization
     optimizer = _default_optimizer(config, task_data)
     epochs = config.epochs
-    if not (epochs or config.max_steps or config.max_time):
+    max_steps = config.max_steps
+    if not (epochs or max_steps or config.max_time):
+        max_steps = task_data.task.default_steps
+    if not (epochs or max_steps or config.max_time):
         epochs = _default_epochs(config, task_data)
     return config.replace(
         **task_data.settings,
@@ -116,7 +120,7 @@ def resolve(config: TrainConfig, task_data: TaskData, saved_spec: Model | None =
         position="own" if config.init_from else position,
         lr=config.lr or _default_lr(config, task_data.task, optimizer, size.d_model),
         objective=task_data.task.objective or config.objective,
-        max_steps=config.max_steps or math.ceil(epochs * steps_per_epoch(task_data)),
+        max_steps=max_steps or math.ceil(epochs * steps_per_epoch(task_data)),
         epochs=epochs,
     )
 

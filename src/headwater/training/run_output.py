@@ -22,7 +22,6 @@ from headwater.training.schedules import MAX_EVAL_EXAMPLES
 from headwater.training.state import Callback
 from headwater.training.storage import CheckpointManager
 from headwater.tuning.base import tuning_of
-from headwater.weights.native import save_native
 
 
 def run_callbacks(run: RunDir, config: TrainConfig) -> list[Callback]:
@@ -78,8 +77,11 @@ class RunOutput(TrainOutput):
 
     def write_best(self, model: Transformer) -> None:
         self.before_write()
-        save = save_native if tuning_of(model) is None else save_tuned_folder
-        save(self.run.model_dir, model, self.task_data.metadata)
+        if tuning_of(model) is None:
+            self.task_data.task.save_model(self.run.model_dir, model, self.task_data)
+        else:
+            save_tuned_folder(self.run.model_dir, model, self.task_data.metadata)
+        self.task_data.task.write_pictures(self.run.plots_dir, model, self.task_data)
 
     def load_best(self) -> Transformer:
         return load_run(self.run.folder).model.to(self.config.device)

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
 
+from headwater.codecs import CodecSpec
 from headwater.core import Model
 from headwater.core.model import Transformer
 from headwater.core.modules import eval_mode
@@ -79,7 +80,7 @@ def build_train_setup(
     callbacks: Iterable[Callback] = (),
     dist: SingleProcess,
     start_time: float,
-    saved_spec: Model | None = None,
+    saved_spec: Model | CodecSpec | None = None,
     resume_point: ResumePoint = FRESH_START,
 ) -> TrainSetup:
     """Set up a run from files, or from examples. tokenizer, run, saved_spec, resume_point: of a resumed run."""
@@ -138,10 +139,14 @@ def _load_data(
     return load_task_data(config, data_summary, splits, tokenizer), data_summary
 
 
-def _build_model(config: TrainConfig, task_data: TaskData, saved_spec: Model | None, world_size: int) -> Transformer:
+def _build_model(
+    config: TrainConfig, task_data: TaskData, saved_spec: Model | CodecSpec | None, world_size: int
+) -> Transformer:
     """The model before the first step; that of a resumed run is filled from its checkpoint afterwards."""
-    rebuilt = saved_spec is not None and not is_tuned(config)  # of a tuned model a checkpoint has the adapter alone
-    model = saved_spec.build(seed=config.seed) if rebuilt and saved_spec else _initial_model(config, task_data)
+    if saved_spec is not None and not is_tuned(config):  # of a tuned model a checkpoint has the adapter alone
+        model = cast(Transformer, saved_spec.build(seed=config.seed))
+    else:
+        model = _initial_model(config, task_data)
     check_vocab_size(model, task_data, config)
     model = model.to(config.device).train(task_data.task.uses_dropout)
     prepare_model(model, config, world_size)
@@ -153,9 +158,7 @@ def _build_model(config: TrainConfig, task_data: TaskData, saved_spec: Model | N
 
 def _initial_model(config: TrainConfig, task_data: TaskData) -> Transformer:
     spec = build_spec(config, task_data)
-    model = init_model(spec, config, task_data.task, list(task_data.labels))
-    assert isinstance(model, Transformer)
-    return model
+    return init_model(spec, config, task_data.task, list(task_data.labels))
 
 
 def prepare_model(model: Transformer, config: TrainConfig, world_size: int = 1) -> None:

@@ -106,7 +106,12 @@ def tuning_of(model: nn.Module) -> Tuning | None:
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that learn, by path: all of them, or of a tuned model what its adapter adds."""
+    """The parameters that learn, by path: all of them, or of a tuned model what its adapter adds.
+
+    Parameters without a gradient of a model that is not tuned change in other ways, such as the averages of a codebook.
+    """
+    if tuning_of(model) is None:
+        return dict(model.named_parameters())
     return {path: parameter for path, parameter in model.named_parameters() if parameter.requires_grad}
 
 
