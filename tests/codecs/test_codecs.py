@@ -124,6 +124,7 @@ def test_dead_rows_restart_and_only_with_a_threshold():
         torch.manual_seed(0)
         book = EMACodebook(8, 2, decay=0.8, min_count=min_count)
         book.start(x)
+        book.updates.fill_(1)
         with torch.no_grad():
             book.table[3:] = 1e3  # no vector is near
             book.sums[3:] = 1e3
