@@ -68,6 +68,8 @@ VERBS: dict[str, dict[str, Verb]] = {
             "add_classify_arguments",
             "run_classify",
         ),
+        "match": Verb(_("compare images with texts by a CLIP model, public or trained here"), "headwater.cli.match"),
+        "search": Verb(_("find images of a folder by a text or by an image, and duplicates"), "headwater.cli.search"),
         "tag": Verb(
             _("tag every word (named entities) with a model you trained"),
             "headwater.cli.predict",

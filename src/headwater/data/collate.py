@@ -44,6 +44,7 @@ class TrainBatch:
     global_tokens: np.ndarray | None = None  # [B, Q] for a model with global tokens: True where a token sees all
     signal: np.ndarray | None = None  # [B, …] what the model reads in place of ids, which are then its slots
     mixed_targets: np.ndarray | None = None  # [B] the second class of an image mixed of two
+    image_ids: np.ndarray | None = None  # [B] equal where two rows have the same image
     own_shares: np.ndarray | None = None  # [B] the weight of its first class
     segments: np.ndarray | None = None  # [B, 3] of rows that continue: number of the dataset, row, segment
     next_sentence_labels: np.ndarray | None = None  # [B] 0: the second sentence follows the first, 1: it does not

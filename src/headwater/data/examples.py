@@ -306,6 +306,7 @@ EXAMPLE_FORMATS: dict[str, ExampleFormat] = {  # by task, the most specific colu
         ExampleFormat("seq2seq", TextPair, ("source", "target"), ("input",), input_role="source"),
         ExampleFormat("classification", LabeledText, ("text", "label"), ("second",), second_input_role="second"),
         ExampleFormat("image-classification", LabeledImage, ("path", "label"), input_role="path", file_role="path"),
+        ExampleFormat("image-text", CaptionedPicture, ("path", "text"), input_role="path", file_role="path"),
         ExampleFormat("text-to-image", CaptionedPicture, ("path", "text"), file_role="path", inferred=False),
         ExampleFormat(
             "picture-codec", CaptionedPicture, ("path",), ("text",), input_role="path", file_role="path", inferred=False

@@ -15,6 +15,7 @@
     13  figures.py      figures of attention weights
     14  lsh.py          LSH attention: hashing, sorting, chunks
     15  linear_attention.py   attention in linear time, as sums and as a recurrence
+    14  vision.py       patches of images, and the contrastive loss
 
 `headwater.reference` itself has no names; import each from the file that defines it:
 

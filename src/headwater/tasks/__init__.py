@@ -12,6 +12,7 @@ pairs, preference_losses, logprobs   what these two share: datasets, formulas, l
 classification          a label for a text, or for a pair of texts
 token_classification    named entities: a tag for every word
 image_classification    a label for an image
+image_text              images and their captions, matched by two towers
 question_answering      the span of a text that answers a question
 picture_codec           pictures to token ids and back
 text_to_image, drawing  pictures from texts, as token ids of a picture codec
@@ -22,6 +23,7 @@ from headwater.tasks.chat import Chat
 from headwater.tasks.classification import Classification
 from headwater.tasks.denoising import Denoising, SpanCorruption
 from headwater.tasks.image_classification import ImageClassification
+from headwater.tasks.image_text import ImageText
 from headwater.tasks.language_model import CausalLM, PackedCausalLM
 from headwater.tasks.masked_lm import MaskedLM, MaskedLMNextSentence
 from headwater.tasks.picture_codec import PictureCodecTask
@@ -39,3 +41,5 @@ register(Seq2Seq(), Classification(), TokenClassification(), QuestionAnswering()
 register(CausalLM(), PackedCausalLM(), SegmentedLM(), MaskedLM(), MaskedLMNextSentence(), Denoising(), SpanCorruption())
 register(Chat(), Preference(), RewardModel())
 register(ImageClassification(), PictureCodecTask(), TextToImage())
+register(Chat())
+register(ImageClassification(), ImageText())

@@ -25,7 +25,7 @@ from headwater.data.examples import EXAMPLE_FORMATS, Example, ExampleFormat, res
 from headwater.errors import BadInput, BadSetting, nearest
 from headwater.i18n import _
 from headwater.parts import swap
-from headwater.tasks.batch import TensorBatch, num_targets
+from headwater.tasks.batch import PrepareStep, TensorBatch, num_targets
 from headwater.tasks.task_config import TaskConfig
 from headwater.text.tokenizer import Tokenizer
 from headwater.vision.processor import ImageProcessor
@@ -155,6 +155,10 @@ class Task(ABC, Generic[E]):
     def model_spec(self, config: TaskConfig, vocab_size: int, num_labels: int) -> Model:
         """The model that is trained from scratch; of a pretrained one only its head and token types are used."""
 
+    def adapt_spec(self, spec: Model, data: TaskData) -> Model:
+        """What the spec of a model from scratch takes from the data, such as the ids of special tokens."""
+        return spec
+
     def can_keep_head(self, spec: Model, metadata: TaskMetadata, labels: Sequence[str]) -> bool:
         """Whether the head of a pretrained model fits this task."""
         return metadata.get("task") == self.name and list(metadata.get("labels", [])) == list(labels)
@@ -175,6 +179,9 @@ class Task(ABC, Generic[E]):
     @abstractmethod
     def loss(self, model: Transformer, batch: TensorBatch, label_smoothing: float) -> Tensor:
         """The loss of a batch, summed over its targets."""
+
+    # called before the backward passes of a step, where the loss of a micro-batch depends on the others
+    prepare_step: PrepareStep | None = None
 
     def num_targets(self, batch: TensorBatch) -> int:
         """What the loss is divided by."""

@@ -7,6 +7,7 @@ source_attention_mask, document_ids, token_types, global_tokens, next_sentence_l
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from typing import Any, TypeAlias
 
@@ -22,6 +23,12 @@ TensorBatch: TypeAlias = Mapping[str, Tensor]
 LossFn: TypeAlias = Callable[
     [Transformer, TensorBatch, float], Tensor
 ]  # (model, batch, label_smoothing) -> summed loss
+
+
+# (model, micro_batches, the context of the forward pass of one): adds what each micro-batch needs from the others
+PrepareStep: TypeAlias = Callable[
+    [Transformer, list[dict[str, Tensor]], Callable[[int], AbstractContextManager[object]]], None
+]
 
 
 def to_tensors(batch: TrainBatch, device: torch.device | str = "cpu") -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Loss functions: cross-entropy with label smoothing, chunked over a large vocabulary, and the loss of answer spans.
+"""Loss functions: cross-entropy with label smoothing, chunked over a large vocabulary; of answer spans; contrastive.
 
 Each is a sum over targets, never a mean: the loss of a step is sum / count over the global batch, however it is split
 into micro-batches and ranks. N tokens, D width, V vocabulary.
@@ -153,3 +153,16 @@ def span_loss(logits: Tensor, starts: Tensor, ends: Tensor, attention_mask: Tens
         for i, at in ((0, starts), (1, ends))
     ]
     return (both[0] + both[1]) / 2
+
+
+def contrastive_loss(logits: Tensor, positives: Tensor) -> Tensor:
+    """The loss of CLIP, Σ over rows of the mean of both directions, where a row may have several positives.
+
+    -Σ_j P_ij log softmax_j(logits_ij), P_ij = positives_ij / Σ_j positives_ij, over texts and over images.
+    logits, positives [T, I]. A caption that two images have, or an image with two captions, is no negative.
+    """
+    targets = positives.float()
+    logits = logits.float()
+    per_text = -(targets / targets.sum(1, keepdim=True) * logits.log_softmax(1)).sum()
+    per_image = -(targets / targets.sum(0, keepdim=True) * logits.log_softmax(0)).sum()
+    return (per_text + per_image) / 2

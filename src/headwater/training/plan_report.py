@@ -87,8 +87,8 @@ def _format_model(setup: TrainSetup) -> str:
     size = sum(p.numel() for p in setup.model.parameters())
     if described := setup.task_data.task.describe_model(setup.model):
         return _("{described}: {size:,} weights", described=described, size=size)
-    names = {"encoder": _("encoder"), "decoder": _("decoder")}
-    stacks = [words for name, words in names.items() if getattr(setup.model, name) is not None]
+    names = {"encoder": _("encoder"), "decoder": _("decoder"), "text": _("text tower"), "image": _("image tower")}
+    stacks = [words for name, words in names.items() if getattr(setup.model, name, None) is not None]
     layers = _("1 layer") if config.layers == 1 else _("{layers} layers", layers=config.layers)
     each = _(" each") if len(stacks) > 1 else ""
     learned = sum(p.numel() for p in trained_parameters(setup.model).values())

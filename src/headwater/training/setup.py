@@ -117,6 +117,7 @@ def build_train_setup(
         schedule,
         planned,
         count_targets=task_data.task.num_targets,
+        prepare_step=task_data.task.prepare_step,
         evaluate_fn=build_evaluator(planned, task_data, dist),
         output=output,
         callbacks=callbacks if dist.rank == 0 else (),
@@ -318,7 +319,8 @@ def build_spec(config: TrainConfig, task_data: TaskData) -> Model:
     """The model spec of a config: stacks and head by task."""
     if config.init_from:  # only the head and the token types are used
         config = config.replace(d_model=8, heads=1, layers=1, d_ff=8, position="none")
-    return task_data.task.model_spec(config, len(task_data.tokenizer), len(task_data.labels))
+    spec = task_data.task.model_spec(config, len(task_data.tokenizer), len(task_data.labels))
+    return task_data.task.adapt_spec(spec, task_data)
 
 
 def check_vocab_size(model: Transformer, task_data: TaskData, config: TrainConfig) -> None:

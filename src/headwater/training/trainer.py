@@ -26,7 +26,7 @@ from headwater.errors import CheckFailed
 from headwater.i18n import _
 from headwater.parts import must
 from headwater.rng import random_bits
-from headwater.tasks.batch import LossFn, TensorBatch, num_targets, num_tokens, to_tensors
+from headwater.tasks.batch import LossFn, PrepareStep, TensorBatch, num_targets, num_tokens, to_tensors
 from headwater.training import diagnostics, schedules
 from headwater.training.checkpoint import AsyncCheckpointer, TrainOutput, or_warn, take_snapshot
 from headwater.training.config import TrainConfig
@@ -61,6 +61,7 @@ class Trainer:
     """Trains a model on a dataset, one optimizer step per global batch.
 
     count_targets: the number of targets of a batch, which loss_fn sums over
+    prepare_step: called with all micro-batches of a step before the first, where a loss depends on all of them
     evaluate_fn: metrics of the model in eval mode
     output: where checkpoints and the best model are written
     callbacks: called with every event (state.py)
@@ -77,6 +78,7 @@ class Trainer:
         config: TrainConfig,
         *,
         count_targets: Callable[[TensorBatch], int] = num_targets,
+        prepare_step: PrepareStep | None = None,
         evaluate_fn: EvaluateFn | None = None,
         output: TrainOutput | None = None,
         callbacks: Iterable[Callback] = (),
@@ -90,6 +92,7 @@ class Trainer:
         self.dataset = dataset
         self.schedule = schedule
         self.config = config
+        self.prepare_step = prepare_step
         self.evaluate_fn = evaluate_fn
         self.output = output or TrainOutput()
         self.callbacks = list(callbacks)
@@ -217,6 +220,8 @@ class Trainer:
 
         # forward and backward over the local micro-batches (gradient accumulation), all-reduce in the last of them
         micro_batches, count, tokens, flags = self._local_micro_batches(batch, flags)
+        if self.prepare_step is not None:
+            self.prepare_step(self.model, micro_batches, self.forward_context)
         total_loss = 0.0
         for index, micro_batch in enumerate(micro_batches):
             self.parallel.set_sync(last=index == len(micro_batches) - 1)
@@ -287,14 +292,15 @@ class Trainer:
         return float(loss.detach())
 
     def loss(self, index: int, micro_batch: dict[str, Tensor]) -> Tensor:
-        """The summed loss of a micro-batch.
+        """The summed loss of a micro-batch."""
+        with self.forward_context(index):
+            return self.parallel.loss(micro_batch, self.config.label_smoothing)
 
-        The dropout seed is a function of step, micro-batch and rank, so there is no RNG state to save.
-        """
+    def forward_context(self, index: int) -> torch.autocast:
+        """Seed the dropout of a micro-batch, a function of step, micro-batch and rank; and its mixed precision."""
         counters = (self.config.seed, self.state.step, index, self.dist.rank, "dropout")
         torch.manual_seed(int(random_bits(*counters)) % 2**63)
-        with autocast(self.device, self.config.dtype):
-            return self.parallel.loss(micro_batch, self.config.label_smoothing)
+        return autocast(self.device, self.config.dtype)
 
     # --------------------------------------------------------------------------------- evaluation and checkpoints
 

@@ -24,6 +24,7 @@ from headwater.errors import BadInput
 from headwater.i18n import _
 from headwater.parts import must, part
 
+MAX_TEXT = 512  # tokens of a text, where the text tower has no limit
 MAX_LOGIT_SCALE = math.log(100)  # training keeps the factor of the cosines from 1 to 100
 
 
@@ -89,6 +90,11 @@ class TwoTowers(Transformer):
     def output_stack(self) -> TransformerStack:
         """The stack of the text tower, which reads the ids."""
         return self.text.output_stack
+
+    @property
+    def max_text(self) -> int:
+        """The maximum number of tokens of a text."""
+        return self.spec.max_positions or MAX_TEXT
 
     def tie_weights(self) -> None:
         self.text.tie_weights()
