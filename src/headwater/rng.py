@@ -57,6 +57,11 @@ def randint(high: int, *keys: Key) -> np.ndarray:
     return (uniform(*keys) * high).astype(np.int64)
 
 
+def dropout_seed(seed: int, step: int, micro_batch: int, rank: int) -> int:
+    """The seed of the dropout of one micro-batch: there is no state of random numbers to save."""
+    return int(random_bits(seed, step, micro_batch, rank, "dropout")) % 2**63
+
+
 def permutation(n: int, *keys: Key) -> np.ndarray:
     """A random permutation of range(n), built in memory."""
     return np.argsort(random_bits(*keys, np.arange(n)), kind="stable")

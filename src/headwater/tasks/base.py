@@ -25,7 +25,7 @@ from headwater.data.examples import EXAMPLE_FORMATS, Example, ExampleFormat, res
 from headwater.errors import BadInput, BadSetting, nearest
 from headwater.i18n import _
 from headwater.parts import swap
-from headwater.tasks.batch import PrepareStep, TensorBatch, num_targets
+from headwater.tasks.batch import PrepareStep, TensorBatch, no_preparation, num_targets
 from headwater.tasks.task_config import TaskConfig
 from headwater.text.tokenizer import Tokenizer
 from headwater.vision.processor import ImageProcessor
@@ -180,8 +180,8 @@ class Task(ABC, Generic[E]):
     def loss(self, model: Transformer, batch: TensorBatch, label_smoothing: float) -> Tensor:
         """The loss of a batch, summed over its targets."""
 
-    # called before the backward passes of a step, where the loss of a micro-batch depends on the others
-    prepare_step: PrepareStep | None = None
+    # of the whole step before its backward passes, where the loss of a micro-batch depends on the others
+    prepare_step: PrepareStep = staticmethod(no_preparation)
 
     def num_targets(self, batch: TensorBatch) -> int:
         """What the loss is divided by."""

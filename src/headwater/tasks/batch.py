@@ -31,6 +31,14 @@ PrepareStep: TypeAlias = Callable[
 ]
 
 
+def no_preparation(
+    model: Transformer,
+    micro_batches: list[dict[str, Tensor]],
+    forward_context: Callable[[int], AbstractContextManager[object]],
+) -> None:
+    """Nothing, where the loss of a micro-batch depends on it alone."""
+
+
 def to_tensors(batch: TrainBatch, device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """The arrays of a TrainBatch as tensors. A mask without padding is left out: attention is faster without it."""
     arrays = {f.name: getattr(batch, f.name) for f in fields(batch)}

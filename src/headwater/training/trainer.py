@@ -25,8 +25,8 @@ from headwater.data.dataset import IndexBatch, shard_for_rank
 from headwater.errors import CheckFailed
 from headwater.i18n import _
 from headwater.parts import must
-from headwater.rng import random_bits
-from headwater.tasks.batch import LossFn, PrepareStep, TensorBatch, num_targets, num_tokens, to_tensors
+from headwater.rng import dropout_seed
+from headwater.tasks.batch import LossFn, PrepareStep, TensorBatch, no_preparation, num_targets, num_tokens, to_tensors
 from headwater.training import diagnostics, schedules
 from headwater.training.checkpoint import AsyncCheckpointer, TrainOutput, or_warn, take_snapshot
 from headwater.training.config import TrainConfig
@@ -61,8 +61,7 @@ class Trainer:
     """Trains a model on a dataset, one optimizer step per global batch.
 
     count_targets: the number of targets of a batch, which loss_fn sums over
-    prepare_step: called with all micro-batches of a step before the first, where a loss depends on all of them
-    evaluate_fn: metrics of the model in eval mode
+    prepare_step: called before the backward passes of a step; evaluate_fn: metrics of the model in eval mode
     output: where checkpoints and the best model are written
     callbacks: called with every event (state.py)
     state: to begin with; that of a checkpoint replaces it
@@ -78,7 +77,7 @@ class Trainer:
         config: TrainConfig,
         *,
         count_targets: Callable[[TensorBatch], int] = num_targets,
-        prepare_step: PrepareStep | None = None,
+        prepare_step: PrepareStep = no_preparation,
         evaluate_fn: EvaluateFn | None = None,
         output: TrainOutput | None = None,
         callbacks: Iterable[Callback] = (),
@@ -220,8 +219,7 @@ class Trainer:
 
         # forward and backward over the local micro-batches (gradient accumulation), all-reduce in the last of them
         micro_batches, count, tokens, flags = self._local_micro_batches(batch, flags)
-        if self.prepare_step is not None:
-            self.prepare_step(self.model, micro_batches, self.forward_context)
+        self.prepare_step(self.model, micro_batches, self.forward_context)
         total_loss = 0.0
         for index, micro_batch in enumerate(micro_batches):
             self.parallel.set_sync(last=index == len(micro_batches) - 1)
@@ -250,12 +248,9 @@ class Trainer:
         seconds = time.perf_counter() - start
         self.step_seconds.add(seconds)
         epoch = batch.end / self.dataset.size
-        self.emit(
-            StepEvent(
-                state.step, self.total_steps, epoch, loss, lr, norms.total, tokens, int(count),
-                seconds, batch.indices, applied, norms.per_layer, self.dataset.take_metrics(),
-            )
-        )  # fmt: skip
+        event = StepEvent(state.step, self.total_steps, epoch, loss, lr, norms.total, tokens, int(count), seconds,
+                          batch.indices, applied, norms.per_layer, self.dataset.take_metrics())  # fmt: skip
+        self.emit(event)
         diagnostics.emit_warnings(self, rank_seconds)
         return flags
 
@@ -298,8 +293,7 @@ class Trainer:
 
     def forward_context(self, index: int) -> torch.autocast:
         """Seed the dropout of a micro-batch, a function of step, micro-batch and rank; and its mixed precision."""
-        counters = (self.config.seed, self.state.step, index, self.dist.rank, "dropout")
-        torch.manual_seed(int(random_bits(*counters)) % 2**63)
+        torch.manual_seed(dropout_seed(self.config.seed, self.state.step, index, self.dist.rank))
         return autocast(self.device, self.config.dtype)
 
     # --------------------------------------------------------------------------------- evaluation and checkpoints
