@@ -77,13 +77,13 @@ reference: $(VENV)/.installed
 # Side by side with peers, which live in an environment of their own. llama.cpp is compiled there: ten minutes or more.
 bench: $(VENV)/.installed-test $(VENV)/.models .bench-venv/.installed
 	cd benchmarks && for script in load first_token text_loss decode translate quantization_error engine; do ../$(BIN)/python $$script.py; done
-	cd benchmarks && for script in limits step_profile train_steps train_text memory sliding_window scaling startup; do ../$(BIN)/python $$script.py; done
+	cd benchmarks && for script in limits step_profile train_steps train_text memory sliding_window long scaling startup; do ../$(BIN)/python $$script.py; done
 	cd benchmarks && ../$(BIN)/python train_steps.py --compile --workload a c
 	cd benchmarks && ../$(BIN)/python quality.py characters && ../$(BIN)/python quality.py translation --seeds 0
 
 .bench-venv/.installed:
 	@$(PYTHON) -m venv .bench-venv
-	@.bench-venv/bin/pip install --quiet --disable-pip-version-check "torch==2.13.0" numpy llama-cpp-python ctranslate2 transformers x-transformers curated-transformers joeynmt importlib_metadata requests accelerate faster-whisper
+	@.bench-venv/bin/pip install --quiet --disable-pip-version-check "torch==2.13.0" numpy llama-cpp-python ctranslate2 transformers x-transformers curated-transformers joeynmt importlib_metadata requests accelerate faster-whisper performer-pytorch==1.1.4 local-attention==1.11.2
 	@touch $@
 
 # ------------------------------------------------------------------------------------------------- installing

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from headwater.families.gguf import save_gguf
 from headwater.families.hf_folder import LoadedModel
@@ -212,3 +213,58 @@ def test_a_benchmark_reads_only_arguments_that_it_declares(path):
 
 def test_an_undeclared_argument_would_be_seen():
     assert undeclared_arguments("p.add_argument('--only')\nprint(args.only, args.laws)") == {"laws"}
+
+
+OURS = [
+    "window 256",
+    "longformer 256",
+    "bigbird",
+    "linear, causal",
+    "linear",
+    "performer, causal",
+    "performer",
+    "linformer",
+]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_an_attention_that_is_timed_is_its_formula(name, bench, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "contenders"))
+    attentions = bench("long_attentions")
+    inputs = attentions.Inputs.draw(768, needs_grad=False)
+    run, reference = attentions.BUILDERS[name](inputs)
+    with torch.no_grad():
+        rows = run().view(768, attentions.HEADS, attentions.WIDTH)
+    for row in (0, 300, 767):
+        torch.testing.assert_close(rows[row].double(), reference(row), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(rows[300].double(), reference(299), rtol=1e-2)
+
+
+def test_a_crossover_lies_where_both_take_equally_long(bench):
+    long = bench("long")
+    points = {}
+    for n, full, window in ((1024, 1.0, 2.0), (2048, 4.0, 4.0), (4096, 16.0, 8.0)):
+        points["full, causal", n, "forward"] = {"seconds": full}
+        points["window 256", n, "forward"] = {"seconds": window}
+    lengths = [1024, 2048, 4096]
+    assert long.crossover(points, "window 256", lengths[:1], "forward", "seconds") == "above 1,024"
+    assert long.crossover(points, "window 256", [1024, 4096], "forward", "seconds") == "2,048"
+    assert long.crossover(points, "window 256", [4096], "forward", "seconds") == "below 4,096"
+    points["window 256", 4096, "forward"]["wrong"] = "its output is wrong"
+    assert long.ratio(points, "window 256", "full, causal", 4096, "forward", "seconds") is None
+
+
+@pytest.mark.parametrize("task", ["recall", "listops"])
+def test_tasks_of_long_sequences_have_an_answer_in_their_tokens(task, bench):
+    quality = bench("long_quality")
+    ids, answers = quality.TASKS[task].draw(20, 256, torch.Generator().manual_seed(0))
+    again, _answers = quality.TASKS[task].draw(20, 256, torch.Generator().manual_seed(0))
+    assert torch.equal(ids, again) and ids.shape == (20, 256) and ids.max() < quality.TASKS[task].vocab
+    assert len(answers.unique()) > 4 and answers.max() < quality.TASKS[task].answers
+
+
+def test_an_expression_of_listops_is_computed(bench):
+    quality = bench("long_quality")
+    words = "[MAX 2 9 [MIN 4 7 ] 0 ]".split()
+    assert quality.evaluate(words) == 9
+    assert quality.evaluate("[SM 8 7 [MED 1 5 9 ] ]".split()) == 0

@@ -15,7 +15,7 @@ import time
 import torch
 from memory_workload import peak_mb
 
-from headwater.core.kernels import SDPA
+from headwater.core.attention import Attention
 from headwater.core.masks import AttentionMask, Causal, SlidingWindow
 from headwater.core.positions import NoPosition
 
@@ -36,8 +36,8 @@ def main() -> None:
     kind, n, mode = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, HEADS, n, WIDTH, requires_grad=mode == "both") for _ in range(3))
-    kernel, positions = SDPA().build(WIDTH**-0.5, 0.0), torch.arange(n)[None]
     rule = SlidingWindow(WINDOW) if kind == "window" else Causal()
+    kernel, positions = Attention(HEADS, mask=rule).build_kernel(WIDTH), torch.arange(n)[None]
     mask = AttentionMask(rule, NoPosition().build(WIDTH, HEADS), positions, positions, aligned=True)
     before, times = peak_mb(), []
     while len(times) < 5 and (len(times) < 2 or sum(times) < 20):

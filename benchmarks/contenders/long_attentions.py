@@ -1,0 +1,349 @@
+"""The attentions that long_workload.py times: Headwater's, torch's, and those of the peers, each with its formula.
+
+A builder takes Inputs and returns two functions: run() -> output [1, N, H · D], and reference(row) -> [H, D], float64.
+The peers are transformers 5.22.2, performer-pytorch 1.1.4 and local-attention 1.11.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+HEADS, WIDTH = 8, 64
+SCALE = WIDTH**-0.5
+FEATURES = 256
+BLOCK, RANDOM_BLOCKS = 64, 3
+
+FeatureMap = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # one query [H, D], keys [H, N, D] -> φ of both
+Built = tuple[Callable[[], Tensor], Callable[[int], Tensor]]
+
+
+@dataclass
+class Inputs:
+    """q, k, v of all tokens [1, N, H · D], and a second set for global tokens."""
+
+    tensors: tuple[Tensor, ...]
+    global_tensors: tuple[Tensor, ...]
+    grad_out: Tensor
+
+    @staticmethod
+    def draw(n: int, needs_grad: bool) -> Inputs:
+        torch.manual_seed(0)
+        q, k, v, grad = (torch.randn(1, n, HEADS * WIDTH) for _ in range(4))
+        return Inputs(tuple(t.requires_grad_(needs_grad) for t in (q, k, v)), (), grad)
+
+    def add_global(self) -> Inputs:
+        """The tensors of global tokens are those of all tokens, in another order: no memory of their own."""
+        q, k, v = self.tensors
+        self.global_tensors = (k[:, :1], q, v)
+        return self
+
+    @property
+    def n(self) -> int:
+        return self.tensors[0].shape[1]
+
+    def heads(self) -> tuple[Tensor, ...]:
+        """q, k, v as [1, H, N, D]."""
+        return tuple(t.view(1, self.n, HEADS, WIDTH).transpose(1, 2) for t in self.tensors)
+
+
+class Given(nn.Module):
+    """In place of a projection: returns a tensor that is there already; a copy for a layer that writes into it."""
+
+    def __init__(self, tensor: Tensor, copied: bool = False) -> None:
+        super().__init__()
+        self.tensor = tensor
+        self.copied = copied
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tensor.clone() if self.copied else self.tensor
+
+
+def merge(out: Tensor) -> Tensor:
+    """[1, H, N, D] -> [1, N, H · D]"""
+    return out.transpose(1, 2).flatten(2)
+
+
+# ------------------------------------------------------------------------------------------------- dense re-statements
+
+
+def softmax_row(inputs: Inputs, row: int, counts: Tensor) -> Tensor:
+    """Attention of one row [H, D]; counts [N] or [H, N]: how many times each key stands in the softmax."""
+    q, k, v = (t.detach().double().view(inputs.n, HEADS, WIDTH) for t in inputs.tensors)
+    scores = torch.einsum("hd,nhd->hn", q[row], k) * SCALE + counts.double().log()
+    return torch.einsum("hn,nhd->hd", scores.softmax(-1), v)
+
+
+def near(inputs: Inputs, row: int, back: int, ahead: int) -> Tensor:
+    distance = torch.arange(inputs.n) - row
+    return ((distance >= -back) & (distance <= ahead)).long()
+
+
+def longformer_row(inputs: Inputs, row: int, reach: int) -> Tensor:
+    if row == 0:  # the global token: its own projections of all tokens
+        q, k, v = inputs.global_tensors
+        whole = Inputs((q.expand(1, inputs.n, -1), k, v), (), inputs.grad_out)
+        return softmax_row(whole, 0, torch.ones(inputs.n))
+    counts = near(inputs, row, reach, reach)
+    counts[0] = 1
+    return softmax_row(inputs, row, counts)
+
+
+def bigbird_row(inputs: Inputs, row: int, random_counts: Callable[[int], Tensor]) -> Tensor:
+    blocks = inputs.n // BLOCK
+    block = row // BLOCK
+    if block in (0, blocks - 1):
+        return softmax_row(inputs, row, torch.ones(inputs.n))
+    counts = torch.zeros(HEADS, blocks)
+    for seen in (0, block - 1, block, block + 1, blocks - 1):
+        counts[:, seen] = 1
+    counts += random_counts(block)
+    return softmax_row(inputs, row, counts.repeat_interleave(BLOCK, 1))
+
+
+def linear_row(inputs: Inputs, row: int, keys: int, features: FeatureMap, key_eps: float = 0.0) -> Tensor:
+    """φ(q) Σ φ(k) vᵀ / φ(q) (Σ φ(k) + key_eps) over the first `keys` keys."""
+    q, k, v = (t.detach().double().view(inputs.n, HEADS, WIDTH).transpose(0, 1) for t in inputs.tensors)
+    query, key = features(q[:, row], k[:, :keys])
+    weights = torch.einsum("hm,hnm->hn", query, key)
+    total = weights.sum(-1, keepdim=True) + key_eps * query.sum(-1, keepdim=True)
+    return torch.einsum("hn,hnd->hd", weights / total, v[:, :keys])
+
+
+def elu_features(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    return F.elu(q) + 1, F.elu(k) + 1
+
+
+def favor_features(projection: Tensor, stabilizer: Callable[[Tensor], Tensor]) -> FeatureMap:
+    """FAVOR+: exp(W x' - |x'|² / 2 - c) + 1e-4, x' = x / d^¼; stabilizer: c of the keys from W k' [H, N, M]."""
+    matrix = projection.detach().double()
+
+    def features(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = q * SCALE**0.5, k * SCALE**0.5
+        u, w = q @ matrix.mT, k @ matrix.mT
+        query = (u - (q * q).sum(-1, keepdim=True) / 2 - u.amax(-1, keepdim=True)).exp() + 1e-4
+        return query, (w - (k * k).sum(-1, keepdim=True) / 2 - stabilizer(w)).exp() + 1e-4
+
+    return features
+
+
+# ------------------------------------------------------------------------------------------------------- torch
+
+
+def full(inputs: Inputs, causal: bool) -> Built:
+    q, k, v = inputs.heads()
+
+    def reference(row: int) -> Tensor:
+        return softmax_row(inputs, row, near(inputs, row, inputs.n, 0 if causal else inputs.n))
+
+    return lambda: merge(F.scaled_dot_product_attention(q, k, v, is_causal=causal)), reference
+
+
+# ------------------------------------------------------------------------------------------------------- Headwater
+
+
+def layer_of(spec, inputs: Inputs, global_token: bool = False) -> Callable[[], Tensor]:
+    """The call of build_layer()."""
+    return build_layer(spec, inputs, global_token)[1]
+
+
+def build_layer(spec, inputs: Inputs, global_token: bool = False) -> tuple[nn.Module, Callable[[], Tensor]]:
+    """The layer of an attention with given projections, and its call, as a stack calls it."""
+    from headwater.core.attention import ForwardContext, MaskGroup
+    from headwater.core.cache import NoCache
+    from headwater.core.embeddings import ModelInputs
+    from headwater.core.masks import AttentionMask
+    from headwater.core.modules import ComputedBuffers
+
+    n = inputs.n
+    layer = spec.build(HEADS * WIDTH).eval()
+    for name, tensor in zip("qkv", inputs.tensors, strict=True):
+        setattr(layer, name, Given(tensor))
+    chosen = None
+    if global_token:
+        chosen = torch.arange(n)[None] == 0
+        for name, tensor in zip(("q_global", "k_global", "v_global"), inputs.global_tensors, strict=True):
+            setattr(layer, name, Given(tensor))
+    layer.out = nn.Identity()
+    for module in layer.modules():
+        if isinstance(module, ComputedBuffers):
+            module.init_buffers()
+    if parameters := list(layer.parameters()):
+        with torch.no_grad():
+            for parameter in parameters:  # the mixtures of Linformer
+                parameter.uniform_(-(FEATURES**-0.5), FEATURES**-0.5)
+    index = torch.arange(n)[None]
+    position = spec.position.build(WIDTH, HEADS)
+    mask = AttentionMask(spec.mask, position, index, index, aligned=True)
+    group = MaskGroup.build(mask, index, torch.float32, layer.needs_mask_tensor)
+    context = ForwardContext((group,), NoCache(), ModelInputs(index, global_tokens=chosen))
+    x = inputs.tensors[0]
+    return layer, lambda: layer(x, context, 0)
+
+
+def window(inputs: Inputs, size: int) -> Built:
+    from headwater import core
+
+    spec = core.Attention(HEADS, mask=core.SlidingWindow(size))
+    return layer_of(spec, inputs), lambda row: softmax_row(inputs, row, near(inputs, row, size - 1, 0))
+
+
+def longformer(inputs: Inputs, reach: int) -> Built:
+    from headwater.core import LocalWindow
+    from headwater.variants.longformer import LongformerAttention
+
+    spec = LongformerAttention(HEADS, mask=LocalWindow(reach))
+    inputs.add_global()
+    return layer_of(spec, inputs, global_token=True), lambda row: longformer_row(inputs, row, reach)
+
+
+def bigbird(inputs: Inputs) -> Built:
+    from headwater.variants.bigbird import BigBirdAttention, SeededBlocks, draw_blocks
+
+    blocks = inputs.n // BLOCK
+    chosen = draw_blocks(HEADS, blocks, RANDOM_BLOCKS, 0, 0)  # [H, blocks - 2, R]
+
+    def counts(block: int) -> Tensor:
+        return torch.zeros(HEADS, blocks).scatter_(1, chosen[:, block - 1], 1.0)
+
+    spec = BigBirdAttention(HEADS, block_size=BLOCK, random_blocks=SeededBlocks(RANDOM_BLOCKS))
+    if spec.reads_all(inputs.n):  # so short that full attention costs less
+        return layer_of(spec, inputs), lambda row: softmax_row(inputs, row, torch.ones(inputs.n))
+    return layer_of(spec, inputs), lambda row: bigbird_row(inputs, row, counts)
+
+
+def linear(inputs: Inputs, causal: bool) -> Built:
+    from headwater import core
+    from headwater.variants.linear_attention import LinearAttention
+
+    rule = core.Causal() if causal else core.Bidirectional()
+    run = layer_of(core.Attention(HEADS, mask=rule, kernel=LinearAttention()), inputs)
+    return run, lambda row: linear_row(inputs, row, row + 1 if causal else inputs.n, elu_features)
+
+
+def performer(inputs: Inputs, causal: bool) -> Built:
+    from headwater import core
+    from headwater.variants.performer import Performer, RandomFeatures
+
+    rule = core.Causal() if causal else core.Bidirectional()
+    spec = Performer(features=FEATURES)
+    matrix = RandomFeatures(spec.features, WIDTH, spec.seed)
+    matrix.init_buffers()
+    features = favor_features(matrix.projection, lambda w: w.amax((1, 2), keepdim=True))
+    run = layer_of(core.Attention(HEADS, mask=rule, kernel=spec), inputs)
+    return run, lambda row: linear_row(inputs, row, row + 1 if causal else inputs.n, features)
+
+
+def linformer(inputs: Inputs) -> Built:
+    from headwater import core
+    from headwater.variants.linformer import Linformer
+
+    spec = core.Attention(HEADS, kernel=Linformer(inputs.n, FEATURES, share_kv=True))
+    layer, run = build_layer(spec, inputs)
+    (mixture,) = (p.detach().double() for p in layer.parameters())  # [N, features]
+
+    def reference(row: int) -> Tensor:
+        q, k, v = (t.detach().double().view(inputs.n, HEADS, WIDTH) for t in inputs.tensors)
+        keys, values = (torch.einsum("nf,nhd->fhd", mixture, t) for t in (k, v))
+        weights = (torch.einsum("hd,fhd->hf", q[row], keys) * SCALE).softmax(-1)
+        return torch.einsum("hf,fhd->hd", weights, values)
+
+    return run, reference
+
+
+# ------------------------------------------------------------------------------------------------------- the peers
+
+
+def transformers_longformer(inputs: Inputs, reach: int) -> Built:
+    from transformers import LongformerConfig
+    from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
+
+    sizes = {"hidden_size": HEADS * WIDTH, "num_attention_heads": HEADS, "attention_window": [2 * reach]}
+    layer = LongformerSelfAttention(LongformerConfig(**sizes, num_hidden_layers=1), 0).eval()
+    inputs.add_global()
+    given = dict(zip(("query", "key", "value"), inputs.tensors, strict=True))
+    given |= dict(zip(("query_global", "key_global", "value_global"), inputs.global_tensors, strict=True))
+    for name, tensor in given.items():
+        # it works on [N, 1, ...], and on no places but those of global tokens for query_global
+        setattr(layer, name, Given(tensor.transpose(0, 1), copied=name.startswith("query")))
+    mask = torch.zeros(1, inputs.n)
+    mask[:, 0] = 1  # 0 = local, 1 = global, -1 = hidden
+
+    def run() -> Tensor:
+        out = layer(
+            inputs.tensors[0], mask, is_index_masked=mask < 0, is_index_global_attn=mask > 0, is_global_attn=True
+        )
+        return out[0]
+
+    return run, lambda row: longformer_row(inputs, row, reach)
+
+
+def transformers_bigbird(inputs: Inputs) -> Built:
+    from transformers import BigBirdConfig
+    from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention, BigBirdModel
+
+    sizes = {"hidden_size": HEADS * WIDTH, "num_attention_heads": HEADS, "block_size": BLOCK}
+    config = BigBirdConfig(**sizes, num_random_blocks=RANDOM_BLOCKS, max_position_embeddings=inputs.n)
+    layer = BigBirdBlockSparseAttention(config, seed=0).eval()
+    for name, tensor in zip(("query", "key", "value"), inputs.tensors, strict=True):
+        setattr(layer, name, Given(tensor))
+    make_masks = BigBirdModel.create_masks_for_block_sparse_attn
+    blocked, band, from_mask, to_mask = make_masks(torch.ones(1, inputs.n), BLOCK)
+
+    def counts(block: int) -> Tensor:  # in evaluation its random blocks are the first block, again and again
+        first = torch.zeros(HEADS, inputs.n // BLOCK)
+        first[:, 0] = RANDOM_BLOCKS
+        return first
+
+    def run() -> Tensor:
+        return layer(inputs.tensors[0], band, from_mask, to_mask, blocked, blocked)[0]
+
+    return run, lambda row: bigbird_row(inputs, row, counts)
+
+
+def performer_pytorch(inputs: Inputs, causal: bool) -> Built:
+    from performer_pytorch import FastAttention
+
+    layer = FastAttention(WIDTH, nb_features=FEATURES, causal=causal).eval()
+    q, k, v = inputs.heads()
+    top = (k.detach().double() * SCALE**0.5 @ layer.projection_matrix.double().mT).amax((0, 2, 3))  # also of later keys
+    features = favor_features(layer.projection_matrix, lambda w: top[:, None, None])
+    key_eps = 1e-6 * FEATURES**0.5 if causal else 0.0  # beside features that it divides by √M
+
+    def reference(row: int) -> Tensor:
+        return linear_row(inputs, row, row + 1 if causal else inputs.n, features, key_eps)
+
+    return lambda: merge(layer(q, k, v)), reference
+
+
+def local_attention(inputs: Inputs, size: int) -> Built:
+    from local_attention import LocalAttention
+
+    layer = LocalAttention(size, causal=True, exact_windowsize=True, use_rotary_pos_emb=False).eval()
+    q, k, v = inputs.heads()
+    return lambda: merge(layer(q, k, v)), lambda row: softmax_row(inputs, row, near(inputs, row, size, 0))
+
+
+BUILDERS: dict[str, Callable[[Inputs], Built]] = {
+    "full, causal": lambda inputs: full(inputs, True),
+    "full": lambda inputs: full(inputs, False),
+    "window 256": lambda inputs: window(inputs, 256),
+    "window 512": lambda inputs: window(inputs, 512),
+    "longformer 256": lambda inputs: longformer(inputs, 128),
+    "longformer 512": lambda inputs: longformer(inputs, 256),
+    "bigbird": bigbird,
+    "linear, causal": lambda inputs: linear(inputs, True),
+    "linear": lambda inputs: linear(inputs, False),
+    "performer, causal": lambda inputs: performer(inputs, True),
+    "performer": lambda inputs: performer(inputs, False),
+    "linformer": linformer,
+    "transformers longformer 512": lambda inputs: transformers_longformer(inputs, 256),
+    "transformers bigbird": transformers_bigbird,
+    "performer-pytorch, causal": lambda inputs: performer_pytorch(inputs, True),
+    "performer-pytorch": lambda inputs: performer_pytorch(inputs, False),
+    "local-attention 256": lambda inputs: local_attention(inputs, 256),
+}
