@@ -265,6 +265,5 @@ def test_tasks_of_long_sequences_have_an_answer_in_their_tokens(task, bench):
 
 def test_an_expression_of_listops_is_computed(bench):
     quality = bench("long_quality")
-    words = "[MAX 2 9 [MIN 4 7 ] 0 ]".split()
-    assert quality.evaluate(words) == 9
-    assert quality.evaluate("[SM 8 7 [MED 1 5 9 ] ]".split()) == 0
+    assert quality.evaluate(["[MAX", "2", "9", "[MIN", "4", "7", "]", "0", "]"]) == 9
+    assert quality.evaluate(["[SM", "8", "7", "[MED", "1", "5", "9", "]", "]"]) == 0
