@@ -33,6 +33,8 @@ Every function accepts a TokenizedInput as `text`, so that a text is tokenized, 
     head_importance(model, text, target=None, kind=None)
                                         -> HeadImportance   loss change when each head is ablated [layers, heads]
     position_effects(model, length=64)  -> PositionEffects  what each position encoding of the model computes
+    measure_visibility(model, length=64)
+                                        -> Visibilities     who sees whom in each kind of attention
     count(model.spec, batch, length)    -> ModelCosts       parameters, bytes, FLOPs
     inspect(model, text, target=None, analyses=None)
                                         -> Inspection       the results by name; write(folder), html()
@@ -59,6 +61,7 @@ LAZY_IMPORTS = {
     "head_importance": "ablation",
     "inspect": "api",
     "lens": "logit_lens",
+    "measure_visibility": "visibility",
     "next_tokens": "predictions",
     "plot": "figures",
     "position_effects": "position_plots",

@@ -23,6 +23,7 @@ from headwater.inspection.logit_lens import lens
 from headwater.inspection.position_plots import position_effects
 from headwater.inspection.predictions import next_tokens, token_losses
 from headwater.inspection.results import InspectionResult, to_jsonable
+from headwater.inspection.visibility import measure_visibility
 from headwater.training.nonfinite import NonFinite
 
 MAX_GRADIENT_TOKENS = 256  # gradients of a longer text are computed only if requested by name
@@ -131,9 +132,10 @@ ANALYSES: dict[str, Callable[[AnalysisRequest], InspectionResult]] = {
     "gradients": _gradients,
     "ablation": _ablation,
     "positions": lambda request: position_effects(request.model),
+    "visibility": lambda request: measure_visibility(request.model),
     "costs": _costs,
 }
-DEFAULT_ANALYSES = tuple(name for name in ANALYSES if name != "ablation")
+DEFAULT_ANALYSES = tuple(name for name in ANALYSES if name not in ("ablation", "visibility"))
 
 
 @dataclass(frozen=True, eq=False)

@@ -65,6 +65,7 @@ SECTION_TITLES: dict[str, tuple[str, str]] = {
     "gradients": (_("Gradients"), _("Gradient norms of the text's loss, by layer and by parameter.")),
     "ablation": (_("Head ablation"), _("What changes when a head's output is set to zero.")),
     "positions": (_("Positions"), _("What each position encoding computes, measured on the modules of this model.")),
+    "visibility": (_("Who sees whom"), _("Which tokens reach which outputs of one layer: rows are queries.")),
     "costs": (_("Costs"), _("Parameters, memory and FLOPs at this length.")),
 }
 COST_LABELS = {

@@ -149,10 +149,16 @@ class RecurrentAttentionLayer(AttentionLayer):
 
 
 class MemoryGroup(DynamicCache):
-    """The last tokens of one mask group, without their gradients."""
+    """The last tokens of one mask group, without their gradients unless keep_gradients."""
+
+    def __init__(self, window: int, keep_gradients: bool = False) -> None:
+        super().__init__(window)
+        self.keep_gradients = keep_gradients
 
     def update(self, key: CacheKey, k: Tensor, v: Tensor) -> KVPair:
         joined = super().update(key, k, v)
+        if self.keep_gradients:
+            return joined
         stored_k, stored_v = self.kv[key]
         self.kv[key] = stored_k.detach(), stored_v.detach()
         return joined
@@ -212,13 +218,13 @@ def memory_size(model: Transformer) -> int:
     return max(sizes, default=0)
 
 
-def segment_memory(model: Transformer) -> SegmentMemory:
-    """An empty memory for a model whose layers all are RecurrentAttention."""
+def segment_memory(model: Transformer, keep_gradients: bool = False) -> SegmentMemory:
+    """An empty memory for a model whose layers all are RecurrentAttention. keep_gradients: to look at them."""
     stack = model.output_stack
     layers = [module for module in stack.layers.modules() if isinstance(module, AttentionLayer)]
     if not all(isinstance(module, RecurrentAttentionLayer) for module in layers):
         raise BadInput(_("memory: every layer must be RecurrentAttention; build the model with attention xl"))
-    groups = [MemoryGroup(memory_size(model)) for _group in stack.mask_groups]
+    groups = [MemoryGroup(memory_size(model), keep_gradients) for _group in stack.mask_groups]
     return SegmentMemory(stack.spec, groups, next(model.parameters()).device)
 
 
