@@ -34,8 +34,6 @@ from headwater.training.plots import plot_run
 from headwater.training.run_dir import RunDir
 from headwater.training.state import StepEvent
 
-TINY = {"d_model": 32, "layers": 1, "heads": 2, "d_ff": 64, "vocab": 300, "dropout": 0.0, "quiet": True}
-
 
 def pairs_of_three() -> PairLogprobs:
     columns = ([-10, -12.5, -8], [-11, -12, -9.5], [-10.5, -12, -8.2], [-10.8, -12.1, -9.0], [5, 6, 4], [4, 8, 5])
@@ -143,17 +141,6 @@ def test_a_head_that_is_more_than_a_matrix_gives_the_same(monkeypatch):
 def write_rows(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    """A model that answers in one of two ways."""
-    folder = tmp_path_factory.mktemp("base")
-    answers = ["It is a word.", "No idea."]
-    rows = [{"prompt": f"What is word {n}?", "completion": answers[n % 2]} for n in range(40)]
-    path = write_rows(folder / "chat.jsonl", rows)
-    train(path, task="chat", max_steps=40, eval_every=40, lr=1e-2, batch_tokens=300, out=folder / "run", **TINY)
-    return folder / "run"
 
 
 @pytest.fixture(scope="module")

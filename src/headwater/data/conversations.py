@@ -311,4 +311,6 @@ PREFERENCE_FORMAT = ExampleFormat("preference", PreferencePair, (), input_role="
 REWARD_FORMAT = ExampleFormat("reward", PreferencePair, (), input_role="text", by_keys=True)
 PPO_FORMAT = ExampleFormat("ppo", PromptExample, (), input_role="prompt", by_keys=True)
 GRPO_FORMAT = ExampleFormat("grpo", PromptExample, (), input_role="prompt", by_keys=True)
-EXAMPLE_FORMATS.update({each.task: each for each in (CHAT_FORMAT, PREFERENCE_FORMAT, REWARD_FORMAT)})
+EXAMPLE_FORMATS.update(
+    {each.task: each for each in (CHAT_FORMAT, PREFERENCE_FORMAT, REWARD_FORMAT, PPO_FORMAT, GRPO_FORMAT)}
+)

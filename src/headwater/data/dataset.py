@@ -159,6 +159,7 @@ class StatelessData:
 
     probe_batches = 16  # batches of which some are timed before training
     one_process = False  # whether a batch cannot be divided among processes
+    extra_step_seconds = 0.0  # of a step, that its batch takes before it is given: sampling answers
 
     def take_metrics(self) -> dict[str, float]:
         """The metrics that the task has recorded since the last call, as means."""
@@ -198,6 +199,12 @@ class Dataset(StatelessData):
     def micro_batches(self, examples: np.ndarray, max_tokens: int) -> Sequence[np.ndarray]:
         """The examples of a batch in micro-batches of at most max_tokens each."""
         return micro_batches(examples, self.lengths, max_tokens)
+
+    def steps_per_epoch(self) -> int:
+        """Batches per epoch, estimated from the first window."""
+        first = self.batches.window_batches(0, 0)
+        fraction = sum(len(batch.indices) for batch in first) / self.batches.num_examples
+        return max(1, round(len(first) / fraction))
 
     def collate(self, examples: np.ndarray, epoch: int) -> TrainBatch:
         """The arrays of these examples, padded to one batch."""

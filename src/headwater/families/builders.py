@@ -10,7 +10,7 @@ Each function returns a spec (a Model): print it, change it with dataclasses.rep
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from headwater.core.attention import Attention, CrossAttention
@@ -28,7 +28,7 @@ from headwater.core.stack import Block, Stack, post, pre, sandwich
 from headwater.errors import BadSetting, nearest
 from headwater.families.attentions import choose_attention
 from headwater.i18n import _
-from headwater.parts import part
+from headwater.parts import part, swap
 from headwater.variants.transformer_xl import RelativeXL
 from headwater.variants.xformers import XFormers
 
@@ -170,3 +170,8 @@ def _config(kwargs: dict[str, Any]) -> TransformerConfig:
         if name not in known:
             raise BadSetting(_("there is no size called {name!r}; {nearest}", name=name, nearest=nearest(name, known)))
     return TransformerConfig(**kwargs)
+
+
+def with_token_types(spec: Model, token_types: int) -> Model:
+    """The spec with an embedding of this many token types."""
+    return swap(spec, Embeddings, lambda embed: replace(embed, token_types=token_types))

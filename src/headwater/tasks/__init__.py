@@ -9,6 +9,9 @@ chat                    instruction tuning: conversations, with the loss on the 
 preference              DPO and its variants, on pairs of a better and a worse answer
 reward_model            a reward from such pairs (Bradley-Terry)
 pairs, preference_losses, logprobs   what these two share: datasets, formulas, log-probabilities of answers
+ppo, grpo               learning from the rewards of sampled answers
+policy, rollouts, rewards, policy_losses   what these two share: the task, sampling, reward functions, formulas
+best_of_n               the best of several answers, without training
 classification          a label for a text, or for a pair of texts
 token_classification    named entities: a tag for every word
 image_classification    a label for an image
@@ -22,11 +25,13 @@ from headwater.tasks.base import OBJECTIVES, TASKS, Task, TaskData, get_task, re
 from headwater.tasks.chat import Chat
 from headwater.tasks.classification import Classification
 from headwater.tasks.denoising import Denoising, SpanCorruption
+from headwater.tasks.grpo import GRPO
 from headwater.tasks.image_classification import ImageClassification
 from headwater.tasks.image_text import ImageText
 from headwater.tasks.language_model import CausalLM, PackedCausalLM
 from headwater.tasks.masked_lm import MaskedLM, MaskedLMNextSentence
 from headwater.tasks.picture_codec import PictureCodecTask
+from headwater.tasks.ppo import PPO
 from headwater.tasks.preference import Preference
 from headwater.tasks.question_answering import QuestionAnswering
 from headwater.tasks.reward_model import RewardModel
@@ -39,7 +44,5 @@ __all__ = ["OBJECTIVES", "TASKS", "Task", "TaskData", "get_task", "register"]
 
 register(Seq2Seq(), Classification(), TokenClassification(), QuestionAnswering())
 register(CausalLM(), PackedCausalLM(), SegmentedLM(), MaskedLM(), MaskedLMNextSentence(), Denoising(), SpanCorruption())
-register(Chat(), Preference(), RewardModel())
-register(ImageClassification(), PictureCodecTask(), TextToImage())
-register(Chat())
-register(ImageClassification(), ImageText())
+register(ImageClassification(), PictureCodecTask(), TextToImage(), ImageText())
+register(Chat(), Preference(), RewardModel(), PPO(), GRPO())

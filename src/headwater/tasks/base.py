@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 from torch import Tensor
 
-from headwater.core import Embeddings, Model
+from headwater.core import Model
 from headwater.core.model import Transformer
 from headwater.data.augment import Augmenter, parse_augmentations
 from headwater.data.collate import SpecialTokens
@@ -24,7 +24,6 @@ from headwater.data.dataset import Dataset
 from headwater.data.examples import EXAMPLE_FORMATS, Example, ExampleFormat, resolve_task
 from headwater.errors import BadInput, BadSetting, nearest
 from headwater.i18n import _
-from headwater.parts import swap
 from headwater.tasks.batch import PrepareStep, TensorBatch, no_preparation, num_targets
 from headwater.tasks.task_config import TaskConfig
 from headwater.text.tokenizer import Tokenizer
@@ -122,6 +121,7 @@ class Task(ABC, Generic[E]):
     default_steps: int = 0  # of a run that names no steps, epochs or time; 0: a number of epochs
     generates_text: bool = False
     needs_pretrained: bool = False  # whether it can only tune a model
+    has_valid_loss: bool = True  # False: it is evaluated by its metrics alone
     uses_dropout: bool = True  # False: probabilities are compared with those of another model, which dropout would blur
     lr_factor: float = 1.0  # of the usual learning rate of fine-tuning
     default_position: str = "rotary"
@@ -136,6 +136,10 @@ class Task(ABC, Generic[E]):
     def configured(self, config: Any) -> Task[E]:
         """The task with the settings of one run; itself where it has none of its own."""
         return self
+
+    def adapt_model(self, model: Transformer) -> Transformer:
+        """The pretrained model as it is trained, with a head beside its own, for example."""
+        return model
 
     def prepare(self, model: Transformer, data: TaskData, config: Any, resumed: bool) -> None:
         """Called once before the first step: what is computed of the initial model, which a resumed run has stored."""
@@ -321,11 +325,6 @@ def stack_sizes(config: TaskConfig) -> StackKwargs:
         "norm_position": "pre",
         "max_positions": max(config.context_length + 2, config.max_length + 2, 514),
     }
-
-
-def with_token_types(spec: Model, token_types: int) -> Model:
-    """The spec with an embedding of this many token types."""
-    return swap(spec, Embeddings, lambda embed: replace(embed, token_types=token_types))
 
 
 def max_length(config: TaskConfig) -> int:

@@ -18,7 +18,7 @@ from headwater.data.examples import EXAMPLE_FORMATS, LabeledText
 from headwater.data.metrics import accuracy, class_f1, classification_report
 from headwater.data.ragged import Ragged, encode_rows
 from headwater.errors import BadInput
-from headwater.families.builders import encoder
+from headwater.families.builders import encoder, with_token_types
 from headwater.i18n import _
 from headwater.tasks.base import (
     EvalBatch,
@@ -30,7 +30,6 @@ from headwater.tasks.base import (
     max_length,
     rows_within_max_length,
     stack_sizes,
-    with_token_types,
 )
 from headwater.tasks.batch import TensorBatch, forward_hidden, forward_logits, to_tensors
 from headwater.tasks.losses import cross_entropy

@@ -15,9 +15,9 @@ from headwater.data.corruption import mlm_batch, mlm_nsp_batch, next_sentence_pa
 from headwater.data.dataset import Dataset
 from headwater.data.examples import DocumentChunk
 from headwater.data.ragged import Ragged, encode_rows
-from headwater.families.builders import encoder
+from headwater.families.builders import encoder, with_token_types
 from headwater.i18n import _
-from headwater.tasks.base import TaskConfig, TaskData, TaskMetadata, stack_sizes, with_token_types
+from headwater.tasks.base import TaskConfig, TaskData, TaskMetadata, stack_sizes
 from headwater.tasks.batch import TensorBatch, forward_hidden
 from headwater.tasks.language_model import CausalLMDataset, LanguageModel, lm_head_loss, num_train
 from headwater.tasks.losses import cross_entropy

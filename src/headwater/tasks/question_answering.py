@@ -20,17 +20,8 @@ from headwater.data.collate import QAWindow, SpecialTokens, TrainBatch, qa_batch
 from headwater.data.dataset import Dataset, evenly_spaced
 from headwater.data.examples import EXAMPLE_FORMATS, QAExample
 from headwater.data.metrics import squad_scores
-from headwater.families.builders import encoder
-from headwater.tasks.base import (
-    EvalBatch,
-    Predictions,
-    Task,
-    TaskConfig,
-    TaskData,
-    TaskMetadata,
-    stack_sizes,
-    with_token_types,
-)
+from headwater.families.builders import encoder, with_token_types
+from headwater.tasks.base import EvalBatch, Predictions, Task, TaskConfig, TaskData, TaskMetadata, stack_sizes
 from headwater.tasks.batch import TensorBatch, forward_hidden, forward_logits, to_tensors
 from headwater.tasks.losses import count_targets, span_loss
 from headwater.text.tokenizer import Tokenizer

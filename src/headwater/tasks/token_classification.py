@@ -24,7 +24,7 @@ from headwater.data.dataset import Dataset
 from headwater.data.examples import EXAMPLE_FORMATS, TaggedTokens
 from headwater.data.metrics import entity_f1, entity_report
 from headwater.data.ragged import Ragged
-from headwater.families.builders import encoder
+from headwater.families.builders import encoder, with_token_types
 from headwater.tasks.base import (
     EvalBatch,
     Task,
@@ -33,7 +33,6 @@ from headwater.tasks.base import (
     TaskMetadata,
     rows_within_max_length,
     stack_sizes,
-    with_token_types,
 )
 from headwater.tasks.batch import TensorBatch, forward_logits
 from headwater.tasks.classification import classification_loss

@@ -40,7 +40,7 @@ class DataConfig(ConfigSection):
         "auto",
         _(
             "seq2seq, classification, token-classification, question-answering, language-model, chat, preference, "
-            "reward, text-to-image or picture-codec"
+            "reward, ppo, grpo, text-to-image or picture-codec"
         ),
     )
     columns: TextPairs = setting({}, _("which column plays which role: source=en,target=de"))

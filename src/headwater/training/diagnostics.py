@@ -17,12 +17,12 @@ from torch import OutOfMemoryError, Tensor, nn
 from torch import distributed as dist
 
 from headwater.data.dataset import IndexBatch
-from headwater.errors import Fault, Unavailable, is_out_of_memory
+from headwater.errors import CheckFailed, Fault, Unavailable, is_out_of_memory
 from headwater.i18n import _
 from headwater.training.distributed import SingleProcess, to_local
 from headwater.training.gradients import GradNorms, spike_ratio
 from headwater.training.nonfinite import first_nonfinite_module, is_nonfinite
-from headwater.training.state import TrainState
+from headwater.training.state import StopReason, TrainState
 
 if TYPE_CHECKING:
     from headwater.training.trainer import Trainer
@@ -164,6 +164,19 @@ def divergence_warning(state: TrainState, lr: float) -> str:
             lr=lr,
         )
     return ""
+
+
+def refuse_divergence(reason: StopReason, state: TrainState, lr: float) -> None:
+    """Raise CheckFailed where a run has ended because its steps gave NaN or inf. lr: the setting."""
+    if reason is StopReason.DIVERGED:
+        raise CheckFailed(
+            _(
+                "{bad} steps in a row gave NaN or inf and were not applied; lower --lr (now {lr:g}), or "
+                "look at the data named above (the weights before them are saved)",
+                bad=state.nonfinite_steps,
+                lr=lr,
+            )
+        )
 
 
 def lr_warning(optimizer: str, peak_lr: float) -> str:

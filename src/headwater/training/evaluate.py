@@ -52,7 +52,7 @@ class Evaluator:
     def scores(self, model: Transformer, beam: int = 1) -> tuple[dict[str, float], Predictions]:
         """The metrics of a model, and the predictions they are of. beam: the width of the beam search."""
         task = self.task_data.task
-        scores = task.loss_metrics(self.loss(model))
+        scores = task.loss_metrics(self.loss(model)) if task.has_valid_loss else {}
         outputs = self.gather(task.predict_rows(model, self.task_data, self.batches(model), beam))
         predictions = task.collect_predictions(outputs, self.task_data)
         scores |= task.metrics(predictions.outputs, predictions.references, self.task_data)
@@ -99,7 +99,7 @@ class Evaluator:
                 )
             )
         value = -metrics[name] if name in LOWER_IS_BETTER else metrics[name]
-        return 0.0 if name in TEXT_METRICS and value < MIN_TEXT_SCORE else value, -metrics["loss"]
+        return 0.0 if name in TEXT_METRICS and value < MIN_TEXT_SCORE else value, -metrics.get("loss", 0.0)
 
     def samples(self, predictions: Predictions) -> Iterator[Mapping[str, str]]:
         """A few evenly spaced outputs beside their references."""

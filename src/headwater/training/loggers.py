@@ -199,6 +199,7 @@ class OrderLogger(JsonlLogger):
 
 # --------------------------------------------------------------------------------------------------------- progress bar
 
+SHOWN_METRICS = ("reward", "kl", "accuracy", "margin")  # of a task on preferences or rewards
 LINE_INTERVAL = 10.0  # seconds between plain lines
 NEW_STEP_WEIGHT = 0.05  # weight of the newest step in the moving averages
 
@@ -245,8 +246,8 @@ class ProgressBar:
             weight = max(1 / self.steps, NEW_STEP_WEIGHT)
             self.loss += weight * (event.loss - self.loss)
             self.tokens_per_second += weight * (rate - self.tokens_per_second)
-        if event.metrics:
-            self.metrics = "".join(f"{name} {value:.3g}  " for name, value in [*event.metrics.items()][:2])
+        metrics = [f"{name} {event.metrics[name]:.3g}  " for name in SHOWN_METRICS if name in event.metrics]
+        self.metrics = "".join(metrics) or self.metrics
         speed = f"{self.tokens_per_second:,.0f} {_('tok/s')}"
         self.display.update(
             event, f"loss {self.loss:.3f}  {self.metrics}{speed}  lr {event.lr:.1e}  norm {event.grad_norm:.2f}"

@@ -40,7 +40,7 @@ def init_model(spec: Model, config: TrainConfig, task: Task[Any], labels: list[s
         dequantize_model(body)
     _check_stacks(body.spec, config.init_from, task)
     kept = task.can_keep_head(body.spec, loaded.config.get("metadata", {}), labels)
-    model = body if kept else replace_head(body, spec, config.seed)
+    model = task.adapt_model(body if kept else replace_head(body, spec, config.seed))
     if not is_tuned(config):
         return clone_parameters(model) if kept else model
     tune(model, *tuning_methods(config, model.spec), seed=config.seed)

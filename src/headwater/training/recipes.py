@@ -121,7 +121,7 @@ def resolve(config: TrainConfig, task_data: TaskData, saved_spec: Model | CodecS
         position="own" if config.init_from else position,
         lr=config.lr or _default_lr(config, task_data.task, optimizer, size.d_model),
         objective=task_data.task.objective or config.objective,
-        max_steps=max_steps or math.ceil(epochs * steps_per_epoch(task_data)),
+        max_steps=max_steps or math.ceil(epochs * task_data.train.steps_per_epoch()),
         epochs=epochs,
     )
 
@@ -149,14 +149,6 @@ def _default_epochs(config: TrainConfig, task_data: TaskData) -> float:
         return FINETUNE_EPOCHS
     small = task_data.task.generates_text and task_data.num_tokens < 2_000_000
     return EPOCHS_SMALL_DATA if small else DEFAULT_EPOCHS
-
-
-def steps_per_epoch(task_data: TaskData) -> int:
-    """Batches per epoch, estimated from the first window."""
-    batches = task_data.train.batches
-    first = batches.window_batches(0, 0)
-    fraction = sum(len(batch.indices) for batch in first) / batches.num_examples
-    return max(1, round(len(first) / fraction))
 
 
 def _resolve_size(config: TrainConfig, task_data: TaskData) -> ModelSize:

@@ -209,6 +209,7 @@ def measure_timings(config: TrainConfig, task_data: TaskData, model: Transformer
     clock_start = time.monotonic()
     cpu_start = time.process_time()
     step_seconds = benchmark_step(model, task_data.task.loss, task_data.train, config)
+    step_seconds += task_data.train.extra_step_seconds
     example_seconds = 0.0
     if config.max_time or not (config.eval_every and config.eval_examples):
         example_seconds = benchmark_evaluation(model, build_evaluator(config, task_data))

@@ -22,11 +22,11 @@ from torch import Tensor
 from headwater.core.model import Transformer
 from headwater.core.modules import eval_mode
 from headwater.data.dataset import IndexBatch, shard_for_rank
-from headwater.errors import CheckFailed
 from headwater.i18n import _
 from headwater.parts import must
 from headwater.rng import dropout_seed
 from headwater.tasks.batch import LossFn, PrepareStep, TensorBatch, no_preparation, num_targets, num_tokens, to_tensors
+from headwater.tasks.rewards import RewardError
 from headwater.training import diagnostics, schedules
 from headwater.training.checkpoint import AsyncCheckpointer, TrainOutput, or_warn, take_snapshot
 from headwater.training.config import TrainConfig
@@ -141,18 +141,13 @@ class Trainer:
             with diagnostics.errors_as_faults(self), SignalHandler() as signals:
                 reason = self._train_steps(signals)
                 self._evaluate_best(reason)
+        except RewardError:  # a function of the user failed: the steps before it are saved
+            self.save()
+            raise
         finally:
             self.checkpointer.join()
         self.emit(StopEvent(state.step, reason, self.elapsed()))
-        if reason is StopReason.DIVERGED:
-            raise CheckFailed(
-                _(
-                    "{bad} steps in a row gave NaN or inf and were not applied; lower --lr (now {lr:g}), or "
-                    "look at the data named above (the weights before them are saved)",
-                    bad=state.nonfinite_steps,
-                    lr=self.config.lr,
-                )
-            )
+        diagnostics.refuse_divergence(reason, state, self.config.lr)
         return TrainResult(reason, state)
 
     def _train_steps(self, signals: SignalHandler) -> StopReason:
