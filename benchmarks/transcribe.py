@@ -1,4 +1,4 @@
-"""Speech to text with Whisper tiny.en and base: Headwater compared with faster-whisper, both with weights of 8 bits.
+"""Speech to text with Whisper tiny.en and base: Headwater compared with faster-whisper and whisper.cpp.
 
     python benchmarks/transcribe.py FILE [--threads 2] [--rounds 5] [--beam-size 1 5] [--models whisper-tiny.en]
 
@@ -11,12 +11,14 @@ more than a few words that faster-whisper in float32 does not have gets no ratio
 from __future__ import annotations
 
 import argparse
+import tempfile
 from pathlib import Path
 
 from correctness import end_if_wrong
 from side_by_side import BENCH_PYTHON, Contender, compare, table, write
 
 from headwater.families.hub import find_installed
+from headwater.families.load import load, save
 
 FIRST = "headwater int8"
 REFERENCE = "faster-whisper float32"
@@ -60,14 +62,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        compare_models(args, Path(scratch))
+
+
+def compare_models(args: argparse.Namespace, scratch: Path) -> None:
+    """One table for each model."""
     for model in args.models:
         folder = str(find_installed(model))
+        ggml = str(scratch / f"ggml-{model}.bin")
+        save(load(model), ggml)  # whisper.cpp reads the same weights in 16 bits
         arguments = (folder, str(args.file), *args.beam_size)
         contenders = [
             Contender(FIRST, "transcribe_headwater.py", ("int8", *arguments)),
             Contender("headwater float32", "transcribe_headwater.py", ("float32", *arguments)),
             Contender("faster-whisper int8", "transcribe_faster_whisper.py", ("int8", *arguments), BENCH_PYTHON),
             Contender(REFERENCE, "transcribe_faster_whisper.py", ("float32", *arguments), BENCH_PYTHON),
+            Contender("whisper.cpp", "transcribe_whisper_cpp.py", (ggml, *arguments[1:]), BENCH_PYTHON),
         ]
         report = compare(contenders, args.rounds, args.threads)
         texts = check_texts(report)

@@ -279,3 +279,105 @@ def fuzz(theirs, folder, count: int) -> None:
         except BadFile:
             refused += 1
     assert refused > count // 4
+
+
+# ------------------------------------------------------------------------------------- ggml files, OpenAI's checkpoints
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A small Whisper with a byte-level tokenizer of 300 pieces."""
+    from headwater.families.hf_folder import LoadedModel
+    from headwater.families.whisper_formats import special_tokens
+    from headwater.text.loaders.ranks import ranked_spec
+    from headwater.text.tokenizer import Tokenizer
+
+    letters = [bytes([byte]) for byte in range(256)]
+    pieces = [*letters, b"th", b"the", b" the", b"an", b"and", *(b" " + letter for letter in letters[97:123])]
+    vocab = len(pieces) + 2 + 3 + 6 + 1501
+    tokenizer = Tokenizer(ranked_spec(pieces, special_tokens(vocab, len(pieces))))
+    config = {**SIZES, "vocab_size": vocab}
+    reader = HFConfig({key: value for key, value in config.items() if value is not None})
+    model = FAMILIES["whisper"].read_spec(reader, "language").build(seed=0).eval()
+    return LoadedModel(model, tokenizer, {**config, "model_type": "whisper"}, "small", "language")
+
+
+def test_ggml_files(small, sound, tmp_path):
+    path = headwater.save(small, tmp_path / "ggml-small.bin")
+    loaded = load(path)
+    ours, again = our_states(small.model, sound), our_states(loaded.model, sound)
+    assert max(float((a - b).abs().max()) for a, b in zip(ours, again, strict=True)) < 5e-3  # of 16 bits
+    text = " the then and  thé 你好\n"
+    assert loaded.tokenizer.encode(text) == small.tokenizer.encode(text)
+    assert loaded.tokenizer.decode(loaded.tokenizer.encode(text)) == text
+    for token in ("<|endoftext|>", "<|notimestamps|>", "<|30.00|>", "<|zh|>"):
+        assert loaded.tokenizer.token_to_id(token) == small.tokenizer.token_to_id(token) is not None
+    with pytest.raises(headwater.BadSetting, match="only a Whisper with its tokenizer"):
+        headwater.save(small.model, tmp_path / "other.bin")
+
+
+def test_openai_names_there_and_back(small):
+    from headwater.families.whisper_formats import hf_to_openai, openai_to_hf
+
+    family = FAMILIES["whisper"]
+    names = list(family.body_names.export(dict(small.model.named_parameters()), heads=4, kv_heads=4))
+    assert [openai_to_hf(hf_to_openai(name)) for name in names] == names
+    assert hf_to_openai("model.decoder.layers.2.encoder_attn.k_proj.weight") == "decoder.blocks.2.cross_attn.key.weight"
+
+
+def openai_checkpoint(small) -> dict:
+    from headwater.families.whisper_formats import hf_to_openai
+
+    tensors = FAMILIES["whisper"].body_names.export(dict(small.model.named_parameters()), heads=4, kv_heads=4)
+    state = {hf_to_openai(name): tensors[name].detach().clone() for name in tensors}
+    return {"dims": {"n_audio_head": 4, "n_text_head": 2}, "model_state_dict": state}
+
+
+def test_openai_checkpoints_are_converted(small, sound, tmp_path, forked_pickles):
+    from headwater.families.convert import convert
+
+    checkpoint = openai_checkpoint(small)
+    torch.save(checkpoint, tmp_path / "small.pt")
+    (tmp_path / "words").mkdir()
+    small.tokenizer.save(tmp_path / "words")
+    result = convert(tmp_path / "small.pt", tmp_path / "new", vocabulary=tmp_path / "words")
+    ours, again = our_states(small.model, sound), our_states(result.loaded.model, sound)
+    assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
+    assert load(tmp_path / "new").tokenizer is not None
+    torch.save({**checkpoint, "dims": {"n_audio_head": "six"}}, tmp_path / "bad.pt")
+    with pytest.raises(BadFile, match="must be positive integers"):
+        convert(tmp_path / "bad.pt", tmp_path / "other")
+
+
+def test_damaged_ggml_files_are_refused(small, tmp_path):
+    fuzz_ggml(small, tmp_path, 300)
+
+
+@pytest.mark.slow
+def test_five_thousand_damaged_ggml_files(small, tmp_path):
+    fuzz_ggml(small, tmp_path, 5000)
+
+
+def fuzz_ggml(small, folder, count: int) -> None:
+    """Mutate the sizes, the tokens and the entries of tensors, and cut the file."""
+    import numpy as np
+
+    from headwater.weights.ggml import GgmlFile
+
+    raw = headwater.save(small, folder / "ggml.bin").read_bytes()[:40_000]
+    random = np.random.default_rng(0)
+    refused = 0
+    for _unused in range(count):
+        mutated = bytearray(raw[: int(random.integers(30_000, 40_000))])
+        for _again in range(int(random.integers(1, 6))):
+            mutated[int(random.integers(0, 60 if random.random() < 0.5 else len(mutated)))] = int(
+                random.integers(0, 256)
+            )
+        path = folder / "mutated.bin"
+        path.write_bytes(mutated)
+        try:
+            file = GgmlFile(path)
+            assert sum(file[name].numel() for name in file) <= 8 * len(raw)
+        except BadFile:
+            refused += 1
+    assert refused > count // 4

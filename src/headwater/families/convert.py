@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -28,12 +28,14 @@ from headwater.families.hf_folder import LoadedModel, ModelWeights, load_hf_fold
 from headwater.families.hub import HUB, find_installed
 from headwater.families.load import find_model, load, save_with_result
 from headwater.families.registry import find_family
+from headwater.families.whisper_formats import is_ctranslate2, openai_configs, openai_to_hf
 from headwater.i18n import _
 from headwater.io.files import atomic_write, read_limited
 from headwater.text.load import load_tokenizer
 from headwater.text.loaders import marian
 from headwater.text.loaders.vocab import BERT_TOKENS, wordpiece_spec
 from headwater.text.tokenizer import PairTokenizer, Tokenizer
+from headwater.weights.ggml import is_ggml
 from headwater.weights.hf_config import MAX_CONFIG_BYTES
 from headwater.weights.name_map import format_names
 from headwater.weights.pickles import PickleContents, read_pickles
@@ -106,7 +108,7 @@ def convert(
         contents = read_pickles(pickles, work_dir)
         kept, dropped = _drop_tensors(contents.tensors, list(drop), source)
         contents = PickleContents(kept, contents.training_args)
-        write_folder = _write_hf_folder if is_hf else _write_fairseq_folder
+        write_folder = _folder_writer(is_hf, contents)
         written, tokenizer_note = write_folder(folder, contents, output_dir, Path(vocabulary or folder))
         _check_converted(output_dir, written, source)
         _move_into_place(output_dir, output_path)
@@ -114,8 +116,10 @@ def convert(
 
 
 def _is_loadable(path: Path) -> bool:
-    """Whether load() can open a model without conversion: it has safetensors, or is a GGUF file."""
-    return path.suffix == ".gguf" or any((path / name).is_file() for name in (WEIGHTS_NAME, WEIGHTS_INDEX_NAME))
+    """Whether load() can open a model without conversion: safetensors, GGUF, or Whisper's CTranslate2 and ggml."""
+    if path.suffix == ".gguf" or is_ctranslate2(path) or is_ggml(path):
+        return True
+    return any((path / name).is_file() for name in (WEIGHTS_NAME, WEIGHTS_INDEX_NAME))
 
 
 def _convert_model(source: Path, output_path: Path, layout: str) -> ConversionResult:
@@ -228,6 +232,25 @@ def _write_fairseq_folder(
     _write_file(output_dir / "config.json", json.dumps(config, indent=2).encode())
     save_weights(output_dir, tensors)
     return tensors, ""
+
+
+def _folder_writer(is_hf: bool, contents: PickleContents) -> Callable[..., tuple[dict[str, Tensor], str]]:
+    """The function that writes the folder of a checkpoint."""
+    if is_hf:
+        return _write_hf_folder
+    is_whisper = "n_audio_head" in contents.training_args and "decoder.token_embedding.weight" in contents.tensors
+    return _write_whisper_folder if is_whisper else _write_fairseq_folder
+
+
+def _write_whisper_folder(
+    folder: Path, contents: PickleContents, output_dir: Path, vocabulary: Path
+) -> tuple[dict[str, Tensor], str]:
+    """The Hugging Face folder of an OpenAI checkpoint of Whisper; returns its tensors and a note on the tokenizer."""
+    tensors = {openai_to_hf(name): tensor for name, tensor in contents.tensors.items()}
+    for name, values in openai_configs(tensors, contents.training_args, folder).items():
+        _write_file(output_dir / name, json.dumps(values, indent=2).encode())
+    save_weights(output_dir, tensors)
+    return tensors, convert_hf_tokenizer(vocabulary, output_dir)
 
 
 def _write_file(path: Path, content: bytes) -> None:

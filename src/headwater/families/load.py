@@ -30,10 +30,11 @@ from headwater.families.hf_folder import (
 from headwater.families.hub import find_installed
 from headwater.families.registry import FAMILIES
 from headwater.families.tuned_folder import load_tuned_folder, read_tuned_config
-from headwater.families.whisper_formats import is_ctranslate2, load_ctranslate2
+from headwater.families.whisper_formats import is_ctranslate2, load_ctranslate2, load_ggml, save_ggml
 from headwater.i18n import _
 from headwater.text.tokenizer import Tokenizer
 from headwater.vision.processor import find_processor
+from headwater.weights.ggml import is_ggml
 from headwater.weights.native import MODEL_TYPE, is_native, load_native, read_native_spec, save_native
 
 
@@ -62,6 +63,8 @@ def load(name: str | Path, *, head: str | None = None, new_head: HeadSpec | None
         return _load_native_model(path)
     if is_ctranslate2(path):
         return load_ctranslate2(path)
+    if is_ggml(path):
+        return load_ggml(path)
     return load_hf_folder(path, head=head, new_head=new_head)
 
 
@@ -75,6 +78,8 @@ def load_spec(name: str | Path) -> Model:
         return read_gguf_plan(GgufFile(path))[2]
     if is_ctranslate2(path):  # its sizes are those of its tensors
         return load_ctranslate2(path).spec
+    if is_ggml(path):
+        return load_ggml(path).spec
     return read_native_spec(path)[0] if is_native(path) else read_model_plan(path).spec
 
 
@@ -132,7 +137,8 @@ def save(model: LoadedModel | Transformer | TrainedModel, path: str | Path, *, l
              "headwater": the native layout, for every model
              "auto": the layout of a transformers family if one fits, else the native one, with a warning
 
-    A path that ends in .gguf becomes one GGUF file instead. The result is loaded again and compared.
+    A path that ends in .gguf becomes one GGUF file instead, a Whisper with a path that ends in .bin a ggml file.
+    The result is loaded again and compared, except that of a ggml file, whose matrices are rounded to 16 bits.
     """
     result = save_with_result(model, path, layout)
     if result.mismatch is not None:
@@ -166,6 +172,9 @@ def save_with_result(
 
         exported = to_gguf_family(loaded)
         return SaveResult(save_gguf(exported, path), exported)
+
+    if path.suffix == ".bin":
+        return SaveResult(save_ggml(loaded, path), loaded)
 
     # Its own family, where config.json still describes the model.
     model_type = str(loaded.config.get("model_type"))

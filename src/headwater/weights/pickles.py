@@ -165,12 +165,12 @@ class IgnoredObject:
 
 
 def _extract_training_args(value: Any) -> dict[str, Any]:
-    """The JSON scalars among the hyper-parameters of the model: fairseq saves them in args or cfg.model."""
+    """The JSON scalars among the hyper-parameters: fairseq saves them in args or cfg.model, Whisper in dims."""
     if not isinstance(value, Mapping):
         return {}
     cfg = value.get("cfg")
     model_cfg = cfg.get("model") if isinstance(cfg, Mapping) else None
-    for args in (value.get("args"), model_cfg):
+    for args in (value.get("args"), model_cfg, value.get("dims")):
         items = vars(args) if isinstance(args, argparse.Namespace) else args
         if isinstance(items, Mapping):
             return {name: v for name, v in items.items() if isinstance(name, str) and _is_json_scalar(v)}
