@@ -1,4 +1,4 @@
-"""Linear layers of int8 rows: C equals the formula, both are near the floats, and the native decoder takes such a head."""
+"""Linear layers of int8 rows: C equals the formula, both are near the floats, the native decoder takes such a head."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class GgmlFile(LazyStateDict):
     def __init__(self, path: str | Path) -> None:
         self.where = Path(path)
         self._map = map_file(path, 4 * len(SIZES), _("a ggml file"))
-        reader = _Reader(self._map, path)
+        reader = _GgmlReader(self._map, path)
         self.sizes = reader.read_sizes()
         reader.skip_filters(self.sizes["mels"])
         self.pieces = reader.read_pieces()
@@ -79,7 +79,7 @@ class GgmlFile(LazyStateDict):
         return torch.empty(tensor.shape, dtype=tensor.ggml_type.dtype or torch.float32, device="meta")
 
 
-class _Reader(ByteCursor):
+class _GgmlReader(ByteCursor):
     """Reads the parts of the file in their order."""
 
     def read_sizes(self) -> dict[str, int]:
