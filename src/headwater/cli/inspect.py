@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headwater.cli import inputs, kernels
+from headwater.cli import images, inputs, kernels
 from headwater.cli.parser import escape_control
 from headwater.errors import BadInput, BadSetting
 from headwater.i18n import _, language
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     help_text = _("a folder, a run, a .gguf file or a known name (headwater models)")
     add("model", metavar="MODEL", help=help_text)
-    help_text = _("the input text, or a file with it; for an encoder-decoder, the source")
+    help_text = _("the input text, or a file with it; for an encoder-decoder, the source; for an image model, an image")
     add("text", help=help_text)
     help_text = _("the text is a text, even if it looks like a file name")
     add("--as-text", action="store_true", help=help_text)
@@ -46,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.head is not None and args.layer is None:
         raise BadSetting(_("inspect: --head needs --layer, got none; give a layer, from 0"))
+    if images.looks_like_images([args.text]) and not args.as_text:
+        inspect_image(args)
+        return
     from headwater.inspection.api import inspect
 
     analyses = [name.strip() for name in args.analyses.split(",")] if args.analyses else None
@@ -69,6 +72,46 @@ def run(args: argparse.Namespace) -> None:
     print(escape_control("\n".join(map(str, summary(report)))))
     for line in output_lines(args.out, paths):
         print(line)
+
+
+def inspect_image(args: argparse.Namespace) -> None:
+    """Print what an image model sees in an image, and draw it into --out: overlays, and one of every head."""
+    from headwater.families.load import load
+    from headwater.inspection.image_figures import plot_heads, plot_image_maps
+    from headwater.inspection.image_maps import image_maps
+    from headwater.vision.images import read_image
+
+    loaded = load(args.model)
+    if loaded.processor is None:
+        raise BadInput(_("{model} has no preprocessor_config.json, so it takes no image", model=args.model))
+    pixels = read_image(args.text)
+    kernels.warn_missing()
+    maps = image_maps(loaded.model, loaded.processor([pixels]))
+    label = loaded.labels[maps.best] if loaded.labels else ""
+    rows, columns = maps.rollout.shape
+    top = maps.rollout.argmax()
+    result = {
+        "image": args.text,
+        "label": label,
+        "grid": [rows, columns],
+        "most_attended_patch": [int(top // columns), int(top % columns)],
+        "rollout": maps.rollout.round(5).tolist(),
+        "attribution": maps.attribution.round(5).tolist(),
+    }
+    if args.json:
+        print(json.dumps(result, ensure_ascii=False))
+    else:
+        print(escape_control(f"{args.text}  {label}"))
+        place = _("row {row}, column {column}", row=top // columns + 1, column=top % columns + 1)
+        print(_("{rows} x {columns} patches; most attended: {place}", rows=rows, columns=columns, place=place))
+    if args.out:
+        folder = Path(args.out)
+        folder.mkdir(parents=True, exist_ok=True)
+        suffix = "svg" if args.svg else "png"
+        resized = loaded.processor.resize(pixels)
+        plot_image_maps(resized, maps, label, folder / f"attention.{suffix}")
+        plot_heads(resized, maps, label, folder / f"heads.{suffix}")
+        print(_("wrote {first} and {second}", first=folder / f"attention.{suffix}", second=folder / f"heads.{suffix}"))
 
 
 def load_model(name: str) -> LoadedModel | Predictor:
