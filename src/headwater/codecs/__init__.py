@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from headwater.codecs.base import Codec, CodecSpec, PictureCodec
 from headwater.codecs.dvae import DVAE
+from headwater.codecs.encodec import EnCodec
 from headwater.codecs.folder import find_codec, is_codec, load_codec, read_codec_metadata, read_codec_spec, save_codec
 from headwater.codecs.vqgan import VQGAN
 from headwater.codecs.vqvae import VQVAE
@@ -17,6 +18,7 @@ __all__ = [
     "VQVAE",
     "Codec",
     "CodecSpec",
+    "EnCodec",
     "PictureCodec",
     "find_codec",
     "is_codec",

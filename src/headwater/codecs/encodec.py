@@ -1,0 +1,355 @@
+"""EnCodec, a sound codec: convolutions over the waveform and residual codebooks (Défossez et al. 2022).
+
+    encoder   conv ── for each ratio: residual blocks, ELU, strided conv ── LSTM ── ELU, conv ── K codebooks
+    decoder   sum of the codebooks' rows ── conv ── LSTM ── for each ratio: ELU, transposed conv, residual blocks ── conv
+
+A frame stands for the product of the ratios in samples (320 at 24 kHz); its ids are one for each codebook, the first
+the coarsest. A sound [B, C, T] becomes ids [B, frames, K].
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from headwater.codecs.base import Codec, CodecSpec
+from headwater.codecs.codebook import ResidualCodebooks
+from headwater.codecs.registry import register_codec
+from headwater.core.base import check_positive
+from headwater.core.embeddings import describe
+from headwater.errors import BadFile, BadInput
+from headwater.i18n import _
+from headwater.parts import must, part
+from headwater.weights.hf_config import HFConfig
+from headwater.weights.name_map import name_map
+
+MAX_LSTM_LAYERS = 4
+
+
+@part
+class EnCodec(CodecSpec):
+    """EnCodec. ratios: of the decoder, the first the coarsest. causal: no frame depends on later samples.
+
+    group_norm: a norm after each convolution in place of weight normalization. shortcut: a convolution around each
+    residual block. compress: the inner channels of a residual block are that many times fewer.
+    """
+
+    sampling_rate: int = 24000
+    channels: int = 1
+    filters: int = 32
+    width: int = 128
+    ratios: tuple[int, ...] = (8, 5, 4, 2)
+    blocks: int = 1
+    kernel: int = 7
+    last_kernel: int = 7
+    residual_kernel: int = 3
+    dilation_growth: int = 2
+    compress: int = 2
+    lstm_layers: int = 2
+    num_books: int = 32
+    num_codes: int = 1024
+    causal: bool = True
+    group_norm: bool = False
+    shortcut: bool = True
+    padding: str = "reflect"
+
+    def __post_init__(self) -> None:
+        sizes = ("sampling_rate", "channels", "filters", "width", "blocks", "compress", "lstm_layers", "num_books")
+        for name in (*sizes, "num_codes", "kernel", "last_kernel", "residual_kernel", "dilation_growth"):
+            check_positive(self, name, _("see the file's config.json"))
+        bounded = self.blocks <= 64 and self.num_books <= 256 and self.lstm_layers <= MAX_LSTM_LAYERS
+        must(bounded, self, _("blocks, lstm_layers and num_books must be usual"), self.blocks, _("1, 2 and 32 are"))
+        in_range = 1 <= len(self.ratios) <= 10 and all(1 <= ratio <= 1024 for ratio in self.ratios)
+        must(in_range, self, _("ratios must be 1 to 10 numbers up to 1024"), self.ratios, _("(8, 5, 4, 2) is usual"))
+        known = self.padding in ("reflect", "constant", "replicate")
+        must(known, self, _("padding must be reflect, constant or replicate"), self.padding, _("reflect is usual"))
+
+    @property
+    def hop(self) -> int:
+        """Samples of a frame."""
+        return math.prod(self.ratios)
+
+    def build_module(self) -> EnCodecModel:
+        return EnCodecModel(self)
+
+
+class EnCodecModel(Codec):
+    """The encoder, the codebooks and the decoder of EnCodec."""
+
+    def __init__(self, spec: EnCodec) -> None:
+        super().__init__(spec, spec.num_codes)
+        self.channels = spec.channels
+        self.hop = spec.hop
+        self.num_books = spec.num_books
+        self.frame_rate = spec.sampling_rate / spec.hop
+        self.encoder = SoundEncoder(spec)
+        self.quantizer = ResidualCodebooks(spec.num_books, spec.num_codes, spec.width)
+        self.decoder = SoundDecoder(spec)
+
+    def books_for(self, kilobits: float) -> int:
+        """How many codebooks a bit rate, in kilobits a second, has room for."""
+        bits = math.log2(self.num_codes) * self.frame_rate
+        return min(self.num_books, max(1, int(kilobits * 1000 / bits)))
+
+    def encode(self, signal: Tensor, num_books: int | None = None) -> Tensor:
+        """Sounds [B, C, T] to ids [B, frames, K] of the first num_books codebooks."""
+        if not signal.is_floating_point() or signal.dim() != 3 or signal.shape[1] != self.channels or not signal.numel():
+            raise BadInput(
+                _(
+                    "codec: sounds must be floats [batch, {channels}, samples], got {got}; correct its shape",
+                    channels=self.channels,
+                    got=describe(signal),
+                )
+            )
+        return self.quantizer.encode(self.encoder(signal).transpose(1, 2), num_books)
+
+    def decode(self, ids: Tensor) -> Tensor:
+        """Ids [B, frames, K] of the first K codebooks to sounds [B, C, frames · hop]."""
+        self.check_ids(ids)
+        if ids.dim() != 3 or not 1 <= ids.shape[2] <= self.num_books:
+            raise BadInput(
+                _(
+                    "codec: the ids of sounds must be [batch, frames, 1 to {books}], got {got}; correct their shape",
+                    books=self.num_books,
+                    got=describe(ids),
+                )
+            )
+        return self.decoder(self.quantizer.decode(ids).transpose(1, 2))
+
+
+class SoundEncoder(nn.Module):
+    """Sounds [B, C, T] to latents [B, D, frames]."""
+
+    def __init__(self, spec: EnCodec) -> None:
+        super().__init__()
+        width = spec.filters
+        layers: list[nn.Module] = [SoundConv(spec, spec.channels, width, spec.kernel)]
+        for ratio in reversed(spec.ratios):
+            layers += [SoundResidual(spec, width, spec.dilation_growth**j) for j in range(spec.blocks)]
+            layers += [nn.ELU(), SoundConv(spec, width, 2 * width, 2 * ratio, stride=ratio)]
+            width *= 2
+        layers += [ResidualLSTM(width, spec.lstm_layers), nn.ELU(), SoundConv(spec, width, spec.width, spec.last_kernel)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class SoundDecoder(nn.Module):
+    """Latents [B, D, frames] to sounds [B, C, frames · hop]."""
+
+    def __init__(self, spec: EnCodec) -> None:
+        super().__init__()
+        width = spec.filters * 2 ** len(spec.ratios)
+        layers: list[nn.Module] = [SoundConv(spec, spec.width, width, spec.kernel)]
+        layers += [ResidualLSTM(width, spec.lstm_layers)]
+        for ratio in spec.ratios:
+            layers += [nn.ELU(), SoundTransposedConv(spec, width, width // 2, ratio)]
+            width //= 2
+            layers += [SoundResidual(spec, width, spec.dilation_growth**j) for j in range(spec.blocks)]
+        self.layers = nn.Sequential(*layers, nn.ELU(), SoundConv(spec, width, spec.channels, spec.last_kernel))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class NormedWeight(nn.Module):
+    """The weight of a convolution, normalized: weight = scale · direction / |direction|, by row of dimension 0."""
+
+    def __init__(self, shape: tuple[int, int, int], outgoing: int, group_norm: bool) -> None:
+        super().__init__()
+        bound = (shape[1] * shape[2]) ** -0.5
+        values = torch.empty(shape).uniform_(-bound, bound)
+        self.bias = nn.Parameter(torch.zeros(outgoing))
+        self.norm: nn.Module = nn.Identity()
+        if group_norm:
+            self.weight = nn.Parameter(values)
+            self.norm = nn.GroupNorm(1, outgoing)
+        else:
+            self.scale = nn.Parameter(values.flatten(1).norm(dim=1)[:, None, None])
+            self.direction = nn.Parameter(values)
+
+    def kernel_weight(self) -> Tensor:
+        """The weight of the convolution."""
+        if "weight" in self._parameters:
+            return self.weight
+        return torch._weight_norm(self.direction, self.scale, 0)
+
+
+class SoundConv(NormedWeight):
+    """A convolution padded so that T samples give ⌈T / stride⌉ frames; causal: on the left alone, as far as possible."""
+
+    def __init__(
+        self, spec: EnCodec, incoming: int, outgoing: int, kernel: int, stride: int = 1, dilation: int = 1
+    ) -> None:
+        super().__init__((outgoing, incoming, kernel), outgoing, spec.group_norm)
+        self.stride = stride
+        self.dilation = dilation
+        self.causal = spec.causal
+        self.mode = spec.padding
+        self.total = (kernel - 1) * dilation + 1 - stride  # padding on both sides
+
+    def forward(self, x: Tensor) -> Tensor:
+        extra = -x.shape[-1] % self.stride  # so that the last frame is full
+        right = 0 if self.causal else self.total // 2
+        x = pad(x, self.total - right, right + extra, self.mode)
+        return self.norm(F.conv1d(x, self.kernel_weight(), self.bias, self.stride, dilation=self.dilation))
+
+
+class SoundTransposedConv(NormedWeight):
+    """A transposed convolution: each frame gives `ratio` samples, what overhangs is cut."""
+
+    def __init__(self, spec: EnCodec, incoming: int, outgoing: int, ratio: int) -> None:
+        super().__init__((incoming, outgoing, 2 * ratio), outgoing, spec.group_norm)
+        self.ratio = ratio
+        self.right = ratio if spec.causal else ratio // 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(F.conv_transpose1d(x, self.kernel_weight(), self.bias, self.ratio))
+        return y[..., self.ratio - self.right : y.shape[-1] - self.right]
+
+
+class SoundResidual(nn.Module):
+    """shortcut(x) + two convolutions through fewer channels, an ELU before each."""
+
+    def __init__(self, spec: EnCodec, width: int, dilation: int) -> None:
+        super().__init__()
+        hidden = max(1, width // spec.compress)
+        self.block = nn.Sequential(
+            nn.ELU(),
+            SoundConv(spec, width, hidden, spec.residual_kernel, dilation=dilation),
+            nn.ELU(),
+            SoundConv(spec, hidden, width, 1),
+        )
+        self.shortcut = SoundConv(spec, width, width, 1) if spec.shortcut else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shortcut(x) + self.block(x)
+
+
+class ResidualLSTM(nn.Module):
+    """x + LSTM(x) over time, [B, D, T]."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(width, width, layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = x.permute(2, 0, 1)  # [T, B, D]
+        return (self.lstm(steps)[0] + steps).permute(1, 2, 0)
+
+
+def pad(x: Tensor, left: int, right: int, mode: str) -> Tensor:
+    """Pad time. A sound too short to be reflected is extended by zeros first, which are cut again."""
+    short = max(0, max(left, right) - x.shape[-1] + 1) if mode == "reflect" else 0
+    padded = F.pad(F.pad(x, (0, short)), (left, right), mode)
+    return padded[..., : padded.shape[-1] - short]
+
+
+# -------------------------------------------------------------------------------------------------- published files
+
+
+def _conv_names(old: str, new: str) -> str:
+    """The rules of one convolution, with weight normalization or with a norm after it."""
+    return f"""
+    {old}.conv.parametrizations.weight.original0    {new}.scale
+    {old}.conv.parametrizations.weight.original1    {new}.direction
+    {old}.conv.bias                                 {new}.bias
+    {old}.conv.weight                               {new}.weight
+    {old}.norm                                      {new}.norm
+    """
+
+
+def _names() -> str:
+    rules = """
+    .weight_g = .parametrizations.weight.original0
+    .weight_v = .parametrizations.weight.original1
+    quantizer.layers.{i}.codebook.embed          quantizer.books.{i}.table
+    quantizer.layers.{i}.codebook.embed_avg      quantizer.books.{i}.sums
+    quantizer.layers.{i}.codebook.cluster_size   quantizer.books.{i}.counts
+    quantizer.layers.{i}.codebook.inited         quantizer.books.{i}.updates
+    """
+    for side in ("encoder", "decoder"):
+        layer = f"{side}.layers.{{i}}"
+        for place in ("", ".block.{j}", ".shortcut"):
+            rules += _conv_names(layer + place, layer + place)
+        for n in range(MAX_LSTM_LAYERS):
+            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+                rules += f"{layer}.lstm.{name}_l{n}  {layer}.lstm.{name}_l{n}\n"
+    return rules
+
+
+def config_of_encodec(spec: EnCodec) -> dict[str, object]:
+    """The inverse of read_encodec."""
+    bits = math.log2(spec.num_codes) * math.ceil(spec.sampling_rate / spec.hop)
+    return {
+        "model_type": "encodec",
+        "architectures": ["EncodecModel"],
+        "target_bandwidths": [bits * spec.num_books / 1000],
+        "sampling_rate": spec.sampling_rate,
+        "audio_channels": spec.channels,
+        "normalize": False,
+        "chunk_length_s": None,
+        "overlap": None,
+        "hidden_size": spec.width,
+        "num_filters": spec.filters,
+        "num_residual_layers": spec.blocks,
+        "upsampling_ratios": list(spec.ratios),
+        "norm_type": "time_group_norm" if spec.group_norm else "weight_norm",
+        "kernel_size": spec.kernel,
+        "last_kernel_size": spec.last_kernel,
+        "residual_kernel_size": spec.residual_kernel,
+        "dilation_growth_rate": spec.dilation_growth,
+        "use_causal_conv": spec.causal,
+        "pad_mode": spec.padding,
+        "compress": spec.compress,
+        "num_lstm_layers": spec.lstm_layers,
+        "trim_right_ratio": 1.0,
+        "codebook_size": spec.num_codes,
+        "codebook_dim": spec.width,
+        "use_conv_shortcut": spec.shortcut,
+    }
+
+
+@register_codec("encodec", name_map(_names()), config_of_encodec)
+def read_encodec(config: HFConfig) -> EnCodec:
+    """transformers' config.json of EnCodec. The 48 kHz model, which normalizes chunks of a second, is refused."""
+    if config.get_bool("normalize", default=False) or "chunk_length_s" in config:
+        raise BadFile(
+            _("{where}: EnCodec in normalized chunks (48 kHz) cannot be read; use the 24 or 32 kHz one", where=config.where)
+        )
+    if config.get_float("trim_right_ratio", default=1.0) != 1.0:
+        raise BadFile(_("{where}: trim_right_ratio must be 1, as in all published models", where=config.where))
+    config.ignore("overlap", "chunk_length_s")
+    sampling_rate = config.get_int("sampling_rate", maximum=1_000_000, default=24000)
+    ratios = tuple(config.get_list("upsampling_ratios", int, [8, 5, 4, 2]))
+    num_codes = config.get_int("codebook_size", default=1024)
+    width = config.get_int("hidden_size", default=128)
+    config.get_int("codebook_dim", minimum=width, maximum=width, default=width)
+    rates = config.get_list("target_bandwidths", float, [1.5, 3.0, 6.0, 12.0, 24.0])
+    hop = max(1, math.prod(ratio for ratio in ratios if ratio > 0))
+    frame_rate = math.ceil(sampling_rate / hop)
+    return EnCodec(
+        sampling_rate,
+        config.get_int("audio_channels", maximum=2, default=1),
+        config.get_int("num_filters", default=32),
+        width,
+        ratios,
+        blocks=config.get_int("num_residual_layers", maximum=64, default=1),
+        kernel=config.get_int("kernel_size", maximum=1024, default=7),
+        last_kernel=config.get_int("last_kernel_size", maximum=1024, default=7),
+        residual_kernel=config.get_int("residual_kernel_size", maximum=1024, default=3),
+        dilation_growth=config.get_int("dilation_growth_rate", maximum=1024, default=2),
+        compress=config.get_int("compress", default=2),
+        lstm_layers=config.get_int("num_lstm_layers", maximum=MAX_LSTM_LAYERS, default=2),
+        num_books=min(256, max(1, int(1000 * max(rates, default=24.0) / (frame_rate * math.log2(max(2, num_codes)))))),
+        num_codes=num_codes,
+        causal=config.get_bool("use_causal_conv", default=True),
+        group_norm=config.get_str("norm_type", choices=("weight_norm", "time_group_norm"), default="weight_norm")
+        == "time_group_norm",
+        shortcut=config.get_bool("use_conv_shortcut", default=True),
+        padding=config.get_str("pad_mode", choices=("reflect", "constant", "replicate"), default="reflect"),
+    )
