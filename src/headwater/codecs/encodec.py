@@ -96,7 +96,12 @@ class EnCodecModel(Codec):
 
     def encode(self, signal: Tensor, num_books: int | None = None) -> Tensor:
         """Sounds [B, C, T] to ids [B, frames, K] of the first num_books codebooks."""
-        if not signal.is_floating_point() or signal.dim() != 3 or signal.shape[1] != self.channels or not signal.numel():
+        if (
+            not signal.is_floating_point()
+            or signal.dim() != 3
+            or signal.shape[1] != self.channels
+            or not signal.numel()
+        ):
             raise BadInput(
                 _(
                     "codec: sounds must be floats [batch, {channels}, samples], got {got}; correct its shape",
@@ -131,7 +136,11 @@ class SoundEncoder(nn.Module):
             layers += [SoundResidual(spec, width, spec.dilation_growth**j) for j in range(spec.blocks)]
             layers += [nn.ELU(), SoundConv(spec, width, 2 * width, 2 * ratio, stride=ratio)]
             width *= 2
-        layers += [ResidualLSTM(width, spec.lstm_layers), nn.ELU(), SoundConv(spec, width, spec.width, spec.last_kernel)]
+        layers += [
+            ResidualLSTM(width, spec.lstm_layers),
+            nn.ELU(),
+            SoundConv(spec, width, spec.width, spec.last_kernel),
+        ]
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -319,7 +328,10 @@ def read_encodec(config: HFConfig) -> EnCodec:
     """transformers' config.json of EnCodec. The 48 kHz model, which normalizes chunks of a second, is refused."""
     if config.get_bool("normalize", default=False) or "chunk_length_s" in config:
         raise BadFile(
-            _("{where}: EnCodec in normalized chunks (48 kHz) cannot be read; use the 24 or 32 kHz one", where=config.where)
+            _(
+                "{where}: EnCodec in normalized chunks (48 kHz) cannot be read; use the 24 or 32 kHz one",
+                where=config.where,
+            )
         )
     if config.get_float("trim_right_ratio", default=1.0) != 1.0:
         raise BadFile(_("{where}: trim_right_ratio must be 1, as in all published models", where=config.where))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from headwater.families import (
     albert,
+    bark,
     bart,
     bert,
     bigbird,
@@ -32,6 +33,7 @@ __all__ = [
     "FAMILIES",
     "Family",
     "albert",
+    "bark",
     "bart",
     "bert",
     "bigbird",
