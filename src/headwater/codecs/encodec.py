@@ -1,7 +1,7 @@
 """EnCodec, a sound codec: convolutions over the waveform and residual codebooks (Défossez et al. 2022).
 
     encoder   conv ── for each ratio: residual blocks, ELU, strided conv ── LSTM ── ELU, conv ── K codebooks
-    decoder   sum of the codebooks' rows ── conv ── LSTM ── for each ratio: ELU, transposed conv, residual blocks ── conv
+    decoder   sum of the books' rows ── conv ── LSTM ── for each ratio: ELU, transposed conv, residual blocks ── conv
 
 A frame stands for the product of the ratios in samples (320 at 24 kHz); its ids are one for each codebook, the first
 the coarsest. A sound [B, C, T] becomes ids [B, frames, K].
@@ -189,7 +189,7 @@ class NormedWeight(nn.Module):
 
 
 class SoundConv(NormedWeight):
-    """A convolution padded so that T samples give ⌈T / stride⌉ frames; causal: on the left alone, as far as possible."""
+    """A convolution padded so that T samples give ⌈T / stride⌉ frames; causal: on the left, as far as possible."""
 
     def __init__(
         self, spec: EnCodec, incoming: int, outgoing: int, kernel: int, stride: int = 1, dilation: int = 1
