@@ -284,6 +284,7 @@ def registered() -> set[str]:
     """The values that flags accept: choices, formats and units."""
     from headwater.data.augment import AUGMENTATIONS
     from headwater.data.readers.lines import ERROR_POLICIES
+    from headwater.families.attentions import ATTENTIONS
     from headwater.inspection.api import ANALYSES
     from headwater.tasks import OBJECTIVES, TASKS
     from headwater.text.train import ALGORITHMS
@@ -299,6 +300,7 @@ def registered() -> set[str]:
         ALGORITHMS,
         ERROR_POLICIES,
         ANALYSES,
+        ATTENTIONS,
         OPTIMIZERS,
         DTYPES,
         SIZES,

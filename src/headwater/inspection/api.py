@@ -135,7 +135,7 @@ ANALYSES: dict[str, Callable[[AnalysisRequest], InspectionResult]] = {
     "visibility": lambda request: measure_visibility(request.model),
     "costs": _costs,
 }
-DEFAULT_ANALYSES = tuple(name for name in ANALYSES if name not in ("ablation", "visibility"))
+DEFAULT_ANALYSES = tuple(name for name in ANALYSES if name != "ablation")
 
 
 @dataclass(frozen=True, eq=False)
