@@ -18,7 +18,7 @@ from headwater.parts import part
 
 
 @part
-class Frames(EmbeddingSpec):
+class NumberFrames(EmbeddingSpec):
     """Frames of numbers [B, T, width], one slot each."""
 
     width: int
@@ -44,7 +44,7 @@ class FramesEmbedding(InputEmbedding):
 @pytest.fixture
 def listener():
     spec = headwater.transformer(11, 13, d_model=16, heads=2, layers=2)
-    return replace(spec, encoder=replace(spec.encoder, embed=Frames(5)), tied=()).build(seed=0).eval()
+    return replace(spec, encoder=replace(spec.encoder, embed=NumberFrames(5)), tied=()).build(seed=0).eval()
 
 
 def test_an_encoder_decoder_reads_a_signal(listener):
@@ -69,7 +69,7 @@ def test_padding_of_a_signal_changes_nothing(listener):
 
 def test_an_encoder_alone_reads_a_signal():
     spec = headwater.encoder(11, NoHead(), d_model=16, heads=2, layers=1)
-    model = replace(spec, encoder=replace(spec.encoder, embed=Frames(5)), tied=()).build(seed=0).eval()
+    model = replace(spec, encoder=replace(spec.encoder, embed=NumberFrames(5)), tied=()).build(seed=0).eval()
     assert model(torch.randn(3, 4, 5)).shape == (3, 4, 16)
 
 
