@@ -45,6 +45,8 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--max-lines", type=int, default=2, metavar="N", help=_("lines of a subtitle, with the above"))
     help_text = _("standard input is 16-bit mono sound at 16 kHz that is still arriving: print each passage as it ends")
     parser.add_argument("--live", action="store_true", help=help_text)
+    help_text = _("draw the first window: spectrogram, words, and the cross-attention of each token (.png, .svg, .pdf)")
+    parser.add_argument("--plot", metavar="IMAGE", help=help_text)
     add_decoding_arguments(parser)
 
 
@@ -74,6 +76,10 @@ def run(args: argparse.Namespace) -> int:
     if args.live:
         transcribe_live(args, model)
         return 0
+    if args.plot:
+        from headwater.inspection.speech import align_speech
+
+        print(align_speech(args.files[0], model, args.language).plot(args.plot), file=sys.stderr)
     code = 0
     outputs = output_paths(args.files, args.out, args.to)
     for file, output in zip(args.files, outputs, strict=True):
@@ -93,6 +99,8 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise BadSetting(
             _("--live reads the standard input and prints text; headwater transcribe - --live, without --out and json")
         )
+    if args.plot and (len(args.files) > 1 or args.files == ["-"]):
+        raise BadSetting(_("--plot draws one recording; name one file"))
     if args.max_line_width < 0 or args.max_lines < 1:
         raise BadSetting(_("--max-line-width must be 0 or more and --max-lines 1 or more; correct them"))
 

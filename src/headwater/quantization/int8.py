@@ -74,7 +74,7 @@ def int8_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def quantize_int8(model: nn.Module, patterns: Sequence[str]) -> list[str]:
-    """Replace in place every linear layer whose path matches a pattern; their paths. The model is then for inference."""
+    """Replace in place every linear layer whose path matches a pattern, for inference; their paths."""
     linears = {path: module for path, module in model.named_modules() if isinstance(module, nn.Linear)}
     paths = [path for path in linears if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)]
     for path in paths:
