@@ -12,6 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import headwater
+from headwater.cli import main
 from headwater.codecs import load_codec
 from headwater.codecs.codebook import EMACodebook
 from headwater.codecs.vqvae import VQVAE, psnr
@@ -20,7 +21,7 @@ from headwater.data.readers.detect import SourceOptions, detect_source
 from headwater.data.readers.lines import BadRows
 from headwater.errors import BadInput, BadSetting, NotFound, TooLong
 from headwater.generation.guidance import MAX_BATCH_SEQUENCES
-from headwater.tasks.drawing import GRAY, PictureModel, decode_partial, draw, draw_steps, open_picture_model
+from headwater.tasks.drawing import GRAY, PictureModel, decode_partial, draw, draw_steps, open_picture_model, rerank
 from headwater.tasks.picture_codec import PictureCodecTask, load_pictures, to_pictures
 from headwater.tasks.text_to_image import TextImageDataset, TextToImage, empty_text
 from headwater.training.config import TrainConfig
@@ -239,6 +240,48 @@ def test_pictures_grow_row_by_row(model):
         assert torch.equal(
             decode_partial(model.codec, [[1, 2, 3, 0]]), model.codec.decode(torch.tensor([[1, 2, 3, 0]]))
         )
+
+
+class ByRedness:
+    """In place of a CLIP: a text is "red" or not, a picture as red as its pixels."""
+
+    def text_vectors(self, texts):
+        return torch.tensor([[1.0, 0.0] if "red" in text else [-1.0, 0.0] for text in texts])
+
+    def image_vectors(self, images):
+        return torch.tensor([[float(image[..., 0].mean()), 1.0] for image in images])
+
+
+def test_reranking_sorts_the_pictures_of_each_text():
+    pictures = torch.stack([torch.full((3, 4, 4), value) for value in (0.2, 0.8, 0.4, 0.9, 0.1, 0.5)])
+    best = rerank(ByRedness(), ["a red wall", "a dark wall"], pictures, keep=2)
+    assert best[:, 0, 0, 0].tolist() == pytest.approx([0.8, 0.4, 0.1, 0.5])
+    assert torch.equal(rerank(ByRedness(), ["red"], pictures, keep=6)[0], pictures[3])
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--n", "0"], "--n must be from 1"),
+        (["--keep", "2"], "--keep must be at most --n"),
+        (["--out", "x.jpg"], "--out must end in .png, got x.jpg"),
+        (["--every", "-1"], "--every and --top-k must be at least 0"),
+        (["--temperature", "1000"], "value must be 0"),
+        (["--scale", "-1"], "scale must be from 0 to 1000"),
+    ],
+)
+def test_the_command_refuses_in_one_line(run, flags, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["draw", str(run), "a red wall", *flags]) != 0
+    assert words in capsys.readouterr().err
+
+
+def test_the_command_writes_the_sheet_and_its_stages(run, capsys, tmp_path):
+    out = tmp_path / "sheet.png"
+    assert main(["draw", str(run), "a red wall", "a blue wall", "--n", "3", "--every", "2", "--out", str(out)]) == 0
+    assert "6 pictures, a row for each text" in capsys.readouterr().out
+    assert Image.open(out).size == (3 * 96 + 2 * 2, 2 * 96 + 2)
+    assert Image.open(tmp_path / "sheet.stages.png").size == (2 * 96 + 2, 6 * 96 + 5 * 2)
 
 
 def test_models_that_do_not_draw_are_refused(run, codec_run, tmp_path):

@@ -35,22 +35,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help=_("the same seed draws the same pictures"))
     help_text = _("rewrite the sheet after every N tokens, and keep all stages in PNG.stages.png")
     parser.add_argument("--every", type=int, default=0, metavar="N", help=help_text)
+    help_text = _("sort the pictures of each text by a CLIP, the most similar first: a folder, or a run of pairs")
+    parser.add_argument("--rerank", metavar="CLIP", help=help_text)
+    help_text = _("with --rerank: keep the K best pictures of each text (0: all)")
+    parser.add_argument("--keep", type=int, default=0, metavar="K", help=help_text)
 
 
 def run(args: argparse.Namespace) -> None:
     texts = [text.strip() for text in _read_texts(args.texts) if text.strip()]
     _check(args, texts)
     with gc_paused():
-        from headwater.tasks.drawing import open_picture_model
+        from headwater.families.matching import load_matcher
+        from headwater.tasks.drawing import open_picture_model, rerank
 
+        matcher = load_matcher(args.rerank) if args.rerank else None
         model = open_picture_model(args.model)
     kernels.warn_missing()
     out = Path(args.out)
     wanted = [text for text in texts for _copy in range(args.n)]
-    stages = _draw(model, wanted, args, out)
+    pictures, stages = _draw(model, wanted, args, out)
     if args.every:
         _write_stages(stages, out.with_suffix(".stages.png"))
-    print(_("{out}: {count} pictures, a row for each text", out=out, count=len(wanted)))
+    if matcher is not None:
+        pictures = rerank(matcher, texts, pictures, args.keep or args.n)
+        _write_sheet(pictures, args.keep or args.n, out)
+    print(_("{out}: {count} pictures, a row for each text", out=out, count=len(pictures)))
 
 
 def _read_texts(arguments: list[str]) -> Iterator[str]:
@@ -74,17 +83,20 @@ def _check(args: argparse.Namespace, texts: list[str]) -> None:
         )
     if args.every < 0 or args.top_k < 0:
         raise BadSetting(_("draw: --every and --top-k must be at least 0; leave them out"))
+    if not 0 <= args.keep <= args.n or (args.keep and not args.rerank):
+        raise BadSetting(
+            _("draw: --keep must be at most --n ({n}), with --rerank; got {keep}", n=args.n, keep=args.keep)
+        )
     if Path(args.out).suffix.lower() != ".png":
         raise BadSetting(_("draw: --out must end in .png, got {out}; sheets are written as PNG", out=args.out))
 
 
-def _draw(model: PictureModel, texts: list[str], args: argparse.Namespace, out: Path) -> list[Tensor]:
-    """Draw in batches and write the sheet after each stage; returns the stages of the first batch."""
+def _draw(model: PictureModel, texts: list[str], args: argparse.Namespace, out: Path) -> tuple[Tensor, list[Tensor]]:
+    """Draw in batches and write the sheet after each stage; returns the pictures, and the stages of the first batch."""
     import torch
 
     from headwater.generation.guidance import MAX_BATCH_SEQUENCES
     from headwater.tasks.drawing import GRAY, draw_steps
-    from headwater.vision.sheets import contact_sheet, to_pixels, write_png
 
     codec = model.codec
     pictures = torch.full((len(texts), 3, codec.size, codec.size), GRAY)
@@ -103,17 +115,20 @@ def _draw(model: PictureModel, texts: list[str], args: argparse.Namespace, out: 
         )
         for drawn in steps:
             pictures[first : first + len(batch)] = drawn
-            write_png(contact_sheet(to_pixels(pictures), args.n), out)
+            _write_sheet(pictures, args.n, out)
             if not first:
                 stages.append(drawn)
-    return stages
+    return pictures, stages
 
 
 def _write_stages(stages: list[Tensor], out: Path) -> None:
     """A sheet with a row for each picture, and its stages from left to right."""
     import torch
 
+    _write_sheet(torch.stack(stages, 1).flatten(0, 1), len(stages), out)  # [B · stages, 3, H, W]
+
+
+def _write_sheet(pictures: Tensor, columns: int, out: Path) -> None:
     from headwater.vision.sheets import contact_sheet, to_pixels, write_png
 
-    rows = torch.stack(stages, 1).flatten(0, 1)  # [B · stages, 3, H, W]
-    write_png(contact_sheet(to_pixels(rows), len(stages)), out)
+    write_png(contact_sheet(to_pixels(pictures), columns), out)

@@ -21,6 +21,7 @@ from headwater.core.model import Transformer
 from headwater.data.collate import SpecialTokens
 from headwater.errors import BadInput, BadSetting
 from headwater.families.load import find_model, load
+from headwater.families.matching import Matcher
 from headwater.generation.guidance import MAX_BATCH_SEQUENCES, Guidance, stream_guided
 from headwater.generation.penalties import AllowedTokens
 from headwater.generation.request import Request
@@ -29,6 +30,7 @@ from headwater.i18n import _
 from headwater.rng import fork_seed
 from headwater.text.tokenizer import Tokenizer
 from headwater.variants.text_image_positions import TextImagePositions
+from headwater.vision.sheets import to_pixels
 
 DEFAULT_SCALE = 3.0  # of the guidance
 GRAY = 0.5
@@ -133,6 +135,16 @@ def draw_steps(
         count = len(states[0].events)
         if count == rows * columns or (every and count and count % every == 0):
             yield decode_partial(model.codec, [[id - model.first_code for id in state.output_ids] for state in states])
+
+
+def rerank(matcher: Matcher, texts: Sequence[str], pictures: Tensor, keep: int) -> Tensor:
+    """Of the pictures [T · n, 3, H, W] of each text the `keep` that a CLIP finds most similar to it, the best first."""
+    each = len(pictures) // len(texts)
+    images = matcher.image_vectors(list(to_pixels(pictures))).unflatten(0, (len(texts), each))  # [T, n, W]
+    cosines = torch.einsum("tnw,tw->tn", images, matcher.text_vectors(texts))
+    best = cosines.sort(dim=1, descending=True, stable=True).indices[:, :keep]  # [T, keep]
+    rows = torch.arange(len(texts))[:, None] * each + best
+    return pictures[rows.flatten()]
 
 
 @torch.inference_mode()
