@@ -291,5 +291,7 @@ def test_models_that_do_not_draw_are_refused(run, codec_run, tmp_path):
         loaded = headwater.load(run)
         loaded.tokenizer.save(tmp_path / "plain")
         open_picture_model(tmp_path / "plain")
+    with pytest.raises(BadInput, match="is a codec alone; give the run of text-to-image"):
+        open_picture_model(codec_run)
     with pytest.raises(BadSetting, match="text-to-image needs a picture codec"):
         TextToImage().model_spec(TrainConfig(), 10, 0)

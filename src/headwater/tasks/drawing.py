@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headwater.codecs import PictureCodec, find_codec, load_codec
+from headwater.codecs import PictureCodec, find_codec, is_codec, load_codec
 from headwater.core.model import Transformer
 from headwater.data.collate import SpecialTokens
 from headwater.errors import BadInput, BadSetting
@@ -72,6 +72,10 @@ class PictureModel:
 def open_picture_model(name: str | Path) -> PictureModel:
     """Load a run of text-to-image, or a folder of DALL-E mini, with the codec in its folder `codec`."""
     path = find_model(name)
+    if is_codec(path):
+        raise BadInput(
+            _("draw: {name} is a codec alone; give the run of text-to-image that was trained with it", name=name)
+        )
     loaded = load(name)
     if loaded.tokenizer is None or loaded.model.decoder is None:
         raise BadInput(_("draw: the model must draw pictures, this one does not; train with --task text-to-image"))
