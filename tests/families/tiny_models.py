@@ -76,6 +76,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vocab_size": VOCAB, "d_model": 16, "n_layer": 2, "n_head": 2, "d_head": 6, "d_inner": 24, "d_embed": 8,
         "cutoffs": [20, 40], "div_val": 2, "mem_len": 64, "same_length": False,
     },
+    "longformer": ENCODER | {"attention_window": 4},
+    "led": {key: value for key, value in PAIR.items() if key != "max_position_embeddings"} | {"attention_window": 4},
+    "big_bird": ENCODER | {"block_size": 4, "num_random_blocks": 1},
+    "bigbird_pegasus": PAIR | {"block_size": 4, "num_random_blocks": 1},
+    "longt5": T5 | {"encoder_attention_type": "transient-global", "local_radius": 2, "global_block_size": 3},
+    "reformer": {
+        "vocab_size": VOCAB, "hidden_size": 16, "num_attention_heads": 2, "attention_head_size": 6, "hash_seed": 0,
+        "feed_forward_size": 24, "attn_layers": ["local", "lsh"], "axial_pos_shape": [4, 16],
+        "axial_pos_embds_dim": [4, 12], "max_position_embeddings": 64, "is_decoder": True,
+    },
     "vit": IMAGE,
     "deit": IMAGE,
 }  # fmt: skip

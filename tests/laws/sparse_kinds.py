@@ -166,7 +166,24 @@ KINDS = {
     "longformer, grouped": Kind(
         "longformer, grouped", _longformer(kv_heads=2), (*ALWAYS, *PADDED, "packed_is_alone"), longformer_sees, True
     ),
+    "longformer, rotary": Kind(
+        "longformer, rotary",
+        _longformer(position=hw.Rotary()),
+        (*ALWAYS, *PADDED, "packed_is_alone"),
+        longformer_sees,
+        packed=True,
+    ),
+    "chunks, rotary": Kind(
+        "chunks, rotary",
+        ChunkedAttention(HEADS, chunk=4, mask=hw.Causal(), position=hw.Rotary()),
+        (*UNPADDED, "padded_right_is_unpadded"),
+        chunks_see,
+        holes=False,
+    ),
     "longformer, first token": Kind(
-        "longformer, first token", _longformer(global_tokens=FirstTokenIsGlobal()), (*ALWAYS, *PADDED), longformer_sees
+        "longformer, first token",
+        _longformer(global_tokens=FirstTokenIsGlobal()),
+        (*ALWAYS, *PADDED, "packed_is_alone"),
+        longformer_sees,
     ),
 }

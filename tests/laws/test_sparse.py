@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import combinations as cases
 import pytest
@@ -12,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from law_kit import LAWS
 from law_tools import grads, ids, pull, same
-from sparse_kinds import KINDS, Kind, Tokens
+from sparse_kinds import HEADS, KINDS, Kind, Tokens
 
 from headwater.core import functional
+from headwater.inspection.attention import attention_sites, capture_weights
 from headwater.variants import bigbird, chunked_attention, longformer, transient_global
 
 TRIALS = [(law, name) for name, kind in KINDS.items() for law in kind.laws]
@@ -105,6 +107,7 @@ def check_weights(kind: Kind) -> None:
         same(loud, quiet, "hooked")
         assert len(weights) == len(taps)
         for each in weights:
+            assert each.shape == (2, HEADS, len(row), len(row))
             sums = each.sum(-1)
             if kind.name == "longt5":  # the rest is for the summaries
                 assert (sums < 1).all()
@@ -307,3 +310,14 @@ def test_the_law_sees(plant, law, monkeypatch):
             LAWS[law](KINDS["longformer, first token"].case())
     finally:
         cases.built.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["longformer", "bigbird", "lsh", "chunks", "longt5"])
+def test_inspect_sees_the_weights(name):
+    """The pictures of who sees whom read the weights of layers that attend by themselves."""
+    model = KINDS[name].case().model()
+    maps: list[torch.Tensor] = []
+    inputs = SimpleNamespace(model=model, hidden_states=lambda: model(ids(29)))
+    capture_weights(inputs, attention_sites(model), lambda site, first, weights: maps.append(weights))
+    assert [tuple(weights.shape) for weights in maps] == [(HEADS, 29, 29)] * 2
+    assert not any(tap._forward_hooks for name, tap in model.named_modules() if name.endswith("kernel.weights"))

@@ -49,8 +49,8 @@ SETTINGS = {
     ),
     "no window": (lambda: replace(LONGFORMER, mask=hw.Bidirectional()), "mask must be a window on both sides"),
     "positions in the attention": (
-        lambda: replace(LONGFORMER, position=hw.Rotary()),
-        "LongformerAttention: position must be left out, got Rotary(); add positions to the embedding",
+        lambda: encoder(replace(LONGFORMER, position=hw.RelativeBias())).build(seed=0),
+        "LongformerAttention cannot be used with a position encoding that adds a bias to the scores; use position",
     ),
     "chunks of nothing": (
         lambda: replace(CHUNKS, chunk=0),

@@ -166,6 +166,7 @@ class AttentionLayer(nn.Module):
     mask_group: int = 0  # set by the stack: index of this layer's MaskGroup in the ForwardContext
     attn_index: int = 0  # set by the stack: index among the attention layers of its block
     uses_global_tokens: ClassVar[bool] = False
+    calls_kernel: ClassVar[bool] = True  # False: it attends by itself, and gives the weights to kernel.weights
 
     def __init__(self, spec: Attention, d_model: int) -> None:
         super().__init__()

@@ -8,6 +8,7 @@ from headwater.core import (
     Attention,
     ClassificationHead,
     Embeddings,
+    FeedForward,
     LayerNorm,
     LMHead,
     MLMTransform,
@@ -78,7 +79,7 @@ def read_bigbird_spec(config: HFConfig, head_type: str) -> Model:
     """BERT with blocks. A decoder (is_decoder) is refused: with blocks, the published one sees the future."""
     _refuse_decoder(config)
     norm = LayerNorm(config.get_float("layer_norm_eps", default=1e-12))
-    activation = read_activation(config, "hidden_act", default="gelu_tanh")
+    activation = read_activation(config, "hidden_act", default="gelu_new")
     dropout = classifier_dropout(config)
     lm_head = LMHead(config.get_int("vocab_size"), bias=True, transform=MLMTransform(activation, norm))
     heads: dict[str, HeadSpec] = {
@@ -99,6 +100,7 @@ def read_bigbird_spec(config: HFConfig, head_type: str) -> Model:
         "pretraining": MultiTaskHead((("language", lm_head), ("next_sentence", ClassificationHead(2)))),
     }
     model = encoder_spec(config, heads[head_type])
+    model = swap(model, FeedForward, lambda ffn: replace(ffn, activation=activation))
     bias = "qkvo" if config.get_bool("use_bias", default=True) else "o"
     model = swap(model, Attention, lambda plain: bigbird_attention(config, replace(plain, bias=bias)))
     if not config.get_bool("rescale_embeddings", default=False):

@@ -94,6 +94,7 @@ def _check_range(name: str, numbers: Sequence[int] | None, count: int) -> None:
 # --------------------------------------------------------------------------------------------------- capturing weights
 
 WeightsCallback = Callable[[AttentionSite, int, Tensor], None]  # site, first query, weights [H, queries, S]
+WeightsOf = Callable[[nn.Module, Any, Any], Iterator[tuple[int, Tensor]]]
 
 
 def capture_weights(inputs: TokenizedInput, sites: Sequence[AttentionSite], callback: WeightsCallback) -> None:
@@ -101,26 +102,37 @@ def capture_weights(inputs: TokenizedInput, sites: Sequence[AttentionSite], call
     sites_by_call = {(site.path, site.call_index): site for site in sites}
     with eval_mode(inputs.model), contextlib.ExitStack() as hooks:
         for path in dict.fromkeys(site.path for site in sites):
-            kernel = inputs.model.get_submodule(f"{path}.kernel")
-            handle = kernel.register_forward_hook(_capture_hook(path, sites_by_call, callback))
+            layer: Any = inputs.model.get_submodule(path)
+            source = layer.kernel if layer.calls_kernel else layer.kernel.weights
+            weights_of = _weights_of_call if layer.calls_kernel else _weights_of_tap
+            handle = source.register_forward_hook(_capture_hook(path, sites_by_call, callback, weights_of))
             hooks.callback(handle.remove)
         inputs.hidden_states()
 
 
 def _capture_hook(
-    path: str, sites: dict[tuple[str, int], AttentionSite], callback: WeightsCallback
+    path: str, sites: dict[tuple[str, int], AttentionSite], callback: WeightsCallback, weights_of: WeightsOf
 ) -> Callable[..., None]:
     num_calls = 0
 
-    def hook(kernel: nn.Module, inputs: Any, output: Any) -> None:
+    def hook(module: nn.Module, inputs: Any, output: Any) -> None:
         nonlocal num_calls
         site = sites.get((path, num_calls))
         num_calls += 1
         if site is not None:
-            for first, weights in weights_in_chunks(kernel, *inputs[:4]):
+            for first, weights in weights_of(module, inputs, output):
                 callback(site, first, weights)
 
     return hook
+
+
+def _weights_of_call(kernel: nn.Module, inputs: Any, output: Any) -> Iterator[tuple[int, Tensor]]:
+    return weights_in_chunks(kernel, *inputs[:4])
+
+
+def _weights_of_tap(tap: nn.Module, inputs: Any, output: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Those of a layer that attends by itself (Longformer, LSH): it has computed them for the hook."""
+    yield 0, output[0].float()
 
 
 def weights_in_chunks(kernel: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Iterator[tuple[int, Tensor]]:

@@ -143,6 +143,7 @@ class BigBirdAttention(Attention):
 class BigBirdLayer(AttentionLayer):
     """The module of BigBirdAttention."""
 
+    calls_kernel = False
     spec: BigBirdAttention
 
     @property

@@ -48,6 +48,7 @@ class ChunkedAttention(Attention):
 class ChunkedLayer(AttentionLayer):
     """The module of ChunkedAttention."""
 
+    calls_kernel = False
     spec: ChunkedAttention
 
     @property
@@ -62,6 +63,8 @@ class ChunkedLayer(AttentionLayer):
         q = self.q_norm(split_heads(q, self.heads))  # [B, H, S, K]
         k = self.k_norm(split_heads(k, self.kv_heads))
         v = split_heads(v, self.kv_heads)
+        group = context.mask_groups[self.mask_group]
+        q, k = group.mask.position.rotate(q, k, group.cos_sin)
         key_mask = context.inputs.attention_mask
 
         # whole chunks
@@ -71,7 +74,8 @@ class ChunkedLayer(AttentionLayer):
             key_mask = torch.ones_like(x[..., 0], dtype=torch.bool) if key_mask is None else key_mask
             key_mask = F.pad(key_mask, (0, padding))
         if self.kernel.weights.has_hooks:
-            out = self.kernel.eager(q, k, v, self._dense_bias(q, key_mask))
+            bias = self._dense_bias(q, key_mask)[..., :length, :length]
+            out = self.kernel.eager(q[:, :, :length], k[:, :, :length], v[:, :, :length], bias)
         else:
             out = self._banded(q, k, v, key_mask)
         return self.merge_heads(out[:, :, :length])

@@ -17,21 +17,22 @@ B batch, H heads, G key/value heads, S tokens, E global tokens of the row that h
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from headwater.core import functional
-from headwater.core.attention import Attention, AttentionLayer, ForwardContext, split_heads
+from headwater.core.attention import Attention, AttentionLayer, ForwardContext, MaskGroup, split_heads
 from headwater.core.banded import Band, LeadingKeys
 from headwater.core.embeddings import ModelInputs
 from headwater.core.kernels import SDPA, Eager
 from headwater.core.masks import LocalWindow, MaskRule, WindowSize
-from headwater.core.positions import NoPosition
+from headwater.core.positions import CosSin, PositionEncoding
 from headwater.errors import BadInput
-from headwater.i18n import _
+from headwater.i18n import Message, _
 from headwater.parts import must, part
 
 # ------------------------------------------------------------------------------------------- which tokens are global
@@ -55,10 +56,13 @@ class NoGlobalTokens(GlobalTokens):
 
 @part
 class FirstTokenIsGlobal(GlobalTokens):
-    """The first token that is not padding: what a classifier reads."""
+    """The first token that is not padding, of each document: what a classifier reads."""
 
     def select(self, inputs: ModelInputs) -> Tensor | None:
         mask = inputs.attention_mask
+        documents = inputs.document_ids
+        if documents is not None:
+            return (documents != F.pad(documents[:, :-1], (1, 0))) & (documents > 0)
         first = torch.zeros_like(inputs.ids, dtype=torch.bool)
         first[:, 0] = True
         return first if mask is None else mask & (mask.cumsum(1) == 1)
@@ -125,10 +129,12 @@ class LongformerAttention(Attention):
         back, ahead = self.mask.window_size
         hint = _("give LocalWindow(size) in an encoder; a decoder takes Attention with SlidingWindow(size)")
         must(back is not None and bool(ahead), self, _("mask must be a window on both sides"), self.mask, hint)
-        hint = _("add positions to the embedding")
-        must(self.position == NoPosition(), self, _("position must be left out"), self.position, hint)
         hint = _("the kernel is its own")
         must(self.kernel in (SDPA(), Eager()), self, _("kernel must be SDPA or Eager"), self.kernel, hint)
+
+    @property
+    def unsupported(self) -> Mapping[str, Message]:
+        return {"bias": _("use position learned, sinusoidal or rotary")}
 
     @property
     def receptive_field(self) -> WindowSize:
@@ -162,6 +168,13 @@ class GlobalIndex:
         rows = torch.arange(len(self.index), device=x.device)[:, None]
         return x[rows, self.index]
 
+    def rotary(self, cos_sin: CosSin | None) -> CosSin | None:
+        """The rotary tables at the global tokens: [B|1, 1, S, n] -> [B, 1, E, n]."""
+        if cos_sin is None:
+            return None
+        cos, sin = (self.gather(t[:, 0].expand(len(self.index), -1, -1))[:, None] for t in cos_sin)
+        return cos, sin
+
     def scatter(self, x: Tensor, values: Tensor) -> Tensor:
         """x [B, S, ...] with values [B, E, ...] in the places of the global tokens."""
         rows, places = self.present.nonzero(as_tuple=True)
@@ -172,6 +185,7 @@ class LongformerLayer(AttentionLayer):
     """The projections of LongformerAttention, and a second set for global tokens."""
 
     uses_global_tokens = True
+    calls_kernel = False
     spec: LongformerAttention
 
     def __init__(self, spec: LongformerAttention, d_model: int) -> None:
@@ -189,26 +203,34 @@ class LongformerLayer(AttentionLayer):
         inputs = context.inputs
         chosen = self.spec.global_tokens.select(inputs) if inputs.global_tokens is None else inputs.global_tokens
         globals_ = GlobalIndex.build(chosen, inputs)
+        group = context.mask_groups[self.mask_group]
+        q, k, v = self._project(x, group)
         if self.kernel.weights.has_hooks:
-            return self.merge_heads(self._dense(x, inputs, globals_))
+            return self.merge_heads(self._dense(x, (q, k, v), inputs, globals_, group))
 
         # every token: its window and the global tokens
-        q, k, v = self._project(x)
         out = self._windowed(q, k, v, inputs, globals_)  # [B, H, S, K]
 
         # the global tokens: every token, in place of what their window gave
         if globals_ is not None:
-            out_global = self._global_rows(x, inputs, globals_)
+            out_global = self._global_rows(x, inputs, globals_, group)
             out = globals_.scatter(out.transpose(1, 2), out_global.transpose(1, 2)).transpose(1, 2)
         if inputs.attention_mask is not None:
             out = out.masked_fill(~inputs.attention_mask[:, None, :, None], 0)  # padding sees nothing
         return self.merge_heads(out)
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, x: Tensor, group: MaskGroup) -> tuple[Tensor, Tensor, Tensor]:
         """q [B, H, S, K], k and v [B, G, S, K] of every token."""
         q, k, v = functional.linears(x, self.q, self.k, self.v)
         q = self.q_norm(split_heads(q, self.heads))
-        return q, self.k_norm(split_heads(k, self.kv_heads)), split_heads(v, self.kv_heads)
+        k = self.k_norm(split_heads(k, self.kv_heads))
+        q, k = group.mask.position.rotate(q, k, group.cos_sin)
+        return q, k, split_heads(v, self.kv_heads)
+
+    def _project_global(self, x: Tensor, group: MaskGroup) -> tuple[Tensor, Tensor]:
+        """k and v [B, G, S, K] of every token, for global tokens to see."""
+        k, v = (split_heads(t, self.kv_heads) for t in functional.linears(x, self.k_global, self.v_global))
+        return _rotated(k, group.mask.position, group.cos_sin), v
 
     def _windowed(self, q: Tensor, k: Tensor, v: Tensor, inputs: ModelInputs, globals_: GlobalIndex | None) -> Tensor:
         """The window and the global tokens as keys: [B, H, S, K]. A global token in the window counts once."""
@@ -251,11 +273,11 @@ class LongformerLayer(AttentionLayer):
         keys, values = (globals_.gather(t.transpose(1, 2)).transpose(1, 2) for t in (k, v))  # [B, G, E, K]
         return LeadingKeys(keys, values, bias)
 
-    def _global_rows(self, x: Tensor, inputs: ModelInputs, globals_: GlobalIndex) -> Tensor:
+    def _global_rows(self, x: Tensor, inputs: ModelInputs, globals_: GlobalIndex, group: MaskGroup) -> Tensor:
         """[B, H, E, K]: full attention of the global tokens."""
-        k, v = functional.linears(x, self.k_global, self.v_global)
+        k, v = self._project_global(x, group)
         q = split_heads(functional.linear(globals_.gather(x), self.q_global), self.heads)
-        k, v = (split_heads(t, self.kv_heads) for t in (k, v))
+        q = _rotated(q, group.mask.position, globals_.rotary(group.cos_sin))
         visible = _visible_keys(inputs)
         if inputs.document_ids is not None:
             documents = globals_.gather(inputs.document_ids)
@@ -263,7 +285,14 @@ class LongformerLayer(AttentionLayer):
             visible = same if visible is None else visible & same
         return functional.attention(q, k, v, visible, False, self.kernel.scale, self.kernel.dropout_rate)
 
-    def _dense(self, x: Tensor, inputs: ModelInputs, globals_: GlobalIndex | None) -> Tensor:
+    def _dense(
+        self,
+        x: Tensor,
+        projections: tuple[Tensor, Tensor, Tensor],
+        inputs: ModelInputs,
+        globals_: GlobalIndex | None,
+        group: MaskGroup,
+    ) -> Tensor:
         """The formula with all attention weights [B, H, S, S], for those who look at them."""
         visible = _visible_keys(inputs)
         visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=x.device) if visible is None else visible & visible.mT
@@ -274,14 +303,15 @@ class LongformerLayer(AttentionLayer):
         assert near is not None
 
         # two sets of scores: each row takes its own
-        q, k, v = self._project(x)
+        q, k, v = projections
         k, v = (t.repeat_interleave(self.heads // self.kv_heads, 1) for t in (k, v))
         scores = q @ k.mT
         if globals_ is not None:
             is_global = globals_.is_global[:, None]  # [B, 1, S]
-            k_all, v_all = (split_heads(t, self.kv_heads) for t in functional.linears(x, self.k_global, self.v_global))
+            k_all, v_all = self._project_global(x, group)
             k_all, v_all = (t.repeat_interleave(self.heads // self.kv_heads, 1) for t in (k_all, v_all))
-            scores_all = split_heads(functional.linear(x, self.q_global), self.heads) @ k_all.mT
+            q_all = split_heads(functional.linear(x, self.q_global), self.heads)
+            scores_all = _rotated(q_all, group.mask.position, group.cos_sin) @ k_all.mT
             scores = torch.where(is_global[..., None], scores_all, scores)
             near = near | is_global[..., None] | is_global[:, :, None]
         hidden = ~(near & visible)
@@ -291,6 +321,11 @@ class LongformerLayer(AttentionLayer):
         if globals_ is None:
             return weights @ v
         return torch.where(is_global[..., None], weights @ v_all, weights @ v)
+
+
+def _rotated(x: Tensor, position: PositionEncoding, cos_sin: CosSin | None) -> Tensor:
+    """Queries or keys [B, H, S, K], rotated where the positions are rotary."""
+    return position.rotate(x, x, cos_sin)[0]
 
 
 def _visible_keys(inputs: ModelInputs) -> Tensor | None:

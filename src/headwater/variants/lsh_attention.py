@@ -24,7 +24,6 @@ from headwater.core.base import check_positive
 from headwater.core.kernels import SDPA, Eager
 from headwater.core.masks import Bidirectional, Causal
 from headwater.core.norms import NoNorm
-from headwater.core.positions import NoPosition
 from headwater.i18n import Message, _
 from headwater.parts import must, part
 
@@ -39,13 +38,12 @@ def check_chunks(spec: Attention, chunk_fields: tuple[str, ...]) -> None:
         check_positive(spec, field, _("64 is usual"))
     hint = _("the chunks are the window")
     must(spec.mask in (Causal(), Bidirectional()), spec, _("mask must be Causal or Bidirectional"), spec.mask, hint)
-    hint = _("add positions to the embedding")
-    must(spec.position == NoPosition(), spec, _("position must be left out"), spec.position, hint)
     hint = _("the kernel is its own")
     must(spec.kernel in (SDPA(), Eager()), spec, _("kernel must be SDPA or Eager"), spec.kernel, hint)
 
 
 CHUNKS_UNSUPPORTED: Mapping[str, Message] = {
+    "bias": _("use position learned, sinusoidal or rotary"),
     "cache": _("chunks of a longer row are others; read the whole row again"),
     "packing": _("chunks would join documents; give each document its own row"),
     "left_padding": _("chunks are counted from the start of a row; pad on the right"),
@@ -140,6 +138,7 @@ class LSHLayer(AttentionLayer):
     backward pass repeats the forward pass from inputs that rounding has changed.
     """
 
+    calls_kernel = False
     spec: LSHAttention
     choice: Tensor | None = None
     replayed_choice: Tensor | None = None
@@ -157,6 +156,8 @@ class LSHLayer(AttentionLayer):
         spec = self.spec
         length = x.shape[1]
         qk, v = (split_heads(t, self.heads) for t in functional.linears(x, self.q, self.v))  # [B, H, S, K]
+        group = context.mask_groups[self.mask_group]
+        qk, _k = group.mask.position.rotate(qk, qk, group.cos_sin)
         key_mask = context.inputs.attention_mask
 
         # whole chunks

@@ -98,6 +98,7 @@ class TransientGlobalAttention(Attention):
 class TransientGlobalLayer(AttentionLayer):
     """The module of TransientGlobalAttention."""
 
+    calls_kernel = False
     spec: TransientGlobalAttention
 
     def __init__(self, spec: TransientGlobalAttention, d_model: int) -> None:
