@@ -26,6 +26,7 @@ from headwater.core import (
 from headwater.core.base import HeadSpec, PoolingSpec
 from headwater.core.init import InitRules
 from headwater.families.registry import read_activation, register_family
+from headwater.families.vision_layouts import OPENAI_CLIP_NAMES
 from headwater.families.vit import MAX_IMAGE_SIDE, check_patches
 from headwater.variants.image_heads import (
     AttentionPooling,
@@ -124,10 +125,11 @@ CLIP_HEADS = {
     + image_names("vision_model.", "image.")
     + name_map("""
         vision_model.post_layernorm  image.head.norm
-        text_projection              text.head.out
+        text_projection.weight       text.head.out.weight
         visual_projection            image.head.out
         logit_scale                  logit_scale
-    """),
+    """)
+    + OPENAI_CLIP_NAMES,
     "image_classification": image_names("vision_model.")
     + name_map("classifier  head.out\nvision_model.post_layernorm  -"),
 }

@@ -22,6 +22,13 @@ from headwater.core.init import Zero
 from headwater.errors import BadFile
 from headwater.families.config_writers import HF_ACTIVATIONS, ConfigDict, find_part, register_config_writer
 from headwater.families.registry import read_activation, register_family
+from headwater.families.vision_layouts import (
+    TIMM_DISTILLED_NAMES,
+    TIMM_HEAD_NAMES,
+    TIMM_NAMES,
+    TORCHVISION_HEAD_NAMES,
+    torchvision_names,
+)
 from headwater.i18n import _
 from headwater.variants.image_heads import DistilledHead, PixelHead
 from headwater.variants.patches import Patches
@@ -61,8 +68,9 @@ RENAMED_TEMPLATE = """
 
 
 def body_names(prefix: str) -> NameMap:
-    """The names of the body on disk; those of transformers 5 in memory are read too."""
-    return name_map(BODY_TEMPLATE.format(prefix)) + name_map(RENAMED_TEMPLATE.format(prefix))
+    """The names of the body on disk; those of transformers 5 in memory, timm and torchvision are read too."""
+    ours = name_map(BODY_TEMPLATE.format(prefix)) + name_map(RENAMED_TEMPLATE.format(prefix))
+    return ours + TIMM_NAMES + torchvision_names()
 
 
 def head_names(prefix: str) -> dict[str, NameMap]:
@@ -70,7 +78,11 @@ def head_names(prefix: str) -> dict[str, NameMap]:
     pooler = name_map(f"[{prefix}.]pooler.dense  -")
     mask = name_map(f"[{prefix}.]embeddings.mask_token  -")
     return {
-        "image_classification": name_map("classifier  head.out") + pooler + mask,
+        "image_classification": name_map("classifier  head.out")
+        + TIMM_HEAD_NAMES
+        + TORCHVISION_HEAD_NAMES
+        + pooler
+        + mask,
         "hidden_states": pooler + mask,
         "pooler": name_map(f"[{prefix}.]pooler.dense  head.dense") + mask,
         "masked_image": name_map("decoder.0  head.out") + pooler,
@@ -150,7 +162,8 @@ DEIT_HEADS = {
         distillation_classifier    head.distillation_out
         [deit.]pooler.dense        -
         [deit.]embeddings.mask_token  -
-    """),
+    """)
+    + TIMM_DISTILLED_NAMES,
     **head_names("deit"),
 }
 
