@@ -25,7 +25,7 @@ def add_arguments(parser: CommandParser) -> None:
     add("adapter", metavar="ADAPTER", help=_("a tuned run, a peft folder, or a .gguf file with a LoRA"))
     add("new", metavar="NEW", nargs="?", help=_("the folder or .gguf file to write"))
     add("--base", metavar="MODEL", help=_("the base, if the adapter does not name it"))
-    layout = _("export: peft, gguf or headwater; merge: as of headwater convert [auto: by the name of NEW]")
+    layout = _("export: peft, adapters, gguf or headwater; merge: as of headwater convert [auto: by the name of NEW]")
     add("--layout", default="auto", metavar="LAYOUT", help=layout)
 
 

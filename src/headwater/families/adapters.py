@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headwater.errors import BadFile, BadSetting, Fault, NotFound, nearest
+from headwater.families.bottleneck_folder import WEIGHTS_NAME as BOTTLENECK_WEIGHTS
+from headwater.families.bottleneck_folder import is_bottleneck_folder, read_bottleneck_folder, write_bottleneck_folder
 from headwater.families.gguf_lora import read_gguf_lora, write_gguf_lora
 from headwater.families.hf_folder import LoadedModel
 from headwater.families.load import load
@@ -27,6 +29,7 @@ LAYOUTS: dict[str, Callable[[LoadedModel, Path, str, str], Path]] = {
         path, loaded.model, loaded.config.get("metadata", {}), name
     ),
     "peft": lambda loaded, path, name, base: write_peft_folder(loaded, path, name, base),
+    "adapters": lambda loaded, path, name, base: write_bottleneck_folder(loaded, path, name),
     "gguf": lambda loaded, path, name, base: write_gguf_lora(loaded, path, name),
 }
 
@@ -68,6 +71,8 @@ def read_adapter(model: LoadedModel, folder: Path) -> AdapterFile:
     folder = adapter_folder(folder)
     if folder.suffix == ".gguf" and folder.is_file():
         return read_gguf_lora(model, folder)
+    if is_bottleneck_folder(folder):
+        return read_bottleneck_folder(model, folder)
     if (folder / CONFIG_NAME).is_file():
         return read_peft_folder(model, folder)
     if (folder / "config.json").is_file():
@@ -104,6 +109,9 @@ def describe_adapter(path: str | Path) -> dict[str, str]:
         gguf = GgufFile(folder)
         about = {"layout": "gguf", "methods": str(gguf.metadata.get("adapter.type"))}
         return {**about, **_sizes(gguf)}
+    if is_bottleneck_folder(folder):
+        file = SafetensorsFile(folder / BOTTLENECK_WEIGHTS)
+        return {"layout": "adapters", "methods": "bottleneck", **_sizes(file)}
     if (folder / CONFIG_NAME).is_file():
         config = PeftConfig.read(folder)
         about = {"layout": "peft", "base": config.base, "methods": config.peft_type}
@@ -155,7 +163,8 @@ def save_adapter(model: LoadedModel, path: str | Path, *, layout: str = "peft", 
 
     model   a model with the adapter, from headwater.tune or load_adapter
     path    the folder or the .gguf file to write
-    layout  "peft": adapter_config.json and adapter_model.safetensors; "gguf": one file for llama.cpp; "headwater": a
+    layout  "peft": adapter_config.json and adapter_model.safetensors; "adapters": of the library of that name,
+            bottleneck adapters; "gguf": one file for llama.cpp; "headwater": a
             folder that headwater.load opens
     name    of the adapter in the model
     """

@@ -48,8 +48,8 @@ class Request:
     prompt_ids: the ids that the output follows; for an encoder-decoder the decoder's first ids, the text to read being
     source_ids. stop_token_ids: tokens that end the output. top_logprobs: how many of the most probable tokens to report
     with each. trace: keep the distributions of every step. timeout: in seconds. text_stream: how tokens become text
-    (streaming.py). prefix: a shared prefix with its KV cache (prefix_cache.py). adapter: the name of the model's adapter
-    that answers it (headwater.tuning); None: the one that acts on the model, if any.
+    (streaming.py). prefix: a shared prefix with its KV cache (prefix_cache.py). adapter: the name of the adapter that
+    answers it (headwater.tuning); None: the one that acts on the model, if any.
     """
 
     prompt_ids: tuple[int, ...]
