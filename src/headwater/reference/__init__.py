@@ -15,7 +15,8 @@
     13  figures.py      figures of attention weights
     14  lsh.py          LSH attention: hashing, sorting, chunks
     15  linear_attention.py   attention in linear time, as sums and as a recurrence
-    14  vision.py       patches of images, and the contrastive loss
+    16  vision.py       patches of images, and the contrastive loss
+    17  speech.py       log-mel spectrograms, and the convolutions that read them
 
 `headwater.reference` itself has no names; import each from the file that defines it:
 
