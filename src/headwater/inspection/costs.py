@@ -184,11 +184,8 @@ def kv_cache_elements(model: Transformer, length: int) -> int:
     cross_attention = sum(
         a.kv_heads * (a.head_dim + a.v_head_dim) for a in _attention_layers(model) if _is_cross_attention(a)
     )
-    states = sum(
-        a.kv_heads * (a.spec.kernel.state_elements(a.head_dim, a.v_head_dim) or 0)
-        for a in _attention_layers(model)
-        if a.is_recurrent
-    )
+    recurrent = [a for a in _attention_layers(model) if a.is_recurrent]
+    states = sum(a.kv_heads * (a.spec.kernel.state_elements(a.head_dim, a.v_head_dim) or 0) for a in recurrent)
     return length * self_attention + states + _memory_length(model, length) * cross_attention
 
 

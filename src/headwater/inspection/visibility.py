@@ -52,13 +52,13 @@ class Visibility(InspectionResult):
         return float(self.seen.mean())
 
     def lines(self) -> list[str]:
-        most = int(self.seen.sum(1).max())
+        max_seen = int(self.seen.sum(1).max())
         return [
             _(
-                "{where}: {name}, a token sees at most {most} of {length}",
+                "{where}: {name}, a token sees at most {max_seen} of {length}",
                 where=self.where,
                 name=self.name,
-                most=most,
+                max_seen=max_seen,
                 length=len(self.seen),
             )
         ]
@@ -91,13 +91,13 @@ def measure_visibility(model: ModelLike | str, length: int = DEFAULT_LENGTH, cau
 
 
 def _of_model(model: Transformer, length: int) -> list[Visibility]:
-    found: dict[Attention, list[str]] = {}
+    layers_of: dict[Attention, list[str]] = {}
     for path, module in model.named_modules():
         if isinstance(module, AttentionLayer) and not isinstance(module, CrossAttentionLayer):
-            found.setdefault(small(module.spec), []).append(path)
+            layers_of.setdefault(small(module.spec), []).append(path)
     return [
         Visibility(_type_name(attention), _layers(paths), measure(attention, length))
-        for attention, paths in found.items()
+        for attention, paths in layers_of.items()
     ]
 
 

@@ -74,7 +74,7 @@ class AdaptiveHead(HeadSpec):
         return AdaptiveHeadLayer(self, d_model)
 
 
-class Projection(nn.Module):
+class ClusterProjection(nn.Module):
     """weight [D, width]: from the vectors of a cluster to d_model, and back by its transpose."""
 
     def __init__(self, width: int, d_model: int) -> None:
@@ -132,7 +132,7 @@ class AdaptiveEmbeddingsLayer(InputEmbedding):
         self.clusters = Clusters.of(spec, d_model)
         self.tables = nn.ModuleList(nn.Embedding(*size) for size in self.clusters.table_sizes)
         widths = [width for _words, width in self.clusters.table_sizes]
-        self.projections = nn.ModuleList(Projection(width, d_model) for width in widths if self.clusters.projects)
+        self.projections = nn.ModuleList(ClusterProjection(width, d_model) for width in widths if self.clusters.projects)
         self.d_model = d_model
         self.dropout = Dropout(spec.dropout)
 
@@ -169,7 +169,7 @@ class AdaptiveEmbeddingsLayer(InputEmbedding):
         if not self.clusters.projects:
             return vectors
         projection = self.projections[cluster]
-        assert isinstance(projection, Projection)
+        assert isinstance(projection, ClusterProjection)
         return projection(vectors)
 
 
@@ -180,7 +180,7 @@ class AdaptiveHeadLayer(nn.Module):
         super().__init__()
         self.shape = Clusters.of(spec, d_model)
         self.tables = nn.ModuleList(Table(*size) for size in self.shape.table_sizes)
-        self.projections = nn.ModuleList(Projection(w, d_model) for w in self.shape.widths if self.shape.projects)
+        self.projections = nn.ModuleList(ClusterProjection(w, d_model) for w in self.shape.widths if self.shape.projects)
         self.clusters = Table(len(spec.cutoffs), spec.width) if spec.cutoffs else None
 
     def forward(self, x: Tensor, inputs: ModelInputs) -> Tensor:
@@ -202,7 +202,7 @@ class AdaptiveHeadLayer(nn.Module):
         if not self.shape.projects:
             return x
         projection = self.projections[cluster]
-        assert isinstance(projection, Projection)
+        assert isinstance(projection, ClusterProjection)
         return projection.back(x)
 
     def _words(self, cluster: int) -> tuple[Tensor, Tensor]:

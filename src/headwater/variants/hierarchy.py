@@ -4,8 +4,8 @@
     summaries      s1   |    s2   |   s3        the mean of each chunk, through the layers of `top`
     output      a b c d + s1 | e f g h + s2     each token with the summary of its chunk, which has seen the others
 
-Cost O(n · chunk + (n / chunk)²) instead of O(n²). For encoders: a token sees its own chunk, and the others through their
-summaries. The output has one vector per token, so every head fits.
+Cost O(n · chunk + (n / chunk)²) instead of O(n²). For encoders: a token sees its own chunk, and the others through
+their summaries. The output has one vector per token, so every head fits.
 
     spec = hierarchical(headwater.encoder(8000), chunk=128, layers=2)
 """
@@ -115,8 +115,8 @@ class HierarchicalTransformerStack(TransformerStack):
             _("positions of the call"): inputs.positions is not None,
             _("padding on the left"): left,
         }
-        for what, given in refused.items():
-            if given:
+        for what, present in refused.items():
+            if present:
                 raise BadInput(
                     _(
                         "HierarchicalStack cannot be used with {what}, for it cuts rows into chunks from their start; "
