@@ -14,6 +14,7 @@ from headwater.cpu.adamw8bit import AdamWParams, adamw8bit_step, init_moments
 from headwater.cpu.attention import KeyRules, fused_attention, fused_banded_attention
 from headwater.cpu.build import training_library
 from headwater.cpu.linear import MIN_MACS
+from headwater.cpu.linear_attention import fused_linear_attention
 from headwater.cpu.loss import cross_entropy_grad_
 
 pytestmark = pytest.mark.skipif(
@@ -72,6 +73,20 @@ def test_the_bias_of_distances(same_bits):
         drawn(4, 21, seed=3),
     )
     same_bits(lambda: with_gradients(banded_attention(q, k, v, Band(10, 10), 0.3, distance_bias=bias), q, k, v, bias))
+
+
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_linear_attention(kv_heads: int, same_bits):
+    q, k, v = drawn(3, 4, 150, 32), drawn(3, kv_heads, 150, 32, seed=1), drawn(3, kv_heads, 150, 32, seed=2)
+    inputs = [t.requires_grad_() for t in (q, k, v)]
+    ids = torch.arange(150).expand(3, 150) // 40
+
+    def run() -> Tensor:
+        out, state = fused_linear_attention(q, k, v, None, None, ids, 1e-6)
+        gradients = torch.autograd.grad(out.square().sum() + state[0].sum(), inputs)
+        return torch.cat([t.detach().flatten() for t in (out, *state, *gradients)])
+
+    same_bits(run)
 
 
 def test_dropout_added(same_bits):
