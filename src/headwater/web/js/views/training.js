@@ -207,6 +207,10 @@ class RunView {
     const metrics = [...new Set(valid.flatMap((line) => Object.keys(line)))].filter(
       (name) => !NON_METRICS.has(name) && valid.some((line) => typeof line[name] === "number"),
     );
+    // of training steps: rewards, margins and divergence of a run on preferences or rewards
+    const stepMetrics = [...new Set(train.flatMap((line) => Object.keys(line)))].filter(
+      (name) => !NON_METRICS.has(name) && train.some((line) => typeof line[name] === "number"),
+    );
     const colors = [accent, warm, third];
     const notes = this.lines.filter((line) => line.note);
     const other = escapeInvisible(this.comparisonRun ?? "");
@@ -235,6 +239,9 @@ class RunView {
           { name, color: colors[(n + 1) % 3], points: of(valid, name), dots: true },
           { name: `${other} · ${name}`, color: cssVariable("--text-muted"), points: of(comparisonSplit("valid"), name), dots: true, dashed: true },
         ]),
+      ),
+      stepMetrics.map((name) =>
+        plot(`${name} · ${t("training.train")}`, this.withSmoothing(`${name} · ${t("training.train")}`, warm, of(train, name))),
       ),
       plot(t("training.lr"), [{ name: t("training.lr"), color: third, points: of(train, "lr") }]),
       plot(t("training.norm"), this.withSmoothing(t("training.norm"), warm, of(train, "grad_norm")), true),

@@ -1,0 +1,62 @@
+"""Shared by the demonstrations of tuning: files, bars that a result must reach, and the table of both."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Bar(NamedTuple):
+    """A figure with the least (or, with at_most, the largest) value that it must have."""
+
+    name: str
+    value: float
+    bar: float
+    at_most: bool = False
+
+    @property
+    def is_reached(self) -> bool:
+        return self.value <= self.bar if self.at_most else self.value >= self.bar
+
+
+def judge(bars: Iterable[Bar]) -> int:
+    """Print the figures with their bars; 1 where one is not reached."""
+    bars = list(bars)
+    print("\n| figure | value | bar | reached |\n|---|---|---|---|")
+    for bar in bars:
+        sign = "<=" if bar.at_most else ">="
+        print(f"| {bar.name} | {bar.value:.3g} | {sign} {bar.bar:g} | {'yes' if bar.is_reached else 'NO'} |")
+    return int(not all(bar.is_reached for bar in bars))
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """Arguments of every demonstration."""
+    made = argparse.ArgumentParser(description=description.partition("\n")[0])
+    made.add_argument("--data", type=Path, default=os.environ.get("HEADWATER_DATA"), help="folder of the datasets")
+    made.add_argument("--work", type=Path, default=Path("runs/tuning"), help="folder of files and runs; it is kept")
+    made.add_argument("--quick", action="store_true", help="a few steps, to see that it runs; no bar is judged")
+    return made
+
+
+def parse(made: argparse.ArgumentParser, needs_data: bool = True) -> argparse.Namespace:
+    args = made.parse_args()
+    if needs_data and not args.data:
+        sys.exit("give --data, the folder of the datasets, or set HEADWATER_DATA")
+    args.work.mkdir(parents=True, exist_ok=True)
+    return args
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def metric_lines(run: Path, name: str) -> list[float]:
+    """The values of a metric of training steps."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [line[name] for line in lines if line.get("split") == "train" and line.get(name) is not None]
