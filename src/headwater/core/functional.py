@@ -228,10 +228,12 @@ def banded_attention(
     """
     if cpu_attention.attention_supported(q, k, v):
         rules = _key_rules(q, band, key_mask, document_ids, leading, random_blocks)
-        others = (None if leading is None else leading.k, None if leading is None else leading.v, distance_bias)
+        pair = (None, None) if leading is None else (leading.k, leading.v)
+        others = (*pair, distance_bias)
         if cpu_attention.key_rules_supported(rules, k.shape[2], *others):
             return cpu_attention.fused_banded_attention(q, k, v, rules, scale, p, *others)
-    drop = _drop_weights(q.shape[2], k.shape[2], 0 if leading is None else leading.k.shape[2], p) if p else None
+    leading_keys = 0 if leading is None else leading.k.shape[2]
+    drop = _drop_weights(q.shape[2], k.shape[2], leading_keys, p) if p else None
     visibility = KeyVisibility(key_mask, document_ids)
     return banded_formula(q, k, v, band, scale, drop, visibility, leading, distance_bias, random_blocks)
 
