@@ -35,7 +35,7 @@ from headwater.variants.image_heads import (
     HighestToken,
     NormedPool,
     PatchMean,
-    Projection,
+    ProjectionHead,
 )
 from headwater.variants.patches import Patches
 from headwater.variants.towers import Towers
@@ -223,10 +223,10 @@ def siglip_pooling(config: HFConfig) -> AttentionPooling:
     return AttentionPooling(config.get_int("num_attention_heads", default=12), d_ff, norm, activation)
 
 
-def siglip_text_head(config: HFConfig) -> Projection:
+def siglip_text_head(config: HFConfig) -> ProjectionHead:
     """A linear layer on the last position."""
     width = config.get_int("projection_size", default=config.get_int("hidden_size", default=SIGLIP.text_width))
-    return Projection(width, FinalToken(), bias=True)
+    return ProjectionHead(width, FinalToken(), bias=True)
 
 
 @register_family("clip", body_names=NO_NAMES, head_names=CLIP_HEADS)
@@ -241,8 +241,8 @@ def read_clip_spec(config: HFConfig, head_type: str) -> Model:
         return image_model(image, CLIP, ClassificationHead(len(config.get_labels()), Pooled(PatchMean(1))), True)
     text = config.section("text_config", override="text_config_dict")
     return Towers(
-        text=text_model(text, CLIP, Projection(width, eos_pooling(text)), causal=True),
-        image=image_model(image, CLIP, Projection(width, FirstToken(), norm), class_token=True),
+        text=text_model(text, CLIP, ProjectionHead(width, eos_pooling(text)), causal=True),
+        image=image_model(image, CLIP, ProjectionHead(width, FirstToken(), norm), class_token=True),
         logit_scale=scale,
     )
 
@@ -272,7 +272,7 @@ def read_siglip_spec(config: HFConfig, head_type: str) -> Model:
 def read_clip_text_spec(config: HFConfig, head_type: str) -> Model:
     """The text tower of CLIP."""
     width = config.get_int("projection_dim", default=512)
-    head = Projection(width, eos_pooling(config)) if head_type == "projection" else NoHead()
+    head = ProjectionHead(width, eos_pooling(config)) if head_type == "projection" else NoHead()
     return text_model(config, CLIP, head, causal=True)
 
 
@@ -290,7 +290,7 @@ def read_clip_vision_spec(config: HFConfig, head_type: str) -> Model:
     norm = LayerNorm(config.get_float("layer_norm_eps", default=CLIP.eps))
     width = config.get_int("projection_dim", default=512)
     heads: dict[str, HeadSpec] = {
-        "projection": Projection(width, FirstToken(), norm),
+        "projection": ProjectionHead(width, FirstToken(), norm),
         "pooler": NormedPool(FirstToken(), norm),
         "hidden_states": NoHead(),
     }

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from headwater.core import Attention, Embeddings, FeedForward, LayerNorm, Learned, Model
 from headwater.families.clip import OLD_EOS_ID
 from headwater.families.config_writers import HF_ACTIVATIONS, ConfigDict, find_part, register_config_writer
-from headwater.variants.image_heads import FirstTokenOf, Projection
+from headwater.variants.image_heads import FirstTokenOf, ProjectionHead
 from headwater.variants.patches import Patches
 from headwater.variants.towers import Towers
 
@@ -66,7 +66,7 @@ def image_config(tower: Model) -> ConfigDict | None:
 
 def projection_width(tower: Model) -> int:
     """The width of the vectors of a tower; that of its states where it has no projection."""
-    projection = find_part(tower.head, Projection)
+    projection = find_part(tower.head, ProjectionHead)
     width = 0 if tower.encoder is None else tower.encoder.d_model
     return width if projection is None else projection.width
 

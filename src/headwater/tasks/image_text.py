@@ -47,7 +47,7 @@ from headwater.tasks.batch import TensorBatch
 from headwater.tasks.image_classification import ImageSize, build_processor, load_pixels, resolve_size
 from headwater.tasks.losses import contrastive_loss
 from headwater.text.tokenizer import Tokenizer
-from headwater.variants.image_heads import FirstTokenOf, Projection
+from headwater.variants.image_heads import FirstTokenOf, ProjectionHead
 from headwater.variants.patches import Patches
 from headwater.variants.stochastic_depth import with_stochastic_depth
 from headwater.variants.towers import Towers, TwoTowers
@@ -379,6 +379,6 @@ def towers_spec(config: TaskConfig, vocab_size: int) -> Model:
     patches = Patches((size.image,) * 2, (size.patch,) * 2, bias=False, norm=norm, dropout=config.dropout)
     image = Stack(config.d_model, patches, image_layers)
     return Towers(
-        text=Model(Projection(config.d_model, FirstTokenOf(0)), encoder=text, init=init),
-        image=Model(Projection(config.d_model, FirstToken(), norm), encoder=image, init=init),
+        text=Model(ProjectionHead(config.d_model, FirstTokenOf(0)), encoder=text, init=init),
+        image=Model(ProjectionHead(config.d_model, FirstToken(), norm), encoder=image, init=init),
     )

@@ -117,7 +117,6 @@ def build_train_setup(
         schedule,
         planned,
         count_targets=task_data.task.num_targets,
-        prepare_step=task_data.task.prepare_step,
         evaluate_fn=build_evaluator(planned, task_data, dist),
         output=output,
         callbacks=callbacks if dist.rank == 0 else (),
@@ -125,6 +124,7 @@ def build_train_setup(
         reserved=ReservedSeconds(eval_plan.seconds, timings.shutdown_seconds),
         dist=dist,
     )
+    trainer.prepare_step = task_data.task.prepare_step
     warnings = (_peak_lr_warning(planned, schedule), _time_limit_warning(config, timings, eval_plan))
     notes = [warning for warning in warnings if warning]
     return TrainSetup(planned, task_data, model, trainer, run, eval_plan, timings.step_seconds, data_summary, notes)

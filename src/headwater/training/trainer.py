@@ -61,7 +61,7 @@ class Trainer:
     """Trains a model on a dataset, one optimizer step per global batch.
 
     count_targets: the number of targets of a batch, which loss_fn sums over
-    prepare_step: called before the backward passes of a step; evaluate_fn: metrics of the model in eval mode
+    evaluate_fn: metrics of the model in eval mode
     output: where checkpoints and the best model are written
     callbacks: called with every event (state.py)
     state: to begin with; that of a checkpoint replaces it
@@ -77,7 +77,6 @@ class Trainer:
         config: TrainConfig,
         *,
         count_targets: Callable[[TensorBatch], int] = num_targets,
-        prepare_step: PrepareStep = no_preparation,
         evaluate_fn: EvaluateFn | None = None,
         output: TrainOutput | None = None,
         callbacks: Iterable[Callback] = (),
@@ -91,7 +90,7 @@ class Trainer:
         self.dataset = dataset
         self.schedule = schedule
         self.config = config
-        self.prepare_step = prepare_step
+        self.prepare_step: PrepareStep = no_preparation  # set where the loss of a micro-batch depends on the others
         self.evaluate_fn = evaluate_fn
         self.output = output or TrainOutput()
         self.callbacks = list(callbacks)

@@ -59,7 +59,7 @@ def _rows_at(x: Tensor, index: Tensor) -> Tensor:
 
 
 @part
-class Projection(HeadSpec):
+class ProjectionHead(HeadSpec):
     """One vector per row, out(norm(pooling(x))): what CLIP compares. out has no bias."""
 
     width: int
@@ -71,13 +71,13 @@ class Projection(HeadSpec):
         check_positive(self, "width", _("512 is usual"))
 
     def build(self, d_model: int) -> nn.Module:
-        return ProjectionLayer(self, d_model)
+        return ProjectionHeadLayer(self, d_model)
 
 
-class ProjectionLayer(nn.Module):
-    """The module of Projection."""
+class ProjectionHeadLayer(nn.Module):
+    """The module of ProjectionHead."""
 
-    def __init__(self, spec: Projection, d_model: int) -> None:
+    def __init__(self, spec: ProjectionHead, d_model: int) -> None:
         super().__init__()
         self.pooling = spec.pooling
         self.norm = spec.norm.build(d_model)
