@@ -175,7 +175,7 @@ def test_transformer_xl_is_its_four_terms():
             for j in range(length):
                 angle = (i - j) / 10000 ** (even / (heads * width))
                 r = (ours.position_projection.weight @ torch.cat((angle.sin(), angle.cos()))).view(heads, width)[h]
-                want = (q[0, h, i] + ours.u[h, 0]) @ k[0, h, j] + (q[0, h, i] + ours.v[h, 0]) @ r
+                want = (q[0, h, i] + ours.u.weight[h]) @ k[0, h, j] + (q[0, h, i] + ours.v.weight[h]) @ r
                 assert abs(got[0, h, i, j] - want) < 1e-4
 
 

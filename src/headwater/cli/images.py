@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -73,7 +74,7 @@ def looks_like_images(arguments: Sequence[str]) -> bool:
     """Whether every argument is a folder or has the name of an image file."""
     from headwater.vision.images import is_image_name
 
-    return bool(arguments) and all(Path(name).is_dir() or is_image_name(name) for name in arguments)
+    return bool(arguments) and all(os.path.isdir(name) or is_image_name(name) for name in arguments)
 
 
 def read_in_batches(paths: Sequence[Path]) -> Iterator[list[ReadImage]]:

@@ -80,10 +80,14 @@ class KeyRules:
 
 def key_rules_supported(rules: KeyRules, keys: int, *others: Tensor | None) -> bool:
     """Whether C can follow the rules; others: leading keys and values and a distance bias, where there are any."""
-    bias, blocks = rules.leading_bias, rules.block_numbers
+    bias = rules.leading_bias
     bias_supported = bias is None or (not bias.requires_grad and bias.dtype == torch.float32 and supported(bias))
     whole_blocks = rules.block % VECTOR_SIZE == rules.first_query % rules.block == keys % rules.block == 0
-    return bias_supported and (blocks is None or whole_blocks) and supported(*(t for t in others if t is not None))
+    return (
+        bias_supported
+        and (rules.block_numbers is None or whole_blocks)
+        and supported(*(t for t in others if t is not None))
+    )
 
 
 def visible_ids(
@@ -145,13 +149,14 @@ def _check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def _check_rules(rules: KeyRules, q: Tensor, k: Tensor) -> None:
     """C reads keys by the numbers of the rules: those must lie inside."""
-    heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
+    queries = q.shape[2]
+    keys = k.shape[2]
     if min(rules.back, rules.ahead, rules.first_query, rules.block - 1) < 0 or rules.first_query + queries > keys:
         raise TensorMismatch(f"a band of {keys} keys needs queries that are among them, got {queries} and {rules}")
     if rules.block_numbers is None:
         return
     blocks = keys // rules.block
-    shape = (heads, -(-queries // rules.block))
+    shape = (q.shape[1], -(-queries // rules.block))
     numbers = rules.block_numbers
     inside = not numbers.numel() or 0 <= int(numbers.min()) <= int(numbers.max()) < blocks
     if numbers.shape[:2] != shape or not inside:
@@ -210,7 +215,9 @@ class _FusedAttention(torch.autograd.Function):
         if grad_out.stride() != out.stride():
             grad_out = torch.empty_like(out).copy_(grad_out)
 
-        grad_q, grad_k, grad_v = _empty_grad(q), _empty_grad(k), _empty_grad(v)
+        grad_q = _empty_grad(q)
+        grad_k = _empty_grad(k)
+        grad_v = _empty_grad(v)
         grad_leading_k = None if leading_k is None else _empty_grad(leading_k)
         grad_leading_v = None if leading_v is None else _empty_grad(leading_v)
         grad_bias = None if distance_bias is None else distance_bias.new_zeros(params.batch, *distance_bias.shape)
@@ -256,8 +263,12 @@ def _params(
     batch, heads, queries, head_dim = q.shape
     kv_heads, keys = k.shape[1:3]
     params = AttentionParams(batch, heads, kv_heads, queries, keys, head_dim, dropout=dropout_key)
-    params.back, params.ahead, params.block = rules.back, rules.ahead, rules.block
-    params.first_query, params.causal, params.scale = rules.first_query, int(rules.causal), scale
+    params.scale = scale
+    params.back = rules.back
+    params.ahead = rules.ahead
+    params.block = rules.block
+    params.first_query = rules.first_query
+    params.causal = int(rules.causal)
     if rules.mask is not None:
         is_bool = rules.mask.dtype == torch.bool
         params.mask_type = MASK_BOOL if is_bool else MASK_FLOAT

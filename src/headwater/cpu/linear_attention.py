@@ -101,8 +101,11 @@ class _FusedLinearAttention(torch.autograd.Function):
         q, k, v, kv, total, out, denominators = ctx.saved_tensors
         if grad_out.stride() != out.stride():
             grad_out = torch.empty_like(out).copy_(grad_out)
-        grad_q, grad_k, grad_v = _empty_grad(q), _empty_grad(k), _empty_grad(v)
-        grad_kv, grad_total = grad_kv.clone().contiguous(), grad_total.clone().contiguous()  # C replaces them
+        grad_q = _empty_grad(q)
+        grad_k = _empty_grad(k)
+        grad_v = _empty_grad(v)
+        grad_kv = grad_kv.clone().contiguous()  # C replaces these two
+        grad_total = grad_total.clone().contiguous()
         failed = _kernel("linear_attention_backward")(
             _params(q, k, v, *ctx.rules),
             *_args(q),

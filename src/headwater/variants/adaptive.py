@@ -132,7 +132,9 @@ class AdaptiveEmbeddingsLayer(InputEmbedding):
         self.clusters = Clusters.of(spec, d_model)
         self.tables = nn.ModuleList(nn.Embedding(*size) for size in self.clusters.table_sizes)
         widths = [width for _words, width in self.clusters.table_sizes]
-        self.projections = nn.ModuleList(ClusterProjection(width, d_model) for width in widths if self.clusters.projects)
+        self.projections = nn.ModuleList(
+            ClusterProjection(width, d_model) for width in widths if self.clusters.projects
+        )
         self.d_model = d_model
         self.dropout = Dropout(spec.dropout)
 
@@ -180,7 +182,9 @@ class AdaptiveHeadLayer(nn.Module):
         super().__init__()
         self.shape = Clusters.of(spec, d_model)
         self.tables = nn.ModuleList(Table(*size) for size in self.shape.table_sizes)
-        self.projections = nn.ModuleList(ClusterProjection(w, d_model) for w in self.shape.widths if self.shape.projects)
+        self.projections = nn.ModuleList(
+            ClusterProjection(w, d_model) for w in self.shape.widths if self.shape.projects
+        )
         self.clusters = Table(len(spec.cutoffs), spec.width) if spec.cutoffs else None
 
     def forward(self, x: Tensor, inputs: ModelInputs) -> Tensor:

@@ -22,9 +22,8 @@ def ranked_spec(pieces: Sequence[bytes], special_tokens: Sequence[str]) -> Token
         return "".join(characters[byte] for byte in piece)
 
     ranks = {piece: rank for rank, piece in enumerate(pieces) if len(piece) <= MAX_PIECE_BYTES}
-    merges = [
-        [text(left), text(right)] for piece in ranks if (pair := merge_of(piece, ranks)) for left, right in [pair]
-    ]
+    pairs = [merge_of(piece, ranks) for piece in ranks]
+    merges = [[text(pair[0]), text(pair[1])] for pair in pairs if pair is not None]
     vocab = {text(piece): rank for piece, rank in ranks.items()}
     first = len(pieces)
     spec = gpt2_spec(vocab | {special_tokens[0]: first}, merges, {"eos": special_tokens[0]}, {})
