@@ -70,7 +70,7 @@ def test_texts_of_one_kind_are_read_together(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_readable_file_is_explained(tmp_path: Path) -> None:
     fill(tmp_path, photo__png=b"\x89PNG\r\n\x1a\n" + bytes(99))
-    with pytest.raises(BadFile, match="a PNG image"):
+    with pytest.raises(BadFile, match="holds images without a class"):
         summarize_files(tmp_path)
     fill(tmp_path, chat__jsonl=CHATS)
     (tmp_path / "photo.png").unlink()

@@ -160,8 +160,8 @@ def shapes(c: Config) -> Shapes:
 def _positions(c: Config) -> Shapes:
     width = c.heads * c.head_dim
     per_layer = {
-        "u": (c.heads, 1, c.head_dim),
-        "v": (c.heads, 1, c.head_dim),
+        "u.weight": (c.heads, c.head_dim),
+        "v.weight": (c.heads, c.head_dim),
         "position_projection.weight": (width, width),
     }
     shapes_by_path: dict[str, Shapes] = {

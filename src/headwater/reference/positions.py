@@ -178,8 +178,8 @@ class RelativeXL(NoPosition):
         sinusoids = np.concatenate([np.sin(angles), np.cos(angles)], axis=-1).astype(q.dtype)
         r, distance_backward = linear(sinusoids, w / "position_projection")
         r = r.reshape(*distance.shape, heads, width)  # [B, Q, S, H, K]
-        u = w["u"]  # [H, 1, K]
-        v = w["v"]  # [H, 1, K]
+        u = w["u.weight"][:, None]  # [H, 1, K]
+        v = w["v.weight"][:, None]  # [H, 1, K]
         scale = 1 / math.sqrt(width)
         terms = u @ k.swapaxes(-1, -2) + np.einsum("bhqk,bqshk->bhqs", q + v, r)
 
@@ -187,8 +187,8 @@ class RelativeXL(NoPosition):
             d = dbias * scale
             per_key = d.sum(axis=2)  # u·k is the same for every query
             dq = np.einsum("bhqs,bqshk->bhqk", d, r)
-            w.add("u", np.einsum("bhs,bhsk->hk", per_key, k)[:, None])
-            w.add("v", dq.sum(axis=(0, 2))[:, None])
+            w.add("u.weight", np.einsum("bhs,bhsk->hk", per_key, k))
+            w.add("v.weight", dq.sum(axis=(0, 2)))
             distance_backward(np.einsum("bhqs,bhqk->bqshk", d, q + v).reshape(*distance.shape, -1))
             return dq, per_key[..., None] * u
 
