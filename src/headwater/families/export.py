@@ -164,12 +164,18 @@ def _equivalent_specs(spec: Model) -> Iterator[tuple[tuple[Rewrite, ...], Model]
 
 
 def _candidates(families: Sequence[str], spec: Model, extra_config: ConfigDict) -> list[tuple[str, str]]:
-    """Families and head types to try. Two scores per token are question answering, unless they have labels."""
-    is_span = (
-        isinstance(spec.head, TokenClassificationHead) and spec.head.num_labels == 2 and "id2label" not in extra_config
-    )
-    excluded_type = "token_classification" if is_span else "question_answering"
-    return [(name, head) for name in families for head in FAMILIES[name].head_names if head != excluded_type]
+    """Families and head types to try.
+
+    Two scores per token without labels may be the span of an answer: question answering is tried before labels of
+    tokens. With labels they are never a span.
+    """
+    has_token_labels = isinstance(spec.head, TokenClassificationHead) and "id2label" in extra_config
+    candidates = []
+    for name in families:
+        # token classification last: sorted() keeps the order of the others
+        heads = sorted(FAMILIES[name].head_names, key=lambda head: head == "token_classification")
+        candidates += [(name, head) for head in heads if not (has_token_labels and head == "question_answering")]
+    return candidates
 
 
 def _write_config(family: str, head_type: str, spec: Model, extra_config: ConfigDict) -> ConfigDict | None:
