@@ -240,6 +240,12 @@ class TransformerStack(nn.Module):
                 if attention.needs_mask_tensor:
                     self.groups_with_tensor.add(attention.mask_group)
 
+    def own_encodings(self, layer: nn.Module) -> list[PositionEncoding]:
+        """The position encodings of this layer alone: PositionSpec.shared is false."""
+        attentions = [a for a in _attention_layers(layer) if not isinstance(a, CrossAttentionLayer)]
+        indices = [self.mask_groups[a.mask_group].position for a in attentions if not a.spec.position.shared]
+        return [cast(PositionEncoding, self.position_encodings[index]) for index in indices]
+
     @property
     def uses_global_tokens(self) -> bool:
         """Whether an attention layer reads ModelInputs.global_tokens."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headwater.core import Model, Stack
 from headwater.errors import BadFile, Unavailable
@@ -55,13 +55,19 @@ def count_parameters(spec: Model) -> int:
     """The number of parameters of a model, tied ones counted at each path; one layer per kind is built on meta."""
     one_of_each = replace(spec, tied=(), encoder=_distinct_layers(spec.encoder), decoder=_distinct_layers(spec.decoder))
     model = one_of_each.on_meta()
-    total = sum(math.prod(p.shape) for p in model.parameters())
+    total = _num_parameters(model)
     for side in ("encoder", "decoder"):
         if (stack := getattr(spec, side)) is not None:
+            built = getattr(model, side)
             repeats = Counter(stack.layers)
-            for kind, layer in zip(repeats, getattr(model, side).layers, strict=True):
-                total += (repeats[kind] - 1) * sum(math.prod(p.shape) for p in layer.parameters())
+            for kind, layer in zip(repeats, built.layers, strict=True):
+                of_each_layer = (layer, *built.own_encodings(layer))
+                total += (repeats[kind] - 1) * sum(map(_num_parameters, of_each_layer))
     return total
+
+
+def _num_parameters(module: nn.Module) -> int:
+    return sum(math.prod(p.shape) for p in module.parameters())
 
 
 def memory_limit() -> int:
