@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import CONFIGS, make, reconfigure, rewrite, tiny
+from tiny_models import ALL_CONFIGS, make, reconfigure, rewrite, tiny
 
 import headwater
 from headwater.core import Transformer
@@ -217,7 +217,7 @@ def test_a_machine_with_less_memory(folder, monkeypatch):
 
 
 def test_weights_are_counted_without_being_built():
-    for name in CONFIGS:
+    for name in ALL_CONFIGS:
         model = tiny(name).model
         bare = sum(p.numel() for _, p in model.named_parameters(remove_duplicate=False))
         assert checks.count_parameters(model.spec) == bare, name

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from tiny_models import CONFIGS, forward, ids, make, reconfigure, rewrite, tensors, tiny
+from tiny_models import ALL_CONFIGS, forward, ids, make, reconfigure, rewrite, tensors, tiny
 
 import headwater
 from headwater.families.hf_folder import save_hf_folder
@@ -176,7 +176,7 @@ def test_saved_models_keep_separate_tables(tmp_path):
 # --------------------------------------------------------------------------------------------------------- every family
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", ALL_CONFIGS)
 def test_saved_and_loaded_is_the_same(family, tmp_path):
     original = tiny(family)
     folder = save_hf_folder(original, tmp_path / "m")
@@ -184,7 +184,7 @@ def test_saved_and_loaded_is_the_same(family, tmp_path):
     assert json.loads((folder / "config.json").read_text())["model_type"] == family
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", ALL_CONFIGS)
 def test_config_json_alone_determines_the_spec(family, tmp_path):
     """`headwater show` needs no weights."""
     original = tiny(family)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from headwater.audio.frames import FramesLayer
 from headwater.families import FAMILIES, detect_head_type
 from headwater.families.hf_folder import LoadedModel, save_hf_folder
 from headwater.variants.patches import PatchesLayer
@@ -89,11 +90,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "vit": IMAGE,
     "deit": IMAGE,
 }  # fmt: skip
+SPEECH_CONFIGS: dict[str, dict[str, Any]] = {  # they read a spectrogram
+    "whisper": {key: value for key, value in PAIR.items() if key != "max_position_embeddings"}
+    | {"num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 64}
+}
+ALL_CONFIGS = CONFIGS | SPEECH_CONFIGS
 
 
 def tiny(model_type: str, head: str | None = None, seed: int = 0, **changes: Any) -> LoadedModel:
     """A small random model of a family, with weights large enough that a wrong term shows."""
-    config = {"model_type": model_type, **CONFIGS[model_type], **changes}
+    config = {"model_type": model_type, **ALL_CONFIGS[model_type], **changes}
     family = FAMILIES[model_type]
     c = HFConfig(dict(config))
     kind = head or detect_head_type(family, c.get_list("architectures", str, []))
@@ -114,7 +120,7 @@ def ids(length: int = 9, seed: int = 0) -> torch.Tensor:
 
 
 def forward(model: Any, rows: torch.Tensor | None = None) -> torch.Tensor:
-    """Logits of a model on fixed ids, or on fixed images; an encoder-decoder also gets a source."""
+    """Logits of a model on fixed ids, or on fixed images; an encoder-decoder also gets a source: ids or sound."""
     pixels = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     if isinstance(model, TwoTowers):
         with torch.no_grad():
@@ -123,6 +129,9 @@ def forward(model: Any, rows: torch.Tensor | None = None) -> torch.Tensor:
         rows = pixels if isinstance(getattr(model.encoder, "embed", None), PatchesLayer) else ids()
     with torch.no_grad():
         pair = model.encoder is not None and model.decoder is not None
+        if pair and isinstance(model.encoder.embed, FramesLayer):
+            mel = torch.randn(2, model.encoder.embed.mels, 14, generator=torch.Generator().manual_seed(1))
+            return model(rows, source=mel)
         return model(rows, source=ids(7, 1)) if pair else model(rows)
 
 
