@@ -48,12 +48,12 @@ def score(prompts: list[str], texts: list[str], reward: RewardFunction) -> tuple
 
 
 def main() -> int:
-    args = parse(parser(__doc__))
-    work: Path = args.work
+    options = parse(parser(__doc__))
+    work: Path = options.work
     for name in ("classifier", "lm", "ppo", "free"):
         shutil.rmtree(work / name, ignore_errors=True)
-    rows = sentences(args.data)
-    quick = args.quick
+    rows = sentences(options.data)
+    quick = options.quick
 
     # the classifier and the language model
     table = work / "polarity.tsv"
