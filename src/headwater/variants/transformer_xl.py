@@ -167,7 +167,7 @@ class MemoryGroup(DynamicCache):
 class SegmentMemory(Cache):
     """A KV cache of hidden states instead of keys and values: what a layer of Transformer-XL remembers.
 
-    tensors() and load() are for checkpoints: a resumed run goes on with the same memory.
+    tensors() and load() are for checkpoints: a resumed run continues with the same memory.
     """
 
     def __init__(self, spec: object, groups: list[MemoryGroup], device: torch.device) -> None:
