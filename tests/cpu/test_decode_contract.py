@@ -189,15 +189,16 @@ def test_a_matrix_in_parts_of_blocks_is_a_misfit():
 # ------------------------------------------------------------------------------------------------- a call that differs
 
 GIVEN = {
-    "a negative token": (-1, 0, 0, 0, 1),
-    "a token beyond the table": (50, 0, 0, 0, 1),
-    "a negative position": (1, -1, 0, 0, 1),
-    "a position beyond the cache": (1, 10_000, 0, 0, 1),
-    "a position beyond the learned ones": (1, 40, 0, 0, 1),
-    "a negative slot": (1, 0, -1, 0, 1),
-    "a slot beyond the cache": (1, 0, 9, 0, 1),
-    "sees more than there is": (1, 0, 0, 0, 10_000),
-    "sees less than nothing": (1, 0, 0, 0, -1),
+    "a negative token": (-1, 0, 0, 0, 1, -1),
+    "a token beyond the table": (50, 0, 0, 0, 1, -1),
+    "a negative position": (1, -1, 0, 0, 1, -1),
+    "a position beyond the cache": (1, 10_000, 0, 0, 1, -1),
+    "a position beyond the learned ones": (1, 40, 0, 0, 1, -1),
+    "a negative slot": (1, 0, -1, 0, 1, -1),
+    "a slot beyond the cache": (1, 0, 9, 0, 1, -1),
+    "sees more than there is": (1, 0, 0, 0, 10_000, -1),
+    "sees less than nothing": (1, 0, 0, 0, -1, -1),
+    "an adapter of a model without one": (1, 0, 0, 0, 1, 0),
 }
 
 
@@ -213,15 +214,15 @@ def stepper() -> NativeDecoder:
 @pytest.mark.parametrize("what", GIVEN)
 def test_a_token_outside_of_its_bounds_is_a_misfit(what: str, stepper: NativeDecoder):
     assert stepper.c_model.length > 40
-    stepper.run([(1, 3, 0, 0, 4)], [0], torch.empty(1, 50))
+    stepper.run([(1, 3, 0, 0, 4, -1)], [0], torch.empty(1, 50))
     with pytest.raises(TensorMismatch, match="a token must lie within"):
-        stepper.run([(1, 3, 0, 0, 4), GIVEN[what]], [0], torch.empty(1, 50))
+        stepper.run([(1, 3, 0, 0, 4, -1), GIVEN[what]], [0], torch.empty(1, 50))
 
 
 @needs_a_compiler
 @pytest.mark.parametrize("asked", [[2], [-1], [1, 0], [0, 0]])
 def test_rows_asked_for_are_ascending_and_there(asked: list[int], stepper: NativeDecoder):
-    given = [(1, 3, 0, 0, 4), (1, 4, 0, 0, 5)]
+    given = [(1, 3, 0, 0, 4, -1), (1, 4, 0, 0, 5, -1)]
     stepper.run(given, [0, 1], torch.empty(2, 50))
     with pytest.raises(TensorMismatch, match="ascending and below 2"):
         stepper.run(given, asked, torch.empty(len(asked), 50))
@@ -231,7 +232,7 @@ def test_rows_asked_for_are_ascending_and_there(asked: list[int], stepper: Nativ
 @pytest.mark.parametrize("out", [torch.empty(1, 49), torch.empty(2, 50), torch.empty(1, 50).double(), torch.empty(50)])
 def test_scores_have_their_room(out: torch.Tensor, stepper: NativeDecoder):
     with pytest.raises(TensorMismatch):
-        stepper.run([(1, 3, 0, 0, 4)], [0], out)
+        stepper.run([(1, 3, 0, 0, 4, -1)], [0], out)
 
 
 @needs_a_compiler
@@ -255,7 +256,7 @@ def test_homes_and_sources_are_within_the_cache():
     length, lengths = stepper.c_model.length, torch.tensor([3, 2], dtype=torch.int32)
     home = torch.zeros(2, length, dtype=torch.int32)
     stepper.set_batch(home, lengths)
-    stepper.run([(1, 1, 1, 1, 2)], [0], torch.empty(1, 50))
+    stepper.run([(1, 1, 1, 1, 2, -1)], [0], torch.empty(1, 50))
     for bad in (home - 1, home + 2, home[:, :-1], home.long()):
         with pytest.raises(TensorMismatch):
             stepper.set_batch(bad, lengths)
@@ -264,18 +265,18 @@ def test_homes_and_sources_are_within_the_cache():
             stepper.set_batch(home, bad)
     stepper.set_batch(home[:1], lengths)
     with pytest.raises(TensorMismatch):
-        stepper.run([(1, 1, 1, 1, 2)], [0], torch.empty(1, 50))
+        stepper.run([(1, 1, 1, 1, 2, -1)], [0], torch.empty(1, 50))
     for without in (None, lengths[:1]):
         stepper.set_batch(None, without)
         with pytest.raises(TensorMismatch):
-            stepper.run([(1, 1, 1, 1, 2)], [0], torch.empty(1, 50))
+            stepper.run([(1, 1, 1, 1, 2, -1)], [0], torch.empty(1, 50))
 
 
 @needs_a_compiler
 def test_an_encoder_has_no_bounds_before_it_has_a_cache():
     model = built(transformer(50, d_model=64, heads=4, layers=2, d_ff=96))
     with pytest.raises(TensorMismatch):
-        NativeEncoder.try_build(model).run([(1, 0, 0, 0, 1)], [0], torch.empty(1, 64))
+        NativeEncoder.try_build(model).run([(1, 0, 0, 0, 1, -1)], [0], torch.empty(1, 64))
 
 
 # ------------------------------------------------------------------------------------------------ scratch, and threads
@@ -303,7 +304,7 @@ def test_another_number_of_threads_has_scratch_of_its_own(stepper: NativeDecoder
     try:
         for threads in (1, 3, 2, 2):
             torch.set_num_threads(threads)
-            stepper.run([(1, 3, 0, 0, 4)], [0], out)
+            stepper.run([(1, 3, 0, 0, 4, -1)], [0], out)
             assert stepper._scratch.threads == stepper._scratch.scratch.threads == threads
     finally:
         torch.set_num_threads(had)

@@ -29,6 +29,9 @@ from headwater.families.builders import transformer
 from headwater.generation.forward import encode_sources, forward_last, forward_single
 from headwater.generation.kv_cache import BatchKVCache
 from headwater.quantization.layers import BLOCK_FORMATS, QUANTIZERS, QuantizedLinear, quantize, replace_module
+from headwater.tuning import IA3, DoRA, LoRA, tune, use_adapter
+from headwater.tuning.batches import adapter_of_each_row
+from headwater.tuning.lowrank import LowRankDirection
 
 pytestmark = pytest.mark.skipif(decode_library() is None, reason=f"no compiled step here: {unavailable_reason()}")
 
@@ -100,6 +103,35 @@ def test_a_batch_of_any_size(name: str, same_bits):
         for rows in (*range(1, 17), 24, 31, 32, 33, 48, 63, 64):
             slots = BatchKVCache(model, range(rows))
             found += [forward_last(model, slots, [[(token + n) % VOCAB] for n in range(rows)]) for token in (1, 5)]
+            assert slots.native_decoder[1] is not None
+        return torch.cat(found)
+
+    same_bits(scores)
+
+
+@pytest.mark.parametrize("name", ["F32", "BF16", "Q8_0", "Q4_1"])
+def test_a_batch_whose_rows_have_adapters(name: str, same_bits, monkeypatch):
+    """Three adapters and none, in turn; prompts first, so that few and many tokens are computed.
+
+    The norms of DoRA are torch's own product, whose last bits depend on its threads: here they are those of the base.
+    """
+    monkeypatch.setattr(LowRankDirection, "direction_norms", lambda self: self.base_norms)
+    model = stored_as(decoder(), name)
+    methods = {"a": LoRA(7, target="all-linear"), "b": DoRA(4, target="all-linear"), "c": IA3()}
+    for adapter, method in methods.items():
+        tune(model, method, name=adapter)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
+    use_adapter(model, None)
+
+    def scores() -> Tensor:
+        found = []
+        for rows in (1, 2, 4, 5, 8, 17, 32):
+            slots = BatchKVCache(model, range(rows))
+            with adapter_of_each_row(model, [("a", "b", None, "c")[n % 4] for n in range(rows)]):
+                found.append(forward_last(model, slots, [[n + 1] * (1 + n % 3) for n in range(rows)]))
+                found += [forward_last(model, slots, [[(token + n) % VOCAB] for n in range(rows)]) for token in (1, 5)]
             assert slots.native_decoder[1] is not None
         return torch.cat(found)
 

@@ -88,8 +88,8 @@ def test_any_wrong_constant_is_refused(name: str):
 PLANTED_SOURCES = {
     "a field moved": (
         "decode_step.c",
-        "int32_t token_id, position, cache_row, source, num_keys; } Token;",
-        "int32_t position, token_id, cache_row, source, num_keys; } Token;",
+        "int32_t token_id, position, cache_row, source, num_keys, adapter; } Token;",
+        "int32_t position, token_id, cache_row, source, num_keys, adapter; } Token;",
         "the compiled C kernels do not fit this installation .Token.token_id is 4 bytes at 4 in C",
     ),
     "a constant changed": (

@@ -41,7 +41,7 @@ TRAINING_SOURCES = (
     "norm.c",
     "training_layout.c",
 )
-DECODE_SOURCES = ("decode_step.c", "int8.c")
+DECODE_SOURCES = ("decode_step.c", "topk.c", "int8.c")
 DECODE_FUNCTIONS = (
     "decode_step",
     "dequantize",

@@ -22,6 +22,7 @@ from headwater.cpu.layout import (
     FORMAT_CODES,
     NORM_CODES,
     CLayer,
+    CLinearChange,
     CMatrix,
     CModel,
     CNorm,
@@ -46,11 +47,26 @@ def c_matrix(data: Tensor, block_format: str, rows: int, cols: int, bias: Tensor
     return CMatrix(FORMAT_CODES[block_format], rows, cols, address, float_ptr(bias, rows))
 
 
+class LinearTerms(NamedTuple):
+    """What an adapter changes in a linear layer [out, in]: y = gain · (W (input_gain · x) + b) + shift + B A x.
+
+    a [r, in] and b [out, r], the scale in b; what is None is not there.
+    """
+
+    a: Tensor | None = None
+    b: Tensor | None = None
+    gain: Tensor | None = None
+    shift: Tensor | None = None
+    input_gain: Tensor | None = None
+
+
 class WeightExport:
-    """Weights of a model as C structs; keeps every tensor alive whose address it has passed on."""
+    """Weights of a model as C structs; keeps everything alive whose address it has passed on."""
 
     def __init__(self) -> None:
         self.keep_alive: list[Tensor] = []
+        self._changes: list[ctypes.Array[CLinearChange]] = []
+        self.max_rank = 0
 
     def matrix(self, data: Tensor, block_format: str, rows: int, cols: int, bias: Tensor | None = None) -> CMatrix:
         """A weight matrix; its bias is converted to float32."""
@@ -63,6 +79,23 @@ class WeightExport:
         bias = None if bias is None else self._keep_alive(bias.float())
         kind = NORM_CODES["LAYER" if isinstance(norm, nn.LayerNorm) else "RMS"]
         return CNorm(kind, float(norm.eps or 0.0), float_ptr(gain, width), float_ptr(bias, width))
+
+    def changes(self, terms: Sequence[LinearTerms], rows: int, cols: int) -> int:
+        """The address of the changes of all adapters in a matrix [rows, cols]; float32 copies of their weights."""
+        self._changes.append((CLinearChange * len(terms))(*(self._change(of_one, rows, cols) for of_one in terms)))
+        return ctypes.addressof(self._changes[-1])
+
+    def _change(self, terms: LinearTerms, rows: int, cols: int) -> CLinearChange:
+        rank = 0 if terms.a is None else len(terms.a)
+        self.max_rank = max(self.max_rank, rank)
+        sizes = {"a": (rank, cols), "b": (rank, rows), "gain": (rows,), "shift": (rows,), "input_gain": (cols,)}
+        addresses = {}
+        for name, size in sizes.items():
+            tensor = getattr(terms, name)
+            if tensor is not None:
+                copied = tensor.t() if name == "b" else tensor
+                addresses[name] = float_ptr(self._keep_alive(copied.float().contiguous()), *size)
+        return CLinearChange(rank, **addresses)
 
     def _keep_alive(self, tensor: Tensor) -> Tensor:
         """A parameter may be moved to other memory while C runs (model.half()): keep the memory it has now."""
@@ -106,6 +139,8 @@ class ScratchBuffers:
         sizes = {name: self.rows * width for name, width in row_widths.items()}
         sizes["scores"] = threads * (c_model.length + c_model.max_source_length)
         sizes["panels"] = threads * constants["PANEL_ROWS"] * max_width
+        sizes["low_rank"] = self.rows * constants["MAX_READERS"] * c_model.max_rank
+        sizes["update"] = self.rows * c_model.d_model if c_model.adapters else 0
         sizes["q"] = self.rows * max_width  # activations quantized to 8 bits,
         sizes["ds"] = self.rows * max_width * 2 // BLOCK_SIZE  # and two floats for each block of them
 
@@ -124,13 +159,14 @@ class ScratchBuffers:
 
 
 class TokenLimits(NamedTuple):
-    """Upper limits of the fields of a token: ids, positions, cache rows, sources and keys that it sees."""
+    """Upper limits of the fields of a token: ids, positions, cache rows, sources, keys that it sees, and adapters."""
 
     tokens: int
     positions: int
     cache_rows: int
     sources: int
     cache_length: int
+    adapters: int
 
 
 def check_model_sizes(c_model: CModel) -> None:
@@ -143,14 +179,15 @@ def check_model_sizes(c_model: CModel) -> None:
 
 def check_tokens(token_fields: Sequence[tuple[int, ...]], limits: TokenLimits, has_cross_attention: bool) -> None:
     """Every token (the fields of CToken) lies within the embedding, the KV cache and the sources."""
-    tokens, positions, cache_rows, sources, cache_length = limits
+    tokens, positions, cache_rows, sources, cache_length, adapters = limits
     for fields in token_fields:
-        token_id, position, cache_row, source, num_keys = fields
+        token_id, position, cache_row, source, num_keys, adapter = fields
         inside = (
             0 <= token_id < tokens
             and 0 <= position < positions
             and 0 <= cache_row < cache_rows
             and 0 <= num_keys <= cache_length
+            and -1 <= adapter < adapters
         )
         if not inside or (has_cross_attention and not 0 <= source < sources):
             raise TensorMismatch(f"a token must lie within {limits}, got {fields}")
@@ -186,7 +223,7 @@ class DecodeRunner:
         self._scratch: ScratchBuffers | None = None
         self._keep_alive: list[Tensor | KVPair | None] = []  # tensors C has addresses of, besides the weights
         self._batch_tensors: tuple[Tensor | None, Tensor | None] = (None, None)
-        self._cache_limits = TokenLimits(self.c_model.token_embedding.rows, 0, 0, 0, 0)
+        self._cache_limits = TokenLimits(self.c_model.token_embedding.rows, 0, 0, 0, 0, 0)
         self._limits = self._cache_limits
 
     def can_embed(self, sequences: Sequence[Sequence[int]], max_length: int) -> bool:
@@ -210,7 +247,7 @@ class DecodeRunner:
 
         positions = int(min(length, self.export.max_positions))
         tokens = self.c_model.token_embedding.rows
-        self._cache_limits = TokenLimits(tokens, positions, cache_rows, sources, length)
+        self._cache_limits = TokenLimits(tokens, positions, cache_rows, sources, length, self.c_model.adapters)
         self._limits = self._cache_limits
 
     def _set_lengths(self, cache_length: int, source_length: int) -> list[Tensor | None]:

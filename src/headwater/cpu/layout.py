@@ -127,9 +127,18 @@ LINEAR_NAMES = ("q", "k", "v", "out", "cross_q", "cross_out", "gate", "up", "dow
 
 
 class CMatrix(ctypes.Structure):
-    """A weight matrix [rows, cols] in one of the formats of FORMAT_CODES, and its bias."""
+    """A weight matrix [rows, cols] in one of the formats of FORMAT_CODES, its bias, and the changes of all adapters."""
 
-    _fields_ = (("kind", c_int32), ("rows", c_int32), ("cols", c_int32), ("data", c_void_p), ("bias", c_void_p))
+    _fields_ = (
+        *((name, c_int32) for name in ("kind", "rows", "cols")),
+        *((name, c_void_p) for name in ("data", "bias", "changes")),
+    )
+
+
+class CLinearChange(ctypes.Structure):
+    """What one adapter changes in one matrix (decode_adapters.h)."""
+
+    _fields_ = (("rank", c_int32), *((name, c_void_p) for name in ("a", "b", "gain", "shift", "input_gain")))
 
 
 class CNorm(ctypes.Structure):
@@ -158,7 +167,7 @@ class CModel(ctypes.Structure):
     """A decoder or an encoder: sizes, embeddings, head, layers, and the batch's maps of rows."""
 
     _fields_ = (
-        *((name, c_int32) for name in (*SIZE_FIELDS, "max_source_length")),
+        *((name, c_int32) for name in (*SIZE_FIELDS, "max_source_length", "adapters", "max_rank")),
         *((name, c_float) for name in ("scale", "embed_scale", "head_scale")),
         ("token_embedding", CMatrix),
         ("head", CMatrix),
@@ -172,22 +181,24 @@ class CModel(ctypes.Structure):
 
 
 class CToken(ctypes.Structure):
-    """A token of a step: its id, its position in its cache row, its source, and how many keys it sees."""
+    """A token of a step: its id, its position in its cache row, its source, the keys it sees, its adapter or -1."""
 
-    _fields_ = tuple((name, c_int32) for name in ("token_id", "position", "cache_row", "source", "num_keys"))
+    _fields_ = tuple((name, c_int32) for name in ("token_id", "position", "cache_row", "source", "num_keys", "adapter"))
 
 
 class CScratch(ctypes.Structure):
     """Addresses of the scratch buffers of a step, and the number of threads they were allocated for."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("x", "y", "qkv", "proj_in", "hidden", "scores", "panels", "q", "ds")),
+        *((name, c_void_p) for name in ("x", "y", "qkv", "proj_in", "hidden", "scores", "panels")),
+        *((name, c_void_p) for name in ("low_rank", "update", "q", "ds")),
         ("threads", c_int32),
     )
 
 
 DECODE_STRUCTS: Mapping[str, type[ctypes.Structure]] = {
     "Matrix": CMatrix,
+    "LinearChange": CLinearChange,
     "Norm": CNorm,
     "Layer": CLayer,
     "Model": CModel,

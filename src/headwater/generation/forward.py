@@ -57,7 +57,8 @@ def forward_single(model: Transformer, cache: BatchKVCache, new_ids: Sequence[in
 
 def _native_decoder(model: Transformer, cache: BatchKVCache, new_ids: Sequence[Sequence[int]]) -> NativeDecoder | None:
     """The native decoder, for a model that it supports; built once for a cache."""
-    if cache.native_decoder is None:
+    native = cache.native_decoder and cache.native_decoder[1]
+    if cache.native_decoder is None or (native is not None and not native.adapters.is_current()):
         cache.native_decoder = (model, NativeDecoder.try_build(model))
     native_model, native = cache.native_decoder
     if native is None or native_model is not model or not native.supports(cache, new_ids):

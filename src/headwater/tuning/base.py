@@ -52,6 +52,14 @@ class Selection:
             return self.rows.get(name, False)
         return name == self.active
 
+    def of_rows(self, count: int) -> list[str | None]:
+        """The adapter of each row of a batch of so many, or None."""
+        names = [self.active if self.rows is None else None] * count
+        for name, rows in (self.rows or {}).items():
+            for row in rows.tolist():
+                names[row] = name
+        return names
+
     @contextmanager
     def using(self, active: str | None) -> Iterator[None]:
         """One adapter, or none, for all rows in a block."""

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from headwater.core import Transformer
 from headwater.errors import BadInput, BadSetting
 from headwater.i18n import _
-from headwater.tuning.base import ChangedModule, tuning_of
+from headwater.tuning.base import ChangedModule, TuningMethod, tuning_of
 from headwater.tuning.hooks import StackChanges
 
 
@@ -19,6 +19,30 @@ def adapter_of_each_row(model: Transformer, names: Sequence[str | None]) -> Abst
         return nullcontext()
     active = tuning.selection.active
     return tuning.selection.per_row([active if name is None else name for name in names])
+
+
+class AdapterIndex:
+    """The adapters of a model by number, as the decoding step in C knows them."""
+
+    def __init__(self, model: Transformer) -> None:
+        self.model = model
+        self.adapters = self._adapters()
+        self.names = list(self.adapters)
+
+    def is_current(self) -> bool:
+        """Whether the model has the same adapters still."""
+        now = self._adapters()
+        return list(now) == self.names and all(now[name] is methods for name, methods in self.adapters.items())
+
+    def of_rows(self, count: int) -> list[int]:
+        """The number of the adapter that acts on each row of a batch, or -1."""
+        tuning = tuning_of(self.model)
+        names = [None] * count if tuning is None else tuning.selection.of_rows(count)
+        return [-1 if name is None else self.names.index(name) for name in names]
+
+    def _adapters(self) -> dict[str, tuple[TuningMethod, ...]]:
+        tuning = tuning_of(self.model)
+        return {} if tuning is None else dict(tuning.adapters)
 
 
 def check_can_share_batch(model: Transformer, name: str) -> None:

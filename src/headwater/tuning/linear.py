@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from headwater.core import Transformer
 from headwater.core.functional import ChangedLinear
+from headwater.cpu.decode import LinearTerms
 from headwater.errors import BadSetting
 from headwater.i18n import _
 from headwater.quantization.layers import QuantizedLinear, replace_module
@@ -28,6 +29,10 @@ class LinearChange(Change):
 
     def merged(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The weight and the bias of one linear layer that computes the same."""
+        raise NotImplementedError
+
+    def terms(self, bias: Tensor | None) -> LinearTerms:
+        """The change as the decoding step in C computes it, of a layer with that bias."""
         raise NotImplementedError
 
 
@@ -61,7 +66,7 @@ class TunedLinear(ChangedModule, ChangedLinear):
     def before(self, x: Tensor) -> Tensor:
         for change, rows in self.active():
             assert isinstance(change, LinearChange)
-            scaled = change.scale_input(x if rows is None else x[rows])
+            scaled = change.scale_input(x if rows is None else x[rows]).to(x.dtype)
             x = scaled if rows is None else _with_rows(x, rows, scaled)
         return x
 
@@ -69,8 +74,18 @@ class TunedLinear(ChangedModule, ChangedLinear):
         for change, rows in self.active():
             assert isinstance(change, LinearChange)
             updated = change.update(x, y) if rows is None else change.update(x[rows], y[rows])
+            updated = updated.to(y.dtype)
             y = updated if rows is None else _with_rows(y, rows, updated)
         return y
+
+    def terms(self, names: Sequence[str]) -> list[LinearTerms]:
+        """What the adapters of these names change, as the decoding step in C computes it."""
+        changes: dict[str, nn.Module] = dict(self.changes.items())
+        found: list[LinearTerms] = []
+        for change in map(changes.get, names):
+            assert change is None or isinstance(change, LinearChange)
+            found.append(LinearTerms() if change is None else change.terms(self.bias))
+        return found
 
     def merged(self, name: str) -> nn.Linear:
         """One plain linear layer that computes the same with the adapter of that name."""

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from headwater.core import Transformer, functional
 from headwater.core.base import check_dropout, check_positive
+from headwater.cpu.decode import LinearTerms
 from headwater.i18n import _
 from headwater.parts import must, part
 from headwater.quantization.layers import QuantizedLinear
@@ -112,6 +113,9 @@ class LowRank(LinearChange):
     def merged(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return weight + self.delta(), bias
 
+    def terms(self, bias: Tensor | None) -> LinearTerms:
+        return LinearTerms(self.lora_a.detach(), self.scale * self.lora_b.detach().float())
+
     def extra_repr(self) -> str:
         return f"r={len(self.lora_a)}, scale={self.scale:g}"
 
@@ -150,8 +154,15 @@ class LowRankDirection(LowRank):
         base = self._base[0]
         if isinstance(base, QuantizedLinear):
             return base.multiply(rows).t()
-        return F.linear(rows, base.weight).t()
+        return F.linear(rows, base.weight.to(rows.dtype)).t()
 
     def merged(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         direction = weight + self.delta()
         return (self.magnitude.detach() / direction.norm(dim=1))[:, None] * direction, bias
+
+    @torch.no_grad()
+    def terms(self, bias: Tensor | None) -> LinearTerms:
+        """gain (W x + s B A x) + b = gain (W x + b) + (1 - gain) b + gain s B A x"""
+        gain = self.magnitude / self.direction_norms()
+        shift = None if bias is None else (1 - gain) * bias
+        return LinearTerms(self.lora_a, gain[:, None] * self.scale * self.lora_b.float(), gain, shift)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headwater.core import Transformer
+from headwater.cpu.decode import LinearTerms
 from headwater.i18n import _
 from headwater.parts import part
 from headwater.tuning.base import TuningMethod
@@ -50,6 +51,9 @@ class OutputScale(LinearChange):
         scale = self.ia3_l.detach()
         return scale[:, None] * weight, None if bias is None else scale * bias
 
+    def terms(self, bias: Tensor | None) -> LinearTerms:
+        return LinearTerms(gain=self.ia3_l.detach())
+
 
 class InputScale(LinearChange):
     """y = W (l · x) + b"""
@@ -64,3 +68,6 @@ class InputScale(LinearChange):
 
     def merged(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return weight * self.ia3_l.detach(), bias
+
+    def terms(self, bias: Tensor | None) -> LinearTerms:
+        return LinearTerms(input_gain=self.ia3_l.detach())

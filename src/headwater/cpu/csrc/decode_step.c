@@ -14,6 +14,7 @@ static int omp_get_thread_num(void) { return 0; }
 static int omp_get_num_threads(void) { return 1; }
 #endif
 #include "quant_formats.h"
+#include "decode_adapters.h"
 #include "decode_attention.h"
 #include "gemm_panels.h"
 #include "layout.h"
@@ -33,6 +34,7 @@ typedef struct {                                         /* a branch: x -> post_
 typedef struct {
     int32_t layers, d_model, heads, kv_heads, head_dim, rotary_dim, d_ff, vocab, length, act;
     int32_t max_source_length;                           /* tokens of the longest source */
+    int32_t adapters, max_rank;                          /* adapters in all, and the highest rank among them */
     float scale, embed_scale, head_scale;
     Matrix token_embedding, head;                        /* often the same */
     const float *position_embeddings, *cos, *sin;        /* [length][d_model], or none; rotary [length][rotary_dim / 2] */
@@ -41,9 +43,10 @@ typedef struct {
     const int32_t *row_of_token;                         /* [rows][length]: the cache row that has each token's keys; none: its own */
     const int32_t *source_lengths;                       /* [sources] */
 } Model;
-typedef struct { int32_t token_id, position, cache_row, source, num_keys; } Token;  /* a token at its position in its cache row, which sees num_keys keys */
+typedef struct { int32_t token_id, position, cache_row, source, num_keys, adapter; } Token;  /* a token at its position in its cache row, which sees num_keys keys; adapter -1: none */
 typedef struct {                                         /* buffers for n rows of max_width columns; cpu/decode.py allocates them */
     float *x, *y, *qkv, *proj_in, *hidden, *scores, *panels;
+    float *low_rank, *update;                            /* A x of each row and reader; what a branch adds to x, before it is added */
     int8_t *q;                                           /* activations quantized to 8 bits; ds: their scales */
     float *ds;
     int32_t threads;                                     /* the buffers are allocated for so many */
@@ -51,7 +54,8 @@ typedef struct {                                         /* buffers for n rows o
 typedef struct {
     const Model *m;
     const Token *rows;
-    int n, max_width;
+    const int32_t *output_rows;                          /* the token of each row; none: of its number */
+    int n, max_width, adapted;                           /* adapted: a token has an adapter */
     Scratch s;
 } StepContext;
 
@@ -116,6 +120,25 @@ static void quantize_columns(const StepContext *t, int i, const float *x, int fr
     if (quantized) quantize_row(x + from, to - from, quantized_row(t, i, from));
 }
 
+/* What the adapter of row i changes in a matrix; none without an adapter. */
+static const LinearChange *change_of(const StepContext *t, const Matrix *m, int i) {
+    int adapter = t->rows[t->output_rows ? t->output_rows[i] : i].adapter;
+    return m->changes && adapter >= 0 ? m->changes + adapter : NULL;
+}
+
+/* A x of row i, of the matrix that is number `reader` of those that read x. */
+static float *low_rank_of(const StepContext *t, int i, int reader) {
+    size_t row = (t->n > MAX_GEMV_ROWS ? 0 : (size_t)omp_get_thread_num() * MAX_GEMV_ROWS) + i;
+    return t->s.low_rank + (row * MAX_READERS + reader) * t->m->max_rank;
+}
+
+static void low_rank_products(const StepContext *t, int i, const float *x, const Matrix *readers, int count) {
+    if (t->adapted) for (int reader = 0; reader < count; reader++) {
+        const LinearChange *c = change_of(t, readers + reader, i);
+        if (c) low_rank_product(c, x, readers[reader].cols, low_rank_of(t, i, reader));
+    }
+}
+
 /* A thread's range of a matrix's rows: whole blocks of 32, and the last thread has the rest. */
 typedef struct { int from, to; } RowRange;
 static RowRange thread_rows(int rows) {
@@ -123,9 +146,8 @@ static RowRange thread_rows(int rows) {
     return (RowRange){(int)(blocks * me / all) * 32, me + 1 == all ? rows : (int)(blocks * (me + 1) / all) * 32};
 }
 
-/* y[i][0..rows) (+)= m x[i] + bias, the rows of m partitioned over the threads. */
-static void partitioned_linear(const StepContext *t, const Matrix *m, const float *x, float *y, int y_stride, int accumulate) {
-    RowRange s = thread_rows(m->rows);
+/* y[i][rows of s] (+)= m x[i] + bias. */
+static void base_linear(const StepContext *t, const Matrix *m, RowRange s, const float *x, float *y, int y_stride, int accumulate) {
     if (t->n > MAX_GEMV_ROWS) {
         float *panel = t->s.panels + (size_t)omp_get_thread_num() * PANEL_ROWS * t->max_width;
         for (int p = s.from / PANEL_ROWS; p < (s.to + PANEL_ROWS - 1) / PANEL_ROWS; p++)
@@ -142,6 +164,20 @@ static void partitioned_linear(const StepContext *t, const Matrix *m, const floa
     }
 }
 
+/* y[i][0..rows) (+)= m x[i] + bias with the change of the row's adapter, the rows of m partitioned over the threads. */
+static void partitioned_linear(const StepContext *t, const Matrix *m, int reader, const float *x, float *y, int y_stride, int accumulate) {
+    RowRange s = thread_rows(m->rows);
+    if (!t->adapted || !m->changes) { base_linear(t, m, s, x, y, y_stride, accumulate); return; }
+    float *out = accumulate ? t->s.update : y;
+    base_linear(t, m, s, x, out, y_stride, 0);
+    for (int i = 0; i < t->n; i++) {
+        const LinearChange *c = change_of(t, m, i);
+        float *row = out + (size_t)i * y_stride, *to = y + (size_t)i * y_stride;
+        if (c) change_output(c, low_rank_of(t, i, reader), m->rows, s.from, s.to, row);
+        if (accumulate) for (int j = s.from; j < s.to; j++) to[j] += row[j];
+    }
+}
+
 /* Between two branches: x = after(x), the last one's post_norm; y = before(x) · scale, the input of the next one's matrices. */
 static void begin_branch(const StepContext *t, const Norm *after, const Norm *before, float scale, const Matrix *readers, int count) {
     int D = t->m->d_model;
@@ -154,6 +190,7 @@ static void begin_branch(const StepContext *t, const Norm *after, const Norm *be
         normalize(before, t->s.x + (size_t)i * D, D, y);
         if (scale != 1) for (int j = 0; j < D; j++) y[j] *= scale;
         quantize_columns(t, i, y, 0, D, readers, count);
+        low_rank_products(t, i, y, readers, count);
     }
     SYNC_IF_MANY(t)
 }
@@ -161,9 +198,13 @@ static void begin_branch(const StepContext *t, const Norm *after, const Norm *be
 /* The end of a branch: x += out(proj_in), proj_in [n][max_width]. */
 static void end_branch(const StepContext *t, const Matrix *out) {
     BARRIER
-    FOR_ROWS(i, t) quantize_columns(t, i, t->s.proj_in + (size_t)i * t->max_width, 0, out->cols, out, 1);
+    FOR_ROWS(i, t) {
+        const float *proj_in = t->s.proj_in + (size_t)i * t->max_width;
+        quantize_columns(t, i, proj_in, 0, out->cols, out, 1);
+        low_rank_products(t, i, proj_in, out, 1);
+    }
     SYNC_IF_MANY(t)
-    partitioned_linear(t, out, t->s.proj_in, t->s.x, t->m->d_model, 1);
+    partitioned_linear(t, out, 0, t->s.proj_in, t->s.x, t->m->d_model, 1);
     BARRIER
 }
 
@@ -174,9 +215,9 @@ static void self_attention(const StepContext *t, const Layer *l) {
     const Model *m = t->m;
     int H = m->heads, G = m->kv_heads, K = m->head_dim, y_stride = (H + 2 * G) * K;
     size_t cache_row_stride = (size_t)G * m->length * K;
-    partitioned_linear(t, &l->q, thread_y(t), t->s.qkv, y_stride, 0);
-    partitioned_linear(t, &l->k, thread_y(t), t->s.qkv + H * K, y_stride, 0);
-    partitioned_linear(t, &l->v, thread_y(t), t->s.qkv + (H + G) * K, y_stride, 0);
+    partitioned_linear(t, &l->q, 0, thread_y(t), t->s.qkv, y_stride, 0);
+    partitioned_linear(t, &l->k, 1, thread_y(t), t->s.qkv + H * K, y_stride, 0);
+    partitioned_linear(t, &l->v, 2, thread_y(t), t->s.qkv + (H + G) * K, y_stride, 0);
     BARRIER
     FOR_PARTITION(job, t->n * G) {                       /* keys: norm, rotary, into the cache; values: into the cache */
         int i = job / G, g = job % G;
@@ -204,7 +245,7 @@ static void self_attention(const StepContext *t, const Layer *l) {
 static void cross_attention(const StepContext *t, const Layer *l) {
     const Model *m = t->m;
     int H = m->heads, G = m->kv_heads, K = m->head_dim;
-    partitioned_linear(t, &l->cross_q, thread_y(t), t->s.qkv, H * K, 0);
+    partitioned_linear(t, &l->cross_q, 0, thread_y(t), t->s.qkv, H * K, 0);
     BARRIER
     FOR_PARTITION(job, t->n * H) {                       /* a head's keys and values serve all tokens while they are in the cache */
         int i = job % t->n, h = job / t->n, source = t->rows[i].source;
@@ -217,19 +258,26 @@ static void cross_attention(const StepContext *t, const Layer *l) {
 
 static void feed_forward(const StepContext *t, const Layer *l) {
     int F = t->m->d_ff, gated = l->gate.data != NULL;
-    if (gated) partitioned_linear(t, &l->gate, thread_y(t), t->s.hidden, 2 * F, 0);
-    partitioned_linear(t, &l->up, thread_y(t), t->s.hidden + (gated ? F : 0), 2 * F, 0);
+    if (gated) partitioned_linear(t, &l->gate, 0, thread_y(t), t->s.hidden, 2 * F, 0);
+    partitioned_linear(t, &l->up, 1, thread_y(t), t->s.hidden + (gated ? F : 0), 2 * F, 0);
     RowRange own_rows = thread_rows(F);                  /* a thread continues with the columns that it has computed */
     SYNC_IF_MANY(t)                                      /* the quantized y is overwritten below: every thread must have read it */
     for (int i = 0; i < t->n; i++) {
         float *h = t->s.hidden + (size_t)i * 2 * F, *proj_in = t->s.proj_in + (size_t)i * t->max_width;
         act(t->m->act, h, gated ? h + F : NULL, own_rows.from, own_rows.to);
         memcpy(proj_in + own_rows.from, h + own_rows.from, sizeof(float) * (own_rows.to - own_rows.from));
+        const LinearChange *c = change_of(t, &l->down, i);
+        if (c) change_input(c, proj_in, own_rows.from, own_rows.to);
         if (t->n > MAX_GEMV_ROWS) quantize_columns(t, i, proj_in, own_rows.from, own_rows.to, &l->down, 1);
     }
     BARRIER
-    if (t->n <= MAX_GEMV_ROWS) FOR_ROWS(i, t) quantize_columns(t, i, t->s.proj_in + (size_t)i * t->max_width, 0, F, &l->down, 1);
-    partitioned_linear(t, &l->down, t->s.proj_in, t->s.x, t->m->d_model, 1);
+    FOR_ROWS(i, t) {
+        const float *proj_in = t->s.proj_in + (size_t)i * t->max_width;
+        if (t->n <= MAX_GEMV_ROWS) quantize_columns(t, i, proj_in, 0, F, &l->down, 1);
+        low_rank_products(t, i, proj_in, &l->down, 1);
+    }
+    if (t->adapted) SYNC_IF_MANY(t)
+    partitioned_linear(t, &l->down, 0, t->s.proj_in, t->s.x, t->m->d_model, 1);
     BARRIER
 }
 
@@ -268,15 +316,18 @@ static const Norm *run_layers(const StepContext *t) {
 
 /* n tokens -> logits [count][vocab] of the rows output_rows, ascending; without a head, their hidden states. */
 void decode_step(const Model *m, const Token *rows, int n, const int32_t *output_rows, int count, Scratch s, int max_width, float *logits) {
-    StepContext all = {m, rows, n, max_width, s}, last = all;
+    StepContext all = {.m = m, .rows = rows, .n = n, .max_width = max_width, .s = s};
+    for (int i = 0; i < n; i++) all.adapted |= rows[i].adapter >= 0;
+    StepContext last = all;
     last.n = count;
+    last.output_rows = output_rows;
 #pragma omp parallel num_threads(s.threads)
     {
         const Norm *after = run_layers(&all);
         if (omp_get_thread_num() == 0) for (size_t i = 0, D = m->d_model; i < (size_t)count; i++) memmove(s.x + i * D, s.x + (size_t)output_rows[i] * D, sizeof(float) * D);
         BARRIER
         begin_branch(&last, after, &m->final_norm, m->head_scale, &m->head, 1);
-        if (m->head.data) partitioned_linear(&last, &m->head, thread_y(&last), logits, m->vocab, 0);
+        if (m->head.data) partitioned_linear(&last, &m->head, 0, thread_y(&last), logits, m->vocab, 0);
         else FOR_STRIDED(i, count) memcpy(logits + (size_t)i * m->d_model, thread_y(&last) + (size_t)i * max_width, sizeof(float) * m->d_model);
     }
 }
@@ -301,42 +352,18 @@ void quantized_linear(const Matrix *m, const float *x, int n, float *y, float *p
     }
 }
 
-/* Top-k: of each row of logits [n][vocab] the `count` largest with their ids, largest first, and logsumexp. Of equals, the first. */
-void topk_logprobs(const float *logits, int n, int vocab, int count, float *values, int32_t *ids, float *logsumexp, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int i = 0; i < n; i++) {
-        const float *row = logits + (size_t)i * vocab;
-        float *value = values + (size_t)i * count, total = 0;
-        int32_t *id = ids + (size_t)i * count;
-        for (int j = 0; j < count; j++) value[j] = -INFINITY, id[j] = 0;
-        for (int from = 0; from < vocab; from += 64) {
-            int to = from + 64 < vocab ? from + 64 : vocab;
-            float block_max = row[from];
-            for (int j = from; j < to; j++) block_max = row[j] > block_max ? row[j] : block_max;
-            if (block_max <= value[count - 1]) continue;  /* none of these 64 */
-            for (int j = from; j < to; j++) {
-                int at = count;
-                while (at && row[j] > value[at - 1]) at--;
-                if (at == count) continue;
-                memmove(value + at + 1, value + at, sizeof(float) * (count - 1 - at));
-                memmove(id + at + 1, id + at, sizeof(int32_t) * (count - 1 - at));
-                value[at] = row[j], id[at] = j;
-            }
-        }
-        for (int j = 0; j < vocab; j++) total += fast_exp(row[j] - value[0]);
-        logsumexp[i] = value[0] + logf(total);
-    }
-}
-
 /* Sizes and offsets of the structs above, and the values of the constants, for cpu/layout.py to compare. */
 const LayoutEntry *layout(void) {
     static const LayoutEntry entries[] = {
-        CONSTANT(BLOCK_SIZE), CONSTANT(PANEL_ROWS), CONSTANT(TILE_ROWS), CONSTANT(MAX_GEMV_ROWS),
+        CONSTANT(BLOCK_SIZE), CONSTANT(PANEL_ROWS), CONSTANT(TILE_ROWS), CONSTANT(MAX_GEMV_ROWS), CONSTANT(MAX_READERS),
         CONSTANT(F32), CONSTANT(F16), CONSTANT(BF16), CONSTANT(Q8_0), CONSTANT(Q4_0), CONSTANT(Q4_1),
         CONSTANT(F32_BYTES), CONSTANT(F16_BYTES), CONSTANT(BF16_BYTES), CONSTANT(Q8_0_BYTES),
         CONSTANT(Q4_0_BYTES), CONSTANT(Q4_1_BYTES),
         CONSTANT(RMS), CONSTANT(LAYER), CONSTANT(SILU), CONSTANT(GELU), CONSTANT(GELU_TANH), CONSTANT(RELU), CONSTANT(QUICK_GELU),
         STRUCT(Matrix), FIELD(Matrix, kind), FIELD(Matrix, rows), FIELD(Matrix, cols), FIELD(Matrix, data), FIELD(Matrix, bias),
+        FIELD(Matrix, changes),
+        STRUCT(LinearChange), FIELD(LinearChange, rank), FIELD(LinearChange, a), FIELD(LinearChange, b), FIELD(LinearChange, gain),
+        FIELD(LinearChange, shift), FIELD(LinearChange, input_gain),
         STRUCT(Norm), FIELD(Norm, kind), FIELD(Norm, eps), FIELD(Norm, weight), FIELD(Norm, bias),
         STRUCT(Layer), FIELD(Layer, attn_norm), FIELD(Layer, attn_post), FIELD(Layer, cross_norm), FIELD(Layer, cross_post),
         FIELD(Layer, ffn_norm), FIELD(Layer, ffn_post), FIELD(Layer, q_norm), FIELD(Layer, k_norm), FIELD(Layer, q), FIELD(Layer, k),
@@ -345,13 +372,13 @@ const LayoutEntry *layout(void) {
         FIELD(Layer, source_values),
         STRUCT(Model), FIELD(Model, layers), FIELD(Model, d_model), FIELD(Model, heads), FIELD(Model, kv_heads), FIELD(Model, head_dim),
         FIELD(Model, rotary_dim), FIELD(Model, d_ff), FIELD(Model, vocab), FIELD(Model, length), FIELD(Model, act),
-        FIELD(Model, max_source_length), FIELD(Model, scale), FIELD(Model, embed_scale), FIELD(Model, head_scale),
+        FIELD(Model, max_source_length), FIELD(Model, adapters), FIELD(Model, max_rank), FIELD(Model, scale), FIELD(Model, embed_scale), FIELD(Model, head_scale),
         FIELD(Model, token_embedding), FIELD(Model, head), FIELD(Model, position_embeddings), FIELD(Model, cos), FIELD(Model, sin),
         FIELD(Model, embed_norm), FIELD(Model, final_norm), FIELD(Model, layer), FIELD(Model, row_of_token), FIELD(Model, source_lengths),
         STRUCT(Token), FIELD(Token, token_id), FIELD(Token, position), FIELD(Token, cache_row), FIELD(Token, source),
-        FIELD(Token, num_keys),
+        FIELD(Token, num_keys), FIELD(Token, adapter),
         STRUCT(Scratch), FIELD(Scratch, x), FIELD(Scratch, y), FIELD(Scratch, qkv), FIELD(Scratch, proj_in), FIELD(Scratch, hidden),
-        FIELD(Scratch, scores), FIELD(Scratch, panels), FIELD(Scratch, q), FIELD(Scratch, ds), FIELD(Scratch, threads),
+        FIELD(Scratch, scores), FIELD(Scratch, panels), FIELD(Scratch, low_rank), FIELD(Scratch, update), FIELD(Scratch, q), FIELD(Scratch, ds), FIELD(Scratch, threads),
         END_OF_LAYOUT,
     };
     return entries;

@@ -19,7 +19,8 @@
 
 enum { BLOCK_SIZE = 32 };                                /* weights of a block, and columns are whole blocks */
 enum { F32, F16, BF16, Q8_0, Q4_0, Q4_1 };               /* formats of a matrix */
-typedef struct { int32_t kind, rows, cols; const uint8_t *data; const float *bias; } Matrix;
+typedef struct LinearChange LinearChange;                /* of an adapter (decode_adapters.h) */
+typedef struct { int32_t kind, rows, cols; const uint8_t *data; const float *bias; const LinearChange *changes; } Matrix;  /* changes [adapters], or none */
 
 /* ------------------------------------------------------------------------------------------------ numbers */
 
