@@ -81,11 +81,11 @@ class TunedLinear(ChangedModule, ChangedLinear):
     def terms(self, names: Sequence[str]) -> list[LinearTerms]:
         """What the adapters of these names change, as the decoding step in C computes it."""
         changes: dict[str, nn.Module] = dict(self.changes.items())
-        found: list[LinearTerms] = []
+        terms: list[LinearTerms] = []
         for change in map(changes.get, names):
             assert change is None or isinstance(change, LinearChange)
-            found.append(LinearTerms() if change is None else change.terms(self.bias))
-        return found
+            terms.append(LinearTerms() if change is None else change.terms(self.bias))
+        return terms
 
     def merged(self, name: str) -> nn.Linear:
         """One plain linear layer that computes the same with the adapter of that name."""
