@@ -381,3 +381,43 @@ def fuzz_ggml(small, folder, count: int) -> None:
         except BadFile:
             refused += 1
     assert refused > count // 4
+
+
+# ------------------------------------------------------------------------------------------------ classification
+
+
+@pytest.fixture(scope="module")
+def their_classifier(tmp_path_factory):
+    torch.manual_seed(1)
+    config = T.WhisperConfig(**SIZES, classifier_proj_size=20, num_labels=5)
+    model = T.WhisperForAudioClassification(config).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    path = tmp_path_factory.mktemp("classifier") / "model"
+    model.save_pretrained(path)
+    return model, path
+
+
+def test_a_classifier_equals_the_public_implementation(their_classifier, sound, tmp_path):
+    model, path = their_classifier
+    mel, _ids = sound
+    with torch.no_grad():
+        theirs = model(mel).logits
+        loaded = load(path)
+        assert (loaded.model(mel) - theirs).abs().max() < 2e-5
+        headwater.save(loaded, tmp_path / "saved")
+        again = T.WhisperForAudioClassification.from_pretrained(tmp_path / "saved")
+        assert torch.equal(again(mel).logits, theirs)
+        loaded.model.head.projector.bias.data += 0.1
+        assert (loaded.model(mel) - theirs).abs().max() > 1e-3  # the fault is seen
+
+
+def test_a_weighted_sum_of_layers_is_refused(their_classifier, tmp_path):
+    import json
+    import shutil
+
+    shutil.copytree(their_classifier[1], tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"use_weighted_layer_sum": True}))
+    with pytest.raises(BadFile, match="use_weighted_layer_sum must be false"):
+        load(tmp_path / "model")

@@ -60,6 +60,10 @@ class FramesLayer(InputEmbedding):
             )
         return signal_inputs(x, slots(x.shape[2]))
 
+    def random_input(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        """Random spectrograms [rows, mels, 2 · length], which `length` slots are made of."""
+        return torch.randn(rows, self.mels, 2 * length, generator=generator)
+
     def forward(self, inputs: ModelInputs, positions: Tensor) -> Tensor:
         """signal [B, mels, T] -> [B, Q, D]"""
         assert inputs.signal is not None

@@ -11,6 +11,7 @@ window when it is asked for: memory does not grow with the length of the recordi
 
 from __future__ import annotations
 
+import math
 from functools import cached_property, lru_cache
 
 import torch
@@ -74,6 +75,11 @@ class LogMel:
         """The largest log10 power of the recording, computed a block at a time."""
         blocks = range(0, max(self.frames, 1), BLOCK_FRAMES)
         return max(float(self._log_power(first, min(BLOCK_FRAMES, self.frames + 1 - first)).max()) for first in blocks)
+
+    @property
+    def floor(self) -> float:
+        """The value of silence."""
+        return (max(math.log10(SMALLEST_POWER), self.maximum - DYNAMIC_RANGE) + 4) / 4
 
     def window(self, first: int, frames: int) -> Tensor:
         """Frames first … first + frames, [bins, frames]."""

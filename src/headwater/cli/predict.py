@@ -14,7 +14,7 @@ import json
 import sys
 from pathlib import Path
 
-from headwater.cli import common, images, inputs, kernels
+from headwater.cli import common, images, inputs, kernels, sounds
 from headwater.cli.parser import CommandParser, escape_for_terminal
 from headwater.errors import BadInput, BadSetting, NotFound
 from headwater.i18n import _
@@ -43,6 +43,9 @@ def add_classify_arguments(parser: CommandParser) -> None:
 
 
 def run_classify(args: argparse.Namespace) -> None:
+    if sounds.looks_like_sounds(args.texts) and not args.as_text:
+        sounds.classify_sounds(args.run, args.texts, args.json)
+        return
     if images.looks_like_images(args.texts) and not args.as_text:
         images.classify_images(args.run, args.texts, args.json)
         return

@@ -87,6 +87,10 @@ class InputEmbedding(nn.Module):
             )
         return ModelInputs(x)
 
+    def random_input(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        """Rows of random input, as read() takes it; here the first token."""
+        return torch.zeros(rows, length, dtype=torch.int64)
+
 
 def signal_inputs(signal: Tensor, slots: int) -> ModelInputs:
     """The inputs of a stack whose embedding makes `slots` vectors of each signal [B, …]."""
@@ -145,6 +149,10 @@ class EmbeddingsLayer(InputEmbedding):
         self.norm = spec.norm.build(width)
         self.dropout = Dropout(spec.dropout)
         self.projection = nn.Identity() if spec.width is None else nn.Linear(width, d_model)
+
+    def random_input(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        """Random token ids [rows, length]."""
+        return torch.randint(self.tokens.num_embeddings, (rows, length), generator=generator)
 
     def forward(self, inputs: ModelInputs, positions: Tensor) -> Tensor:
         """ids [B, Q] -> [B, Q, D]"""

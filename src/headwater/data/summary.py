@@ -23,9 +23,10 @@ from headwater.data.examples import (
     validation_mask,
 )
 from headwater.data.readers.detect import SourceOptions, detect_source
-from headwater.data.readers.image_source import image_folder_source
 from headwater.data.readers.lines import DEFAULT_DECODE_OPTIONS, BadRows, DecodeOptions, file_encoding
+from headwater.data.readers.recording_source import folder_source
 from headwater.data.readers.source import DataSource, hash_files
+from headwater.data.recordings import LabeledSound, Transcribed
 from headwater.errors import BadFile
 from headwater.i18n import _, join, padded
 
@@ -113,8 +114,7 @@ def read_dataset(
     """
     files = [paths] if isinstance(paths, (str, Path)) else list(paths)
     options = SourceOptions(task or "", columns or {}, source, target, decode_options, header, instruction_task)
-    folders = image_folder_source([Path(path) for path in files], [Path(path) for path in valid], task or "")
-    data_source = folders or detect_source(files, valid, options)
+    data_source = folder_source(files, valid, options.task) or detect_source(files, valid, options)
     encodings = {str(path): _describe_encoding(path, data_source) for path in data_source.paths if path.is_file()}
 
     # one pass over each split
@@ -200,11 +200,11 @@ class _StatsCollector:
 def _text_fields(example: Example) -> tuple[tuple[str, str], ...]:
     if isinstance(example, TextPair):
         return ("source", example.source), ("target", example.target)
-    if isinstance(example, LabeledImage):
+    if isinstance(example, (LabeledImage, LabeledSound)):
         return ()
     if isinstance(example, QAExample):
         return ("question", example.question), ("context", example.context)
-    return (("text", example.input_text),)
+    return (("text", example.text if isinstance(example, Transcribed) else example.input_text),)
 
 
 def _quantiles(values: array[int]) -> tuple[int, ...]:
@@ -341,6 +341,8 @@ def _split_lines(summary: DataSummary, name: str, stats: SplitStats) -> Iterator
     size = _("{rows:,} {unit}, {characters:,} characters", rows=stats.rows, unit=unit, characters=stats.characters)
     if summary.source.example_format.example_type is LabeledImage:
         size = _("{rows:,} images", rows=stats.rows)
+    elif summary.source.example_format.example_type is LabeledSound:
+        size = _("{rows:,} recordings", rows=stats.rows)
     yield summary_line(SPLIT_NAMES.get(name, name), size)
     if summary.source.example_format.example_type is QAExample:
         yield summary_line(

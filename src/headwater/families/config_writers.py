@@ -42,6 +42,7 @@ ARCHITECTURE_BY_HEAD = {
     "similarity": "Model",
     "projection": "ModelWithProjection",
     "image_classification": "ForImageClassification",
+    "audio_classification": "ForAudioClassification",
     "distilled": "ForImageClassificationWithTeacher",
     "masked_image": "ForMaskedImageModeling",
 }

@@ -31,12 +31,19 @@ HEAD_BY_ARCHITECTURE = {
     "ForPreTraining": "pretraining",
     "ModelWithProjection": "projection",
     "ForImageClassification": "image_classification",
+    "ForAudioClassification": "audio_classification",
     "ForImageClassificationWithTeacher": "distilled",
     "ForMaskedImageModeling": "masked_image",
     "Model": "hidden_states",
 }
 
-LABELED_HEADS = ("sequence_classification", "token_classification", "image_classification", "distilled")
+LABELED_HEADS = (
+    "sequence_classification",
+    "token_classification",
+    "image_classification",
+    "distilled",
+    "audio_classification",
+)
 
 # transformers' names of activations, and those of headwater.core.
 ACTIVATIONS = {

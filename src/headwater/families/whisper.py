@@ -24,13 +24,17 @@ from headwater.core import (
     pre,
 )
 from headwater.core.base import EmbeddingSpec
+from headwater.errors import BadFile
 from headwater.families.bart import attention_names
 from headwater.families.config_writers import HF_ACTIVATIONS, ConfigDict, find_part, register_config_writer
 from headwater.families.registry import read_activation, register_family
+from headwater.i18n import _
+from headwater.variants.sound_heads import SoundClassificationHead
 from headwater.weights.hf_config import HFConfig
 from headwater.weights.name_map import NameMap, name_map
 
 FRAMES_PER_SLOT = 2
+DECODER_KEYS = ("decoder_attention_heads", "decoder_ffn_dim", "decoder_layers", "max_target_positions")
 
 
 def whisper_names() -> NameMap:
@@ -51,7 +55,14 @@ def whisper_names() -> NameMap:
     return name_map(text + attention_names("decoder", "encoder_attn", "cross_attn", "norm"))
 
 
-HEAD_NAMES = {"language": name_map("proj_out  head.out"), "hidden_states": name_map("proj_out  -")}
+HEAD_NAMES = {
+    "language": name_map("proj_out  head.out"),
+    "hidden_states": name_map("proj_out  -"),
+    "audio_classification": name_map("""
+        projector    head.projector
+        classifier   head.out
+    """),
+}
 
 
 @register_family("whisper", body_names=whisper_names(), head_names=HEAD_NAMES)
@@ -85,14 +96,31 @@ def read_whisper_spec(config: HFConfig, head_type: str) -> Model:
         Learned(config.get_int("max_source_positions", default=1500)),
         dropout=dropout,
     )
+    init = (("encoder.embed.position.*", SinusoidTable()), ("*", Normal(config.get_float("init_std", default=0.02))))
+    encoder = stack("encoder", frames, causal=False)
+    if head_type == "audio_classification":
+        return Model(encoder=encoder, head=read_sound_head(config), init=init)
     tokens = Embeddings(vocab, Learned(config.get_int("max_target_positions", default=448)), dropout=dropout)
     return Model(
-        encoder=stack("encoder", frames, causal=False),
+        encoder=encoder,
         decoder=stack("decoder", tokens, causal=True),
         head=LMHead(vocab) if head_type == "language" else NoHead(),
         tied=(("head.out", "decoder.embed.tokens"),) if head_type == "language" else (),
-        init=(("encoder.embed.position.*", SinusoidTable()), ("*", Normal(config.get_float("init_std", default=0.02)))),
+        init=init,
     )
+
+
+def read_sound_head(config: HFConfig) -> SoundClassificationHead:
+    """The head of WhisperForAudioClassification; the sizes of the decoder, which it has not, are passed over."""
+    if config.get_bool("use_weighted_layer_sum", default=False):
+        raise BadFile(
+            _(
+                "{where}: use_weighted_layer_sum must be false, a weighted sum of all layers is not supported",
+                where=config.where,
+            )
+        )
+    config.ignore(*DECODER_KEYS)
+    return SoundClassificationHead(len(config.get_labels()), config.get_int("classifier_proj_size", default=256))
 
 
 @register_config_writer("whisper", "Whisper", lm_suffix="ForConditionalGeneration")
@@ -100,34 +128,53 @@ def whisper_config(spec: Model) -> ConfigDict | None:
     """The inverse of read_whisper_spec()."""
     encoder = spec.encoder
     decoder = spec.decoder
-    if encoder is None or decoder is None or not isinstance(encoder.embed, Frames):
+    if encoder is None or not isinstance(encoder.embed, Frames):
         return None
-    if not isinstance(decoder.embed, Embeddings):
+    if isinstance(spec.head, SoundClassificationHead):
+        return encoder_config(encoder, encoder.embed) | {"classifier_proj_size": spec.head.width, "vocab_size": 51_865}
+    if decoder is None or not isinstance(decoder.embed, Embeddings):
         return None
-    config: ConfigDict = {
+    config = encoder_config(encoder, encoder.embed)
+    side = stack_config("decoder", decoder)
+    if not config or not side:
+        return None
+    return {
+        **config,
+        **side,
         "vocab_size": decoder.embed.vocab,
-        "d_model": decoder.d_model,
-        "num_mel_bins": encoder.embed.mels,
-        "max_source_positions": encoder.embed.position.max_positions or 1500,
         "max_target_positions": decoder.embed.position.max_positions or 448,
-        "dropout": decoder.embed.dropout,
-        "is_encoder_decoder": True,
         "tie_word_embeddings": True,
     }
-    for side, stack in (("encoder", encoder), ("decoder", decoder)):
-        attn = find_part(stack.layers, Attention)
-        ffn = find_part(stack.layers, FeedForward)
-        if attn is None or ffn is None:
-            return None
-        config |= {
-            f"{side}_layers": len(stack.layers),
-            f"{side}_attention_heads": attn.heads,
-            f"{side}_ffn_dim": ffn.d_ff,
-            "activation_function": HF_ACTIVATIONS.get(ffn.activation, ffn.activation),
-            "attention_dropout": attn.dropout,
-            "activation_dropout": ffn.dropout,
-        }
-    return config | {"num_hidden_layers": config["encoder_layers"]}
+
+
+def encoder_config(encoder: Stack, embed: Frames) -> ConfigDict:
+    """The keys of config.json that the encoder gives; empty where it is none of Whisper's."""
+    side = stack_config("encoder", encoder)
+    return side and {
+        **side,
+        "d_model": encoder.d_model,
+        "num_mel_bins": embed.mels,
+        "max_source_positions": embed.position.max_positions or 1500,
+        "dropout": embed.dropout,
+        "is_encoder_decoder": True,
+        "num_hidden_layers": len(encoder.layers),
+    }
+
+
+def stack_config(side: str, stack: Stack) -> ConfigDict:
+    """The keys of config.json of one stack."""
+    attn = find_part(stack.layers, Attention)
+    ffn = find_part(stack.layers, FeedForward)
+    if attn is None or ffn is None:
+        return {}
+    return {
+        f"{side}_layers": len(stack.layers),
+        f"{side}_attention_heads": attn.heads,
+        f"{side}_ffn_dim": ffn.d_ff,
+        "activation_function": HF_ACTIVATIONS.get(ffn.activation, ffn.activation),
+        "attention_dropout": attn.dropout,
+        "activation_dropout": ffn.dropout,
+    }
 
 
 # The cross-attention heads whose weights follow the speech, as (layer, head), for the published sizes: by the number of

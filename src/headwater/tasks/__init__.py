@@ -18,9 +18,13 @@ image_classification    a label for an image
 image_text              images and their captions, matched by two towers
 question_answering      the span of a text that answers a question
 picture_codec           pictures to token ids and back
+speech_recognition      a text for a recording
+audio_classification    a label for a recording
+sounds                  what these two share: windows, spectrograms, states of a frozen encoder
 text_to_image, drawing  pictures from texts, as token ids of a picture codec
 """
 
+from headwater.tasks.audio_classification import AudioClassification
 from headwater.tasks.base import OBJECTIVES, TASKS, Task, TaskData, get_task, register
 from headwater.tasks.chat import Chat
 from headwater.tasks.classification import Classification
@@ -37,6 +41,7 @@ from headwater.tasks.question_answering import QuestionAnswering
 from headwater.tasks.reward_model import RewardModel
 from headwater.tasks.segments import SegmentedLM
 from headwater.tasks.seq2seq import Seq2Seq
+from headwater.tasks.speech_recognition import SpeechRecognition
 from headwater.tasks.text_to_image import TextToImage
 from headwater.tasks.token_classification import TokenClassification
 
@@ -45,4 +50,5 @@ __all__ = ["OBJECTIVES", "TASKS", "Task", "TaskData", "get_task", "register"]
 register(Seq2Seq(), Classification(), TokenClassification(), QuestionAnswering())
 register(CausalLM(), PackedCausalLM(), SegmentedLM(), MaskedLM(), MaskedLMNextSentence(), Denoising(), SpanCorruption())
 register(ImageClassification(), PictureCodecTask(), TextToImage(), ImageText())
+register(SpeechRecognition(), AudioClassification())
 register(Chat(), Preference(), RewardModel(), PPO(), GRPO())

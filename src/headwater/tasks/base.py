@@ -44,6 +44,8 @@ class TaskMetadata(TypedDict, total=False):
     languages: list[str]
     truncate_to: int
     null_threshold: float | None
+    language: str  # of speech
+    window_seconds: float  # of sounds: what the model hears at once
     eos_ids: list[int]  # the tokens that end an answer, where they are not the tokenizer's own
     processor: dict[str, Any]  # of images, as in preprocessor_config.json
 
@@ -66,7 +68,9 @@ class TaskData:
     null_threshold: float | None = None  # of "no answer" over the best span; None: every question has one
     file_hashes: dict[str, str] = field(default_factory=dict)  # SHA-256 by file name
     processor: ImageProcessor | None = None  # of images
-    settings: Mapping[str, int] = field(default_factory=dict)  # that the data decided
+    settings: Mapping[str, int | float] = field(default_factory=dict)  # that the data decided
+    language: str = ""  # of speech; "": several, or not known
+    window_seconds: float = 0.0  # of sounds: what the model hears at once
     num_learned: int = 0  # of num_tokens, those of answers, where only they are learned
     preview: tuple[tuple[str, bool], ...] = ()  # an example as it is learned: spans of text, and whether they are
     eos_ids: tuple[int, ...] = ()  # the tokens that end an answer; (): the tokenizer's own
@@ -85,6 +89,8 @@ class TaskData:
         }
         if self.processor is not None:
             metadata["processor"] = self.processor.to_config()
+        if self.window_seconds:
+            metadata |= {"language": self.language, "window_seconds": self.window_seconds}
         return {**metadata, "eos_ids": list(self.eos_ids)} if self.eos_ids else metadata
 
 
@@ -136,6 +142,10 @@ class Task(ABC, Generic[E]):
     def configured(self, config: Any) -> Task[E]:
         """The task with the settings of one run; itself where it has none of its own."""
         return self
+
+    def extend_tokenizer(self, tokenizer: Tokenizer, config: TaskConfig) -> Tokenizer:
+        """A tokenizer that was trained on the texts, with the special tokens of the task."""
+        return tokenizer
 
     def adapt_model(self, model: Transformer) -> Transformer:
         """The pretrained model as it is trained, with a head beside its own, for example."""

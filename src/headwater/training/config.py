@@ -40,7 +40,7 @@ class DataConfig(ConfigSection):
         "auto",
         _(
             "seq2seq, classification, token-classification, question-answering, language-model, chat, preference, "
-            "reward, ppo, grpo, text-to-image or picture-codec"
+            "reward, ppo, grpo, text-to-image, picture-codec, speech-recognition or audio-classification"
         ),
     )
     columns: TextPairs = setting({}, _("which column plays which role: source=en,target=de"))
@@ -63,6 +63,12 @@ class DataConfig(ConfigSection):
     )
     augment: TextPairs = setting({}, _("data augmentation of the inputs: delete=0.1,swap=0.1,noise=0.02,synonyms=0.2"))
     synonyms: Text = setting("", _("a table for it: word, tab, synonyms"))
+    language: Text = setting("", _("speech recognition: the language of the recordings, such as fr (default: en)"))
+    window_seconds: Float = setting(
+        0.0,
+        _("of sounds: the seconds that the model hears at once (0: Whisper's 30, or the longest recording)"),
+        lt=30.01,
+    )
     image_size: Int = setting(0, _("pixels of a side that pictures are resized to (0: chosen)"))
     codec: Text = setting("", _("text-to-image: the run of a trained picture codec; without it one is trained first"))
     tokenizer: Text = setting("auto", _("bpe, unigram, char, or a folder; auto: bpe, or that of --init-from"))
@@ -91,8 +97,8 @@ class TuningConfig(ConfigSection):
     tune: Text = setting(
         "full",
         _(
-            "what learns of the model of --init-from: full, head, lora, dora, ia3, houlsby, pfeiffer, parallel, "
-            "prefix, prompt or p-tuning"
+            "what learns of the model of --init-from: full, head, decoder, lora, dora, ia3, houlsby, pfeiffer, "
+            "parallel, prefix, prompt or p-tuning"
         ),
     )
     tune_rank: Int = setting(8, _("lora, dora: the rank r"), ge=1)
@@ -325,6 +331,8 @@ class TrainKwargs(ResumeKwargs, FeedbackKwargs, total=False):
     chat_template: str | Path
     augment: str | dict[str, str]
     synonyms: str | Path
+    language: str
+    window_seconds: float
     image_size: int
     codec: str | Path
     tokenizer: str | Path

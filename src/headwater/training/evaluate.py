@@ -28,7 +28,7 @@ from headwater.training.run_dir import RunDir
 from headwater.training.state import EvalResult
 from headwater.training.task_data import build_task_data, read_data
 
-LOWER_IS_BETTER = ("loss", "perplexity")
+LOWER_IS_BETTER = ("loss", "perplexity", "wer", "cer")
 TEXT_METRICS = ("bleu", "chrf", "rougeL")
 MIN_TEXT_SCORE = 1.0  # below this, texts agree by accident and the loss decides
 
@@ -148,6 +148,8 @@ RUN_SETTINGS = (  # of a run, that hold for the files it is evaluated on too
     "max_length",
     "truncate",
     "context_length",
+    "language",
+    "window_seconds",
     "image_size",
     "patch_size",
     "seed",

@@ -150,14 +150,14 @@ def build_task_data(
         )
     if not task.reads_text:
         tokenizer = tokenizer or train_tokenizer(["0"], "char")  # of a model folder, which always has one
-    tokenizer = tokenizer or load_or_train_tokenizer(config, train, task.num_sentinels)
+    tokenizer = tokenizer or load_or_train_tokenizer(config, train, task)
     task_data = task.build_data(config, tokenizer, train, valid, labels)
     task_data.languages = languages
     task_data.truncate_to = max_length(config) if config.truncate else 0
     return task_data
 
 
-def load_or_train_tokenizer(config: TrainConfig, examples: Iterable[Example], num_sentinels: int = 0) -> Tokenizer:
+def load_or_train_tokenizer(config: TrainConfig, examples: Iterable[Example], task: Task[Any]) -> Tokenizer:
     wanted = config.tokenizer
     if wanted == "auto":
         if config.init_from:
@@ -174,4 +174,5 @@ def load_or_train_tokenizer(config: TrainConfig, examples: Iterable[Example], nu
             )
         return load_tokenizer(wanted)
     texts = (text for example in examples for text in example.texts)
-    return train_tokenizer(texts, wanted, config.vocab, num_sentinels)
+    trained = train_tokenizer(texts, wanted, config.vocab, task.num_sentinels)
+    return task.extend_tokenizer(trained, config)

@@ -22,7 +22,7 @@ from headwater.tuning import (
     PTuning,
     TuningMethod,
 )
-from headwater.tuning.full import HEAD
+from headwater.tuning.full import DECODER, HEAD
 from headwater.tuning.lowrank import QUERIES_AND_VALUES
 
 FULL = "full"  # every weight learns: no method is needed
@@ -47,6 +47,7 @@ def _bottleneck(kind: type[Houlsby]) -> Callable[[TrainConfig], TuningMethod]:
 
 METHODS: dict[str, MethodSetting] = {
     "head": MethodSetting(lambda config: Full(HEAD), 0.4),
+    "decoder": MethodSetting(lambda config: Full(DECODER), 0.04),
     "lora": MethodSetting(_lora, 0.4),
     "dora": MethodSetting(lambda config: _lora(config, DoRA), 0.4),
     "ia3": MethodSetting(lambda config: IA3(), 4.0),

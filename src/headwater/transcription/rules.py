@@ -25,8 +25,8 @@ class OutputRules:
     def __init__(self, tokens: SpeechTokens, timestamps: bool) -> None:
         self.tokens = tokens
         self.timestamps = timestamps
-        self.suppressed = torch.tensor(sorted({*tokens.suppressed, tokens.no_timestamps}))
-        self.suppressed_first = torch.tensor(tokens.suppressed_first)
+        self.suppressed = torch.tensor(sorted({*tokens.suppressed, tokens.no_timestamps}), dtype=torch.long)
+        self.suppressed_first = torch.tensor(tokens.suppressed_first, dtype=torch.long)
 
     def apply(self, logits: Tensor, outputs: Sequence[Sequence[int]]) -> Tensor:
         """Set the logits [B, V] of what may not follow the output tokens of each row to -inf, in place."""

@@ -73,8 +73,8 @@ class SpeechModel:
         """The probability of each language, the most probable first: what would follow the start of the transcript."""
         from headwater.generation.forward import forward_last
 
-        if not self.tokens.multilingual:
-            return {"en": 1.0}
+        if self.tokens.only_language:
+            return {self.tokens.only_language: 1.0}
         logits = forward_last(self.transformer, self.new_cache(window), [[self.tokens.start]])[0]
         codes = list(self.tokens.languages)
         probabilities = logits[list(self.tokens.languages.values())].softmax(0).tolist()

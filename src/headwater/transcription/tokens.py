@@ -8,18 +8,20 @@ They follow the text tokens in this order. An English-only model has the same, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from headwater.errors import BadFile, BadSetting, nearest
 from headwater.families.hf_folder import LoadedModel
 from headwater.i18n import _
+from headwater.text.spec import added_token
 from headwater.text.tokenizer import Tokenizer
 
+SPEECH_TASK = "speech-recognition"  # in the metadata of a model that was trained here
 SECONDS_PER_STAMP = 0.02
 MAX_PREVIOUS_TOKENS = 223
-MULTILINGUAL_VOCAB = 51_865
+ENGLISH_PIECES = 50_256  # text tokens of the English-only vocabulary, which has the tokens of all languages too
 # Symbols that stand for sounds or remarks rather than speech, and are never transcribed.
 REMARKS = (
     *'"#()*+/:;<=>@[\\]^_`{|}~「」『』',
@@ -47,6 +49,9 @@ class SpeechTokens:
     no_timestamps: int
     suppressed: tuple[int, ...]
     suppressed_first: tuple[int, ...]  # as the first token
+    timestamps: bool = True  # whether the model was trained with them
+    only_language: str = ""  # the language it was trained on, where it was one
+    continues: bool = True  # whether it was trained with the text before as its prompt
 
     @property
     def first_stamp(self) -> int:
@@ -68,13 +73,13 @@ class SpeechTokens:
         self, previous: Sequence[int] = (), language: str = "en", task: str = "transcribe", timestamps: bool = True
     ) -> list[int]:
         """The decoder's first tokens: the text before this window, then what to do with it."""
-        before = [self.start_of_previous, *previous[-MAX_PREVIOUS_TOKENS:]] if previous else []
+        before = [self.start_of_previous, *previous[-MAX_PREVIOUS_TOKENS:]] if previous and self.continues else []
         what = [self.languages[language], self.translate if task == "translate" else self.transcribe]
         return [
             *before,
             self.start,
             *(what if self.multilingual else []),
-            *([] if timestamps else [self.no_timestamps]),
+            *([] if timestamps and self.timestamps else [self.no_timestamps]),
         ]
 
     def encode(self, text: str) -> list[int]:
@@ -115,11 +120,16 @@ class SpeechTokens:
         code = name.strip().lower()
         code = self.language_names.get(code, code)
         if not self.multilingual:
-            if code != "en":
+            only = self.only_language
+            if code != only:
                 raise BadSetting(
-                    _("this model hears English only, got {language!r}; use a multilingual one", language=name[:40])
+                    _(
+                        "this model hears {only} only, got {language!r}; use a multilingual one",
+                        only=_("English") if only == "en" else only,
+                        language=name[:40],
+                    )
                 )
-            return "en"
+            return only
         if code not in self.languages:
             known = [*self.languages, *self.language_names]
             raise BadSetting(
@@ -142,10 +152,35 @@ def _is_punctuation(text: str) -> bool:
 
 
 def speech_tokens(loaded: LoadedModel) -> SpeechTokens:
-    """The special tokens of a loaded Whisper."""
+    """The special tokens of a loaded Whisper, or of a model that was trained here on single recordings."""
     tokenizer = loaded.tokenizer
     if tokenizer is None or loaded.spec.decoder is None:
         raise BadFile(_("{path}: a speech model needs a tokenizer, there is none beside it", path=loaded.path))
+    vocab: int = getattr(loaded.spec.head, "vocab", len(tokenizer))
+    metadata = loaded.config.get("metadata") or {}
+    if metadata.get("task") == SPEECH_TASK:
+        return trained_tokens(tokenizer, str(metadata.get("language") or ""), loaded.path)
+    tokens = find_speech_tokens(tokenizer, vocab, loaded.path)
+    suppressed = loaded.generation_setting("suppress_tokens") or tokens.suppressed
+    suppressed_first = loaded.generation_setting("begin_suppress_tokens") or tokens.suppressed_first
+    return replace(tokens, suppressed=_ids(suppressed, vocab), suppressed_first=_ids(suppressed_first, vocab))
+
+
+def trained_tokens(tokenizer: Tokenizer, language: str, where: object = "tokenizer") -> SpeechTokens:
+    """The special tokens as training on single recordings uses them: no timestamps, no text before, any symbol."""
+    tokens = find_speech_tokens(tokenizer, len(tokenizer), where)
+    language = language or ("" if tokens.multilingual else next(iter(tokens.languages), "en"))
+    special = {tokenizer.token_to_id(text) for text in tokenizer.special_tokens} | set(
+        range(tokens.end, len(tokenizer))
+    )
+    suppressed = tuple(sorted(token for token in special if token is not None and token != tokens.end))
+    return replace(
+        tokens, suppressed=suppressed, suppressed_first=(), timestamps=False, only_language=language, continues=False
+    )
+
+
+def find_speech_tokens(tokenizer: Tokenizer, vocab: int, where: object = "tokenizer") -> SpeechTokens:
+    """The special tokens of a tokenizer; vocab: the rows of the model's table."""
 
     def find(*names: str) -> int:
         for name in names:
@@ -153,11 +188,7 @@ def speech_tokens(loaded: LoadedModel) -> SpeechTokens:
             if token is not None:
                 return token
         raise BadFile(
-            _(
-                "{path}: the tokenizer of a speech model must have <|{name}|>, it has not",
-                path=loaded.path,
-                name=names[0],
-            )
+            _("{path}: the tokenizer of a speech model must have <|{name}|>, it has not", path=where, name=names[0])
         )
 
     start = find("startoftranscript")
@@ -166,26 +197,40 @@ def speech_tokens(loaded: LoadedModel) -> SpeechTokens:
     pieces = {token: (tokenizer.backend.id_to_token(token) or "") for token in range(start + 1, translate)}
     special = (start, translate, transcribe, find("startoflm"), find("startofprev"), find("nospeech", "nocaptions"))
     end = find("endoftext")
-    vocab: int = getattr(loaded.spec.head, "vocab", len(tokenizer))
-    suppressed = loaded.generation_setting("suppress_tokens") or [*_remark_tokens(tokenizer), *special]
-    suppressed_first = loaded.generation_setting("begin_suppress_tokens") or [
-        *tokenizer.encode(" ", add_special_tokens=False)[:1],
-        end,
-    ]
+    languages = {piece.strip("<|>"): token for token, piece in pieces.items()}
+    multilingual = len(languages) > 1 and end != ENGLISH_PIECES
     return SpeechTokens(
         tokenizer,
-        multilingual=vocab >= MULTILINGUAL_VOCAB,
+        multilingual=multilingual,
         end=end,
         start=start,
-        languages={piece.strip("<|>"): token for token, piece in pieces.items()},
+        languages=languages,
         translate=translate,
         transcribe=transcribe,
         start_of_previous=special[4],
         no_speech=special[5],
         no_timestamps=find("notimestamps"),
-        suppressed=tuple(token for token in suppressed if type(token) is int and 0 <= token < vocab),
-        suppressed_first=tuple(token for token in suppressed_first if type(token) is int and 0 <= token < vocab),
+        suppressed=_ids([*_remark_tokens(tokenizer), *special], vocab),
+        suppressed_first=_ids([*tokenizer.encode(" ", add_special_tokens=False)[:1], end], vocab),
+        timestamps=find("notimestamps") + 1 < vocab,
+        only_language="" if multilingual else "en",
     )
+
+
+def _ids(values: Iterable[object], vocab: int) -> tuple[int, ...]:
+    """Those of the values that are token ids."""
+    return tuple(token for token in values if type(token) is int and 0 <= token < vocab)
+
+
+def speech_tokenizer(tokenizer: Tokenizer, language: str) -> Tokenizer:
+    """A tokenizer that was trained on transcripts, with the special tokens of a speech model after its own."""
+    names = ["endoftext", "startoftranscript", language or "en", "translate", "transcribe", "startoflm", "startofprev"]
+    spec = tokenizer.spec
+    first = len(tokenizer)
+    special = [f"<|{name}|>" for name in (*names, "nospeech", "notimestamps")]
+    spec["added_tokens"] += [added_token(token, first + n) for n, token in enumerate(special)]
+    roles = {"bos": special[1], "eos": special[0], "pad": special[0], "unk": "<unk>"}
+    return Tokenizer(spec, roles, where=tokenizer.where)
 
 
 def _remark_tokens(tokenizer: Tokenizer) -> list[int]:

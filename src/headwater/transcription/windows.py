@@ -22,6 +22,7 @@ from headwater.transcription.transcript import Segment
 from headwater.transcription.words import align_words, last_word_end
 
 PROMPT_RESET_TEMPERATURE = 0.5
+PAUSE_FRAMES = 20
 
 
 @dataclass(frozen=True)
@@ -77,15 +78,16 @@ def next_window(
 ) -> Progress:
     """Transcribe the window at a progress."""
     first = progress.frame
+    stamps = settings.timestamps != "none" and model.tokens.timestamps
     size = min(model.frames, mel.frames - first)
+    if not stamps and first + size < mel.frames:
+        size = size_to_pause(mel, first, size)
     if activity is not None and not activity.is_active(first, first + size):
         return replace(progress, frame=first + size, segments=())
 
     # decode; silence is passed over
-    features = mel.window(first, size)
-    features = torch.nn.functional.pad(features, (0, model.frames - size))
-    window = model.encode(features)
-    prompt = model.tokens.prompt(progress.context, settings.language, settings.task, settings.timestamps != "none")
+    window = model.encode(window_features(model, mel, first, size))
+    prompt = model.tokens.prompt(progress.context, settings.language, settings.task, stamps)
     output = decode_with_fallback(model, window, prompt, settings, first)
     if output.no_speech > settings.max_no_speech and output.avg_logprob <= settings.min_logprob:
         return replace(progress, frame=first + size, segments=())
@@ -98,7 +100,7 @@ def next_window(
         word_end = last_word_end(segments)
         if word_end is not None:
             last_speech = word_end
-            if not _ends_with_one_stamp(model, output.ids) and word_end > first / FRAMES_PER_SECOND:
+            if stamps and not _ends_with_one_stamp(model, output.ids) and word_end > first / FRAMES_PER_SECOND:
                 after = round(word_end * FRAMES_PER_SECOND)
     segments = [segment for segment in segments if segment.text.strip() and segment.start != segment.end]
     if activity is not None:
@@ -110,15 +112,36 @@ def next_window(
     return Progress(max(after, first + 1), context[-model.max_positions :], last_speech, tuple(segments))
 
 
+def window_features(model: SpeechModel, mel: LogMel, first: int, size: int) -> torch.Tensor:
+    """The spectrogram [mels, frames] of a window. What follows is zero, as in the published implementation.
+
+    A model that was trained here on single recordings knows silence after them.
+    """
+    if model.tokens.continues:
+        return torch.nn.functional.pad(mel.window(first, size), (0, model.frames - size))
+    if first + size >= mel.frames:
+        return mel.window(first, model.frames)
+    return torch.nn.functional.pad(mel.window(first, size), (0, model.frames - size), value=mel.floor)
+
+
+def size_to_pause(mel: LogMel, first: int, size: int) -> int:
+    """The frames of a window up to the quietest fifth of a second of its last third, to cut there."""
+    begin = size - size // 3
+    levels = mel.window(first + begin, size - begin).mean(0)
+    if len(levels) < PAUSE_FRAMES:
+        return size
+    means = levels.unfold(0, PAUSE_FRAMES, 1).mean(1)
+    return begin + int(means.argmin()) + PAUSE_FRAMES // 2
+
+
 def decode_with_fallback(
     model: SpeechModel, window: EncodedWindow, prompt: Sequence[int], settings: WindowSettings, first: int
 ) -> WindowOutput:
     """Decode at rising temperatures until the text neither repeats itself nor is improbable, or is silence."""
     outputs = []
     for temperature in settings.temperatures:
-        search = SearchSettings(
-            temperature, settings.beam_size, settings.best_of, settings.timestamps != "none", settings.seed + first
-        )
+        stamps = settings.timestamps != "none" and model.tokens.timestamps
+        search = SearchSettings(temperature, settings.beam_size, settings.best_of, stamps, settings.seed + first)
         output = decode_window(model, window, prompt, search)
         outputs.append(output)
         improbable = output.avg_logprob < settings.min_logprob

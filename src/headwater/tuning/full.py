@@ -16,6 +16,7 @@ from headwater.tuning.base import TuningMethod, file_name
 from headwater.tuning.paths import match_paths
 
 HEAD = "head.*"
+DECODER = "decoder.*"  # the encoder stays as it is
 
 
 @part

@@ -86,13 +86,14 @@ def merge(model: Transformer, name: str = DEFAULT_NAME) -> Merged:
 
 
 def probe(model: Transformer) -> Tensor:
-    """The outputs of a model for two rows of random tokens."""
-    stacks = [stack for stack in (model.spec.encoder, model.spec.decoder) if stack is not None]
-    vocab = min(getattr(stack.embed, "vocab", 1) for stack in stacks)
+    """The outputs of a model for two rows of random tokens, images or sounds."""
     longest = model.spec.max_positions
     length = PROBE_LENGTH if longest is None else min(PROBE_LENGTH, longest)
     device = next(model.parameters()).device
-    ids = torch.randint(vocab, (2, length), generator=torch.Generator().manual_seed(0)).to(device)
-    source = {"source": ids.flip(1)} if len(stacks) == 2 else {}
+    generator = torch.Generator().manual_seed(0)
+    ids = model.output_stack.embed.random_input(2, length, generator).to(device)
+    source = {}
+    if model.encoder is not None and model.decoder is not None:
+        source = {"source": model.encoder.embed.random_input(2, length, generator).to(device)}
     with eval_mode(model):
         return model(ids, **source)

@@ -127,6 +127,10 @@ class PatchesLayer(InputEmbedding):
         self.norm = spec.norm.build(d_model)
         self.dropout = Dropout(spec.dropout)
 
+    def random_input(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        """Random images [rows, C, H, W] of the size of the model, whatever the length."""
+        return torch.randn(rows, self.spec.channels, *self.spec.image_size, generator=generator)
+
     def read(self, x: Tensor, name: str) -> ModelInputs:
         """Images [B, C, H, W] as ModelInputs: float, with the channels of the model, of whole patches."""
         spec = self.spec

@@ -6,8 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+from headwater.audio.files import is_audio
 from headwater.data.examples import EXAMPLE_FORMATS
 from headwater.data.metrics import split_words
 from headwater.errors import BadSetting, nearest
@@ -25,13 +27,13 @@ def known_roles() -> dict[str, tuple[str, ...]]:
 
 
 def roles_by_name(columns: Sequence[str], sample: Sequence[Mapping[str, Any]] = ()) -> dict[str, str]:
-    """Role -> column, for the columns with known names. A path is one only where the sample names images."""
+    """Role -> column, for the columns with known names. A path is one only where the sample names images or sounds."""
     lower = {column.strip().lower(): column for column in columns}
     roles: dict[str, str] = {}
     for role, names in known_roles().items():
         for name in names:
             is_free = name in lower and role not in roles and lower[name] not in roles.values()
-            if is_free and (role != "path" or _names_images(lower[name], sample)):
+            if is_free and (role != "path" or names_files(lower[name], sample)):
                 roles[role] = lower[name]
     if infer_task(roles) in ("", "classification", "language-model"):  # a pair of COLUMN_PAIRS is more specific
         for source, target in COLUMN_PAIRS:
@@ -43,8 +45,14 @@ def roles_by_name(columns: Sequence[str], sample: Sequence[Mapping[str, Any]] = 
     return roles
 
 
-def _names_images(column: str, sample: Sequence[Mapping[str, Any]]) -> bool:
-    return all(is_image_name(str(row.get(column))) for row in sample[:20])
+def names_files(column: str, sample: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a column holds names of images, or of recordings."""
+    return names_sounds(column, sample) or all(is_image_name(str(row.get(column))) for row in sample[:20])
+
+
+def names_sounds(column: str, sample: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a column holds names of recordings."""
+    return bool(sample) and all(is_audio(Path(str(row.get(column)).strip())) for row in sample[:20])
 
 
 def instruction_format(columns: Sequence[str]) -> tuple[str, dict[str, str]]:
@@ -178,9 +186,11 @@ NAMES_BY_ROLE: dict[str, tuple[str, ...]] = {  # role -> common names, best firs
     "target": ("target", "tgt", "output", "targets", "summary", "highlights", "synopsis", "translation", "code", "cmd",
                "command", "completion", "response", "tgt_text", "译文", "目标", "摘要", "输出", "译"),
     "input": (),  # a second part of the source, on a line of its own; may be empty
-    "path": ("path", "image", "picture", "file", "filename", "image_path", "图片"),
+    "path": ("path", "image", "picture", "file", "filename", "file_name", "image_path", "audio", "wav", "recording",
+             "图片", "录音"),
+    "speaker": ("speaker", "speaker_id", "client_id", "说话人"),
     "text": ("text", "caption", "sentence", "review", "content", "body", "comment", "tweet", "sentence1", "premise",
-             "文本", "内容", "评论", "句子"),
+             "transcript", "transcription", "文本", "内容", "评论", "句子"),
     "second": ("second", "text_b", "sentence2", "hypothesis"),
     "label": ("label", "class", "category", "sentiment", "polarity", "stars", "rating", "intent",
               "标签", "类别", "情感"),

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from headwater.data.conversations import conversation_shape, shape_task
 from headwater.data.examples import EXAMPLE_FORMATS, Cells, Example, LabeledText, TextPair, resolve_task
@@ -19,6 +18,7 @@ from headwater.data.readers.columns import (
     infer_task,
     instruction_format,
     language_code,
+    names_sounds,
     roles_by_content,
     roles_by_name,
 )
@@ -34,13 +34,13 @@ from headwater.data.readers.files import (
     select_compatible,
 )
 from headwater.data.readers.formats import detect_format
-from headwater.data.readers.lines import DEFAULT_DECODE_OPTIONS, BadRows, DecodeOptions
-from headwater.data.readers.source import DataSource, FileGroup, read_table
+from headwater.data.readers.lines import DEFAULT_DECODE_OPTIONS, DecodeOptions
+from headwater.data.readers.source import DataSource, FileGroup, sample_rows
 from headwater.data.readers.tables import has_header, header_names, read_first_rows
+from headwater.data.recordings import AUDIO_TASKS
 from headwater.errors import BadFile, BadSetting, Fault
 from headwater.i18n import _, join
 
-SAMPLE_ROWS = 500
 HEADER_ROWS = 200  # rows from which a header is detected
 HEADER_MODES = ("auto", "yes", "no")
 TABLE_FORMATS = ("tsv", "csv", "jsonl", "json")
@@ -312,7 +312,7 @@ def _detect_delimiter(path: Path, decode_options: DecodeOptions) -> str:
 def _table_source(file_groups: tuple[FileGroup, ...], options: SourceOptions, notes: list[str]) -> DataSource:
     """The source of tables: columns and task from the user's options, else from names and contents."""
     chosen = options.chosen_roles
-    sample = _sample_rows(file_groups[0], options.decode_options)
+    sample = sample_rows(file_groups[0], options.decode_options)
     names = list(file_groups[0].header) or list(dict.fromkeys(name for row in sample for name in row))
     check_columns(chosen, names)
     named_columns = file_groups[0].header_rows > 0 or file_groups[0].file_format in ("jsonl", "json")
@@ -331,7 +331,8 @@ def _table_source(file_groups: tuple[FileGroup, ...], options: SourceOptions, no
             detected = {**roles_by_content(sample), **detected}
     roles = {role: name for role, name in detected.items() if name not in chosen.values()}
     roles.update(chosen)
-    roles, task = _fit_roles(roles, options.task, names)
+    wanted = options.task or AUDIO_TASKS.get(infer_task(roles), "") * names_sounds(roles.get("path", ""), sample)
+    roles, task = _fit_roles(roles, wanted, names)
     if unused := [name for name in names if name not in roles.values()]:
         notes.append(_("columns not used: {columns}", columns=", ".join(unused)))
     codes = tuple(filter(None, (language_code(roles.get(role, "")) for role in ("source", "target"))))
@@ -383,18 +384,3 @@ def _fit_roles(roles: dict[str, str], requested_task: str, names: list[str]) -> 
         )
     keep = (*needs, *EXAMPLE_FORMATS[task].optional_roles)
     return {role: roles[role] for role in keep if role in roles}, task
-
-
-def _sample_rows(group: FileGroup, decode_options: DecodeOptions) -> list[dict[str, Any]]:
-    lenient = DecodeOptions(
-        decode_options.encoding,
-        "replace" if decode_options.errors == "strict" else decode_options.errors,
-        decode_options.max_line_bytes,
-    )
-    rows = [
-        row.cells
-        for row, _ in zip(read_table(group, lenient, BadRows(max_count=10**9)), range(SAMPLE_ROWS), strict=False)
-    ]
-    if not rows:
-        raise BadFile(_("{path} has no rows that can be read; check its format and encoding", path=group.paths[0]))
-    return rows

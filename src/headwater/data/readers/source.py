@@ -6,13 +6,24 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from headwater.data.examples import EXAMPLE_FORMATS, Cells, Example, ExampleFormat
 from headwater.data.readers.formats import read_conll, read_documents, read_labeled_files, read_parallel, read_squad
 from headwater.data.readers.image_folders import FORMAT, hash_image_folder, read_image_folder
 from headwater.data.readers.lines import DEFAULT_DECODE_OPTIONS, BadRows, DecodeOptions
+from headwater.data.readers.recording_folders import (
+    SOUND_FOLDER,
+    SPEECH_FOLDER,
+    hash_recordings,
+    read_sound_folder,
+    read_speech_folder,
+)
 from headwater.data.readers.tables import TableRow, read_delimited, read_json_rows, read_jsonl
+from headwater.errors import BadFile
 from headwater.i18n import _
+
+SAMPLE_ROWS = 500
 
 
 @dataclass(frozen=True)
@@ -71,6 +82,10 @@ class DataSource:
             return read_squad(group.paths[0], self.decode_options, bad_rows)
         if group.file_format == FORMAT:
             return read_image_folder(group.paths, bad_rows)
+        if group.file_format == SPEECH_FOLDER:
+            return read_speech_folder(group.paths, self.decode_options, bad_rows)
+        if group.file_format == SOUND_FOLDER:
+            return read_sound_folder(group.paths, bad_rows)
         return self._table_examples(group, bad_rows)
 
     def _table_examples(self, group: FileGroup, bad_rows: BadRows) -> Iterator[Example]:
@@ -99,7 +114,7 @@ def hash_files(paths: Iterable[Path]) -> dict[str, str]:
     for path in paths:
         name = path.name if path.name not in hashes else f"{path.name} ({len(hashes)})"
         if path.is_dir():
-            hashes[name] = hash_image_folder(path)
+            hashes[name] = hash_image_folder(path) + hash_recordings(path)
             continue
         with path.open("rb") as file:
             hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
@@ -114,3 +129,19 @@ def read_table(group: FileGroup, decode_options: DecodeOptions, bad_rows: BadRow
     if group.file_format == "json":
         return read_json_rows(path, decode_options, bad_rows)
     return read_delimited(path, decode_options, bad_rows, group.delimiter, group.header, group.header_rows)
+
+
+def sample_rows(group: FileGroup, decode_options: DecodeOptions) -> list[dict[str, Any]]:
+    """The first rows of a table; invalid bytes are replaced rather than refused."""
+    lenient = DecodeOptions(
+        decode_options.encoding,
+        "replace" if decode_options.errors == "strict" else decode_options.errors,
+        decode_options.max_line_bytes,
+    )
+    rows = [
+        row.cells
+        for row, _ in zip(read_table(group, lenient, BadRows(max_count=10**9)), range(SAMPLE_ROWS), strict=False)
+    ]
+    if not rows:
+        raise BadFile(_("{path} has no rows that can be read; check its format and encoding", path=group.paths[0]))
+    return rows

@@ -1,0 +1,129 @@
+"""Sound augmentation: speed, volume, noise and shift of the samples; SpecAugment's masks of the spectrogram.
+
+An augmentation has no state: its effect on example `index` is a function of (seed, epoch, index) alone, so a resumed
+run draws the same numbers, in any batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from headwater.audio.mel import SAMPLE_RATE
+from headwater.audio.resample import resample
+from headwater.errors import BadSetting, nearest
+from headwater.i18n import _
+from headwater.rng import randint, uniform
+
+SPEEDS = (-1.0, -0.5, 0.0, 0.5, 1.0)  # times the largest change; few, because each has filters of its own
+QUIETEST_NOISE = 40.0  # decibels below the sound
+MASKS = 2  # of each kind (SpecAugment's policy LD)
+MAX_MASKED = 0.3  # of the frames of a recording
+LIMITS = {"speed": 0.5, "volume": 40.0, "noise": QUIETEST_NOISE, "shift": 30.0, "time_mask": 1000.0, "mel_mask": 128.0}
+
+
+@dataclass(frozen=True)
+class SoundAugmenter:
+    """How recordings are changed in training; 0: not at all.
+
+    speed: the largest change of speed and pitch, as a fraction (Ko et al. 2015). volume: of the level, in decibels.
+    noise: white noise, so many decibels below the sound or less loud. shift: the longest silence before it, in seconds.
+    time_mask, mel_mask: the widest masks, in frames of 10 ms and in mel bins (SpecAugment, Park et al. 2019).
+    """
+
+    speed: float = 0.0
+    volume: float = 0.0
+    noise: float = 0.0
+    shift: float = 0.0
+    time_mask: float = 0.0
+    mel_mask: float = 0.0
+    seed: int = 0
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, str], seed: int) -> SoundAugmenter:
+        """From --augment speed=0.1,time_mask=30."""
+        known = [field.name for field in fields(cls) if field.name != "seed"]
+        values: dict[str, float] = {}
+        for name, text in settings.items():
+            if name == "none":
+                continue
+            if name not in known:
+                raise BadSetting(
+                    _("augment: sounds have no {name!r}; {nearest}", name=name, nearest=nearest(name, (*known, "none")))
+                )
+            values[name] = _amount(name, text)
+        return cls(**values, seed=seed)
+
+    @property
+    def changes(self) -> bool:
+        """Whether it changes anything."""
+        return self.changes_samples or self.time_mask + self.mel_mask > 0
+
+    @property
+    def changes_samples(self) -> bool:
+        """Whether it changes the samples, of which the spectrogram is then computed again."""
+        return self.speed + self.volume + self.noise + self.shift > 0
+
+    @property
+    def longest(self) -> float:
+        """How many times longer a recording may become, without the shift."""
+        return 1 / (1 - self.speed)
+
+    def change_samples(self, samples: Tensor, index: int, epoch: int) -> Tensor:
+        """The changed samples [N'] of an example."""
+        if self.speed:
+            factor = 1 + self.speed * SPEEDS[int(randint(len(SPEEDS), self.seed, epoch, index, "speed"))]
+            samples = resample(samples, round(SAMPLE_RATE * factor / 100) * 100, SAMPLE_RATE)
+        if self.volume:
+            decibels = self.volume * (2 * float(uniform(self.seed, epoch, index, "volume")) - 1)
+            samples = samples * 10 ** (decibels / 20)
+        if self.shift:
+            before = int(self.shift * SAMPLE_RATE * float(uniform(self.seed, epoch, index, "shift")))
+            samples = torch.cat((torch.zeros(before), samples))
+        return self._with_noise(samples, index, epoch) if self.noise else samples
+
+    def _with_noise(self, samples: Tensor, index: int, epoch: int) -> Tensor:
+        """White noise, from `noise` to QUIETEST_NOISE decibels below the mean level."""
+        below = self.noise + (QUIETEST_NOISE - self.noise) * float(uniform(self.seed, epoch, index, "noise"))
+        level = samples.square().mean().sqrt() * 10 ** (-below / 20)
+        generator = torch.Generator().manual_seed(int(randint(2**31, self.seed, epoch, index, "noise samples")))
+        return samples + level * torch.randn(len(samples), generator=generator)
+
+    def mask_mel(self, mel: Tensor, frames: int, index: int, epoch: int) -> Tensor:
+        """The spectrogram [mels, T] with masks of its mean, within the first `frames`."""
+        if not self.time_mask + self.mel_mask:
+            return mel
+        mel = mel.clone()
+        mean = mel[:, :frames].mean()
+        for number in range(MASKS):
+            draws = [
+                float(uniform(self.seed, epoch, index, name, number)) for name in ("width", "first", "mels", "low")
+            ]
+            width = int(draws[0] * min(self.time_mask, MAX_MASKED * frames))
+            first = int(draws[1] * (frames - width + 1))
+            mel[:, first : first + width] = mean
+            height = int(draws[2] * min(self.mel_mask, mel.shape[0]))
+            low = int(draws[3] * (mel.shape[0] - height + 1))
+            mel[low : low + height] = mean
+        return mel
+
+
+def _amount(name: str, text: str) -> float:
+    """The amount of an augmentation."""
+    try:
+        amount = float(text)
+    except ValueError:
+        amount = -1.0
+    if not 0 < amount <= LIMITS[name]:
+        raise BadSetting(
+            _(
+                "augment: {name} must be above 0 and at most {limit:g}, got {amount!r}; leave it out for none",
+                name=name,
+                limit=LIMITS[name],
+                amount=text,
+            )
+        )
+    return amount

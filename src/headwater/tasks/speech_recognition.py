@@ -1,0 +1,335 @@
+"""Speech recognition: a recording to its text, by a Whisper that is tuned, or by a small one from scratch.
+
+The decoder reads <|startoftranscript|> <|language|> <|transcribe|> <|notimestamps|> and then the text, on which alone
+the loss is. Where nothing in the encoder learns, its states are computed once, and an epoch costs only the decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headwater.audio.augment import SoundAugmenter
+from headwater.audio.mel import SAMPLE_RATE
+from headwater.audio.sound_cache import Clip
+from headwater.core import LMHead, Model
+from headwater.core.cache import dynamic_cache
+from headwater.core.embeddings import ModelInputs
+from headwater.core.model import Transformer
+from headwater.data.collate import IGNORE_INDEX, SpecialTokens, TrainBatch
+from headwater.data.error_rates import error_rates, is_unspaced
+from headwater.data.examples import EXAMPLE_FORMATS
+from headwater.data.ragged import Ragged
+from headwater.data.recordings import SPEECH, Transcribed
+from headwater.errors import BadSetting
+from headwater.families.hf_folder import LoadedModel
+from headwater.families.whisper import read_whisper_spec
+from headwater.i18n import _
+from headwater.tasks.base import EvalBatch, Task, TaskConfig, TaskData, TaskMetadata, rows_within_max_length
+from headwater.tasks.batch import TensorBatch
+from headwater.tasks.language_model import lm_head_loss
+from headwater.tasks.sounds import (
+    SoundDataset,
+    Windows,
+    cache_encoder_states,
+    frames_embedding,
+    is_encoder_frozen,
+    load_windows,
+)
+from headwater.text.tokenizer import Tokenizer
+from headwater.transcription.api import transcribe
+from headwater.transcription.rules import OutputRules
+from headwater.transcription.search import MAX_OUTPUT_TOKENS, SearchSettings, decode_window
+from headwater.transcription.speech_model import EncodedWindow, SpeechModel
+from headwater.transcription.tokens import SpeechTokens, speech_tokenizer, trained_tokens
+from headwater.weights.hf_config import HFConfig
+
+TEXT_POSITIONS = 448
+FASTEST_SPEECH = 30.0  # characters a second; a transcript with more says what the recording does not
+FRAMES_PER_POSITION = 2
+
+
+class SpeechDataset(SoundDataset):
+    """Recordings and their texts, each after its prompt."""
+
+    def __init__(
+        self, windows: Windows, texts: Ragged, prompts: np.ndarray, tokens: SpeechTokens, config: TaskConfig
+    ) -> None:
+        special_tokens = SpecialTokens(pad_id=tokens.end, bos_id=tokens.start, eos_id=tokens.end)
+        super().__init__(windows, texts.lengths + prompts.shape[1], special_tokens, config)
+        self.texts = texts
+        self.prompts = prompts  # [N, P]
+
+    def collate(self, examples: np.ndarray, epoch: int) -> TrainBatch:
+        prompts = self.prompts[examples]
+        texts = self.texts.take(examples)
+        text_ids = texts.to_padded(self.special_tokens.pad_id).reshape(len(examples), -1)
+        ids = np.concatenate((prompts, text_ids), 1)  # [B, P + T]
+        targets = np.full(ids.shape, IGNORE_INDEX, np.int64)
+        first = prompts.shape[1] - 1
+        targets[:, first:] = texts.with_affixes((), [self.special_tokens.eos_id]).to_padded(IGNORE_INDEX)
+        mask = np.arange(ids.shape[1]) < (first + 1 + texts.lengths)[:, None]
+        return TrainBatch(ids, mask, targets, **self.sound_arrays(examples, epoch))
+
+
+class SpeechRecognition(Task[Transcribed]):
+    """A text for a recording."""
+
+    name = SPEECH
+    verb = "transcribe"
+    example_format = EXAMPLE_FORMATS[SPEECH]
+    augmentable = True
+    generates_text = True
+    stacks = (True, True)
+    default_position = "learned"
+    default_metric = "wer"
+    lr_factor = 0.5
+
+    def extend_tokenizer(self, tokenizer: Tokenizer, config: TaskConfig) -> Tokenizer:
+        return speech_tokenizer(tokenizer, config.language)
+
+    def build_data(
+        self,
+        config: TaskConfig,
+        tokenizer: Tokenizer,
+        train: Sequence[Transcribed],
+        valid: Sequence[Transcribed],
+        labels: Sequence[str] = (),
+    ) -> TaskData:
+        frames_embedding(config)  # refuses a model that reads no sound
+        tokens = trained_tokens(tokenizer, "")
+        default_language = check_language(config, tokens)
+        augmenter = SoundAugmenter.from_settings(config.augment, config.seed)
+        notes: list[str] = []
+        seconds = config.window_seconds if not config.init_from else 0.0
+
+        def build(split: str, rows: Sequence[Transcribed]) -> tuple[SpeechDataset, list[Transcribed]]:
+            clips = [Clip(row.path, row.start, row.end) for row in rows]
+            windows, readable = load_windows(config, clips, split, seconds, augmenter, notes)
+            kept = [rows[i] for i in readable]
+            note_fast_speech(kept, windows, split, notes)
+            texts = Ragged.from_rows([tokens.encode(row.text) for row in kept])
+            short = rows_within_max_length(config, texts.lengths, split, notes)
+            languages = [row.language or default_language for row in kept]
+            prompts = np.array([tokens.prompt((), language, timestamps=False) for language in languages], np.int64)
+            if len(short) < len(kept):
+                windows = windows.take_rows(short)
+            dataset = SpeechDataset(windows, texts.take(short), prompts[short], tokens, config)
+            return dataset, [kept[i] for i in short]
+
+        train_set, train_rows = build("train", train)
+        seconds = train_set.windows.seconds
+        valid_set, valid_rows = build("valid", valid)
+        note_repeated_texts(train_rows, valid_rows, notes)
+        num_tokens = int(train_set.lengths.sum())
+        task = replace_metric(self, "cer") if is_unspaced([row.text for row in train_rows[:500]]) else self
+        data = TaskData(task, tokenizer, train_set, valid_set, valid_rows, notes=notes, num_tokens=num_tokens)
+        data.settings = {"window_seconds": seconds}
+        data.window_seconds = seconds
+        spoken = {row.language or default_language for row in train_rows}
+        data.language = spoken.pop() if len(spoken) == 1 else ""
+        return data
+
+    def model_spec(self, config: TaskConfig, vocab_size: int, num_labels: int) -> Model:
+        return speech_spec(config, vocab_size)
+
+    def can_keep_head(self, spec: Model, metadata: TaskMetadata, labels: Sequence[str]) -> bool:
+        return isinstance(spec.head, LMHead)
+
+    def prepare(self, model: Transformer, data: TaskData, config: Any, resumed: bool) -> None:
+        """The states of a frozen encoder; sounds that change in each epoch are encoded in each epoch."""
+        train, valid = data.train, data.valid
+        assert isinstance(train, SpeechDataset)
+        assert isinstance(valid, SpeechDataset)
+        if not is_encoder_frozen(model):
+            return
+        if train.windows.augmenter is not None:
+            cache_encoder_states(model, [valid], config)
+            data.notes.append(_("the encoder is frozen, but augmented recordings are encoded again in each epoch"))
+            return
+        size = cache_encoder_states(model, [train, valid], config)
+        data.notes.append(_("the encoder is frozen: its states are computed once, {size:.2f} GB on disk", size=size))
+
+    # ------------------------------------------------------------------------------------------------------ loss
+
+    def loss(self, model: Transformer, batch: TensorBatch, label_smoothing: float) -> Tensor:
+        """Cross-entropy of the text after the prompt."""
+        inputs = model.inputs(batch["ids"], batch.get("attention_mask"))
+        hidden_states = model.hidden_states(inputs, memory=memory_of(model, batch))
+        return lm_head_loss(model.head, hidden_states, inputs, batch["targets"], label_smoothing)
+
+    # ----------------------------------------------------------------------------------------------- predictions
+
+    def predict(
+        self,
+        model: Transformer,
+        tokenizer: Tokenizer,
+        metadata: TaskMetadata,
+        inputs: Sequence[str | Path],
+        *args: Any,
+        **options: Any,
+    ) -> list[str]:
+        """The texts of recordings; options: those of headwater.transcribe."""
+        speech_model = self.speech_model(model, tokenizer, metadata)
+        return [transcribe(path, speech_model, **options).text for path in inputs]
+
+    def speech_model(self, model: Transformer, tokenizer: Tokenizer, metadata: TaskMetadata) -> SpeechModel:
+        """The model as `headwater transcribe` uses it."""
+        return SpeechModel(LoadedModel(model, tokenizer, {"metadata": dict(metadata)}, Path(self.name)))
+
+    @torch.no_grad()
+    def predict_rows(
+        self, model: Transformer, data: TaskData, batches: Iterable[EvalBatch], beam: int = 1
+    ) -> dict[int, str]:
+        """Texts of windows: by greedy decoding of a batch, or by beam search of one after the other."""
+        dataset = data.valid
+        assert isinstance(dataset, SpeechDataset)
+        tokens = trained_tokens(data.tokenizer, data.language)
+        speech_model = self.speech_model(model, data.tokenizer, data.metadata) if beam > 1 else None
+        outputs: dict[int, str] = {}
+        for rows, batch in batches:
+            memory = memory_of(model, batch)
+            prompts = torch.from_numpy(dataset.prompts[rows]).to(batch["ids"].device)
+            if speech_model is None:
+                limit = min(MAX_OUTPUT_TOKENS, 2 * int(dataset.texts.lengths[rows].max()) + 10)
+                ids = greedy_transcripts(model, memory, prompts, tokens, limit)
+            else:
+                settings = SearchSettings(beam_size=beam, timestamps=False)
+                ids = [
+                    decode_window(speech_model, window, prompt, settings).ids
+                    for window, prompt in zip(windows_of(memory), prompts.tolist(), strict=True)
+                ]
+            outputs |= {int(row): tokens.text(each).strip() for row, each in zip(rows, ids, strict=True)}
+        return outputs
+
+    def reference(self, example: Transcribed) -> str:
+        return example.text
+
+    def metrics(self, outputs: list[str], references: list[str], data: TaskData) -> dict[str, float]:
+        return error_rates(outputs, references) if outputs else {}
+
+    @property
+    def command(self) -> str:
+        return "headwater transcribe recording.wav --model {run}"
+
+    def format_input(self, example: Transcribed) -> str:
+        return Path(example.path).name
+
+
+# ------------------------------------------------------------------------------------------------------------- helpers
+
+
+def speech_spec(config: TaskConfig, vocab_size: int) -> Model:
+    """A Whisper of the sizes of a config, whose window has as many positions as it needs."""
+    sizes: dict[str, Any] = {
+        "d_model": config.d_model,
+        "vocab_size": vocab_size,
+        "max_source_positions": round(config.window_seconds * 50) or 1500,
+        "max_target_positions": TEXT_POSITIONS,
+        "dropout": config.dropout,
+    }
+    for side in ("encoder", "decoder"):
+        sizes |= {
+            f"{side}_layers": config.layers,
+            f"{side}_attention_heads": config.heads,
+            f"{side}_ffn_dim": config.d_ff,
+        }
+    return read_whisper_spec(HFConfig(sizes), "language")
+
+
+def check_language(config: TaskConfig, tokens: SpeechTokens) -> str:
+    """The code of --language, which a multilingual model must know; else the only one, or English."""
+    if not config.language:
+        return "en" if "en" in tokens.languages else next(iter(tokens.languages))
+    if not tokens.multilingual:
+        if config.init_from and config.language not in ("en", "English"):
+            raise BadSetting(
+                _(
+                    "--init-from {init_from} hears English only, got --language {language}; start from whisper-base",
+                    init_from=config.init_from,
+                    language=config.language[:40],
+                )
+            )
+        return next(iter(tokens.languages))
+    return tokens.find_language(config.language)
+
+
+def memory_of(model: Transformer, batch: TensorBatch) -> ModelInputs:
+    """What the decoder reads: the encoder's states, computed now or before."""
+    if "encoder_states" not in batch:
+        return model.encode(batch["signal"])
+    states = batch["encoder_states"]
+    slots = torch.arange(states.shape[1], device=states.device).expand(states.shape[0], -1)
+    return model.bridge(ModelInputs(slots, hidden_states=states))
+
+
+def windows_of(memory: ModelInputs) -> list[EncodedWindow]:
+    """The rows of a batch as encoded windows."""
+    assert memory.hidden_states is not None
+    pairs = zip(memory.ids.split(1), memory.hidden_states.split(1), strict=True)
+    return [EncodedWindow(ModelInputs(ids, hidden_states=states), {}) for ids, states in pairs]
+
+
+@torch.no_grad()
+def greedy_transcripts(
+    model: Transformer, memory: ModelInputs, prompts: Tensor, tokens: SpeechTokens, limit: int
+) -> list[list[int]]:
+    """The text tokens of each row of a batch, the most probable one at each step. prompts [B, P]."""
+    rules = OutputRules(tokens, timestamps=False)
+    cache = dynamic_cache(model)
+    outputs: list[list[int]] = [[] for _unused in range(len(prompts))]
+    finished = torch.zeros(len(prompts), dtype=torch.bool, device=prompts.device)
+    ids = prompts
+    for _step in range(limit):
+        logits = model.decode(ids, memory=memory, cache=cache)[:, -1].float()
+        ids = rules.apply(logits, outputs).argmax(-1, keepdim=True)  # [B, 1]
+        for output, token in zip(outputs, ids[:, 0].tolist(), strict=True):
+            output.append(token)
+        finished |= ids[:, 0] == tokens.end
+        if bool(finished.all()):
+            break
+    return [output[: output.index(tokens.end)] if tokens.end in output else output for output in outputs]
+
+
+def replace_metric(task: SpeechRecognition, metric: str) -> SpeechRecognition:
+    """The task with another deciding metric."""
+    other = SpeechRecognition()
+    other.default_metric = metric
+    return other
+
+
+def note_fast_speech(rows: Sequence[Transcribed], windows: Windows, split: str, notes: list[str]) -> None:
+    """A note of transcripts that are too long for their recordings."""
+    seconds = windows.clips.samples.lengths / SAMPLE_RATE
+    fast = [i for i, row in enumerate(rows) if len(row.text) > FASTEST_SPEECH * max(seconds[i], 0.1)]
+    if fast:
+        notes.append(
+            _(
+                "{count:,} {split} transcripts are longer than anyone speaks (more than {most:g} characters a second), "
+                "the first is of {name}, {seconds:.1f} s; do they belong to these recordings?",
+                count=len(fast),
+                split=split,
+                most=FASTEST_SPEECH,
+                name=Path(rows[fast[0]].path).name,
+                seconds=seconds[fast[0]],
+            )
+        )
+
+
+def note_repeated_texts(train: Sequence[Transcribed], valid: Sequence[Transcribed], notes: list[str]) -> None:
+    """A note where sentences of the validation set are learned too: then its error rate is of known sentences."""
+    known = {row.text for row in train}
+    repeated = sum(row.text in known for row in valid)
+    if repeated:
+        notes.append(
+            _(
+                "{count:,} of {total:,} validation texts are said in the training recordings too",
+                count=repeated,
+                total=len(valid),
+            )
+        )

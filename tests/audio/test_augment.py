@@ -1,0 +1,79 @@
+"""Sound augmentation is a function of seed, epoch and example, and does what it says; the cache of sounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from headwater.audio.augment import SoundAugmenter
+from headwater.audio.sound_cache import Clip, decode_clips
+from headwater.errors import BadSetting
+
+TONE = torch.sin(2 * torch.pi * 440 * torch.arange(16_000) / 16_000)
+
+
+def augmenter(**settings: str) -> SoundAugmenter:
+    return SoundAugmenter.from_settings(settings, seed=1)
+
+
+@pytest.mark.parametrize("settings", [{"speed": "0.2"}, {"volume": "12"}, {"noise": "10"}, {"shift": "0.3"}])
+def test_the_same_example_and_epoch_give_the_same_samples(settings):
+    change = augmenter(**settings)
+    assert torch.equal(change.change_samples(TONE, 3, 1), change.change_samples(TONE, 3, 1))
+    others = [change.change_samples(TONE, n, epoch) for n, epoch in ((3, 2), (4, 1), (5, 1), (6, 1))]
+    assert any(len(x) != len(others[0]) or not torch.equal(x, others[0]) for x in others[1:])
+
+
+def test_speed_changes_length_and_pitch():
+    lengths = {len(augmenter(speed="0.2").change_samples(TONE, n, 0)) for n in range(40)}
+    assert lengths == {20_000, 17_778, 16_000, 14_546, 13_334}
+
+
+def test_noise_is_as_loud_as_said():
+    for n in range(10):
+        noise = augmenter(noise="20").change_samples(TONE, n, 0) - TONE
+        below = 10 * torch.log10(TONE.square().mean() / noise.square().mean())
+        assert 19.5 < float(below) < 40.5
+
+
+def test_masks_are_within_the_recording_and_no_wider_than_said():
+    mel = torch.rand(80, 100)
+    for n in range(20):
+        masked = augmenter(time_mask="10", mel_mask="7").mask_mel(mel, 60, n, 0)
+        changed = masked != mel
+        assert int(changed.all(0).sum()) <= 20
+        assert int(changed.all(1).sum()) <= 14
+        assert not changed[:, 60:].all(0).any()
+    assert torch.equal(augmenter(noise="10").mask_mel(mel, 60, 0, 0), mel)
+
+
+def test_what_is_read_once_is_cached(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEADWATER_CACHE", str(tmp_path / "cache"))
+    samples = (TONE * 0.5).numpy()
+    soundfile.write(tmp_path / "a.wav", samples, 16_000)
+    soundfile.write(tmp_path / "b.wav", np.stack((samples, samples), 1)[:8_000], 8_000)  # stereo, half the rate
+    (tmp_path / "c.wav").write_bytes(b"nothing")
+    clips = [Clip(str(tmp_path / "a.wav")), Clip(str(tmp_path / "c.wav")), Clip(str(tmp_path / "a.wav"), 0.25, 0.5),
+             Clip(str(tmp_path / "b.wav")), Clip(str(tmp_path / "a.wav"), 7.0)]  # fmt: skip
+    first = decode_clips(clips)
+    assert first.readable.tolist() == [0, 2, 3]
+    assert first.samples.lengths.tolist() == [16_000, 4_000, 16_000]
+    assert len(first.problems) == 2
+    assert "ends before 7 s" in first.problems[1]
+    assert torch.allclose(first.row(1), torch.from_numpy(samples[4_000:8_000]), atol=1e-4)
+
+    monkeypatch.setattr("headwater.audio.sound_cache.read_audio", None)  # nothing is read again
+    again = decode_clips(clips)
+    assert all(torch.equal(again.row(n), first.row(n)) for n in range(3))
+    assert again.problems == first.problems
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"spede": "0.1"}, "did you mean 'speed'"), ({"speed": "2"}, "at most 0.5"), ({"noise": "loud"}, "above 0")],
+)
+def test_bad_settings(settings, words):
+    with pytest.raises(BadSetting, match=words):
+        augmenter(**settings)

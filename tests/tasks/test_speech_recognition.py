@@ -1,0 +1,226 @@
+"""Speech recognition from files: learned and transcribed, resumed = uninterrupted, frozen = cached, bad input said."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from headwater.audio.mel import log_mel
+from headwater.cli import main
+from headwater.errors import BadInput, BadSetting
+from headwater.families.load import load, save
+from headwater.tasks import get_task
+from headwater.tasks.batch import to_tensors
+from headwater.training.api import resume, train
+from headwater.training.config import parse_config
+from headwater.training.evaluate import evaluate_files
+from headwater.training.run_dir import RunDir
+from headwater.training.state import StepEvent
+from headwater.training.task_data import build_task_data, read_data
+from headwater.transcription.api import transcribe
+from headwater.transcription.speech_model import load_speech_model
+
+from .spoken import record, sentences, speak
+
+TINY = {"d_model": 32, "heads": 2, "layers": 1, "d_ff": 64, "dropout": 0.0, "tokenizer": "char", "quiet": True,
+        "batch_tokens": 600, "eval_examples": 8, "final_eval_examples": 8, "log_every": 1}  # fmt: skip
+LEARN = {**TINY, "max_steps": 150, "eval_every": 150, "lr": 1e-2, "warmup": 10}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory):
+    before = os.environ.get("HEADWATER_CACHE")
+    os.environ["HEADWATER_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    os.environ.pop("HEADWATER_CACHE")
+    if before is not None:
+        os.environ["HEADWATER_CACHE"] = before
+
+
+@pytest.fixture(scope="module")
+def speech(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("speech")
+    record(folder, sentences(80))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(speech, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    train(speech, out=folder, **LEARN)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def unheard(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("unheard")
+    return record(folder, sentences(12, seed=7), seed=7)
+
+
+# ------------------------------------------------------------------------------------------------ learned and used
+
+
+def test_a_run_writes_what_it_hears(run, unheard):
+    report = evaluate_files(run, [str(unheard[0].parent)], beam=1)
+    assert report.metrics["wer"] < 25
+    beam = evaluate_files(run, [str(unheard[0].parent)], beam=3)
+    assert beam.metrics["cer"] < 25
+
+
+def test_transcribe_takes_a_run(run, unheard, capsys):
+    texts = [transcribe(path, run, beam_size=1).text.strip() for path in unheard]
+    wanted = [path.with_suffix(".txt").read_text().strip() for path in unheard]
+    assert sum(a == b for a, b in zip(texts, wanted, strict=True)) >= 8
+    assert main(["transcribe", str(unheard[0]), "--model", str(run), "--beam-size", "1"]) == 0
+    assert capsys.readouterr().out.strip() == texts[0]
+
+
+def test_a_long_recording_is_cut_at_pauses(run):
+    """Sentences with pauses between them, five times as long as the window."""
+    rng = np.random.default_rng(3)
+    texts = sentences(8, seed=3)
+    pause = np.zeros(6_400)
+    samples = np.concatenate([part for text in texts for part in (speak(text, rng), pause)])
+    model = load_speech_model(run)
+    assert len(samples) / 160 > 4 * model.frames
+    heard = transcribe(samples, model, beam_size=1).text.split()
+    wanted = " ".join(texts).split()
+    assert abs(len(heard) - len(wanted)) <= 4
+
+
+def test_the_prompt_and_the_targets(speech):
+    config = parse_config({**{k: v for k, v in TINY.items() if k != "quiet"}, "paths": [str(speech)]})
+    _summary, splits = read_data(config)
+    rows = splits["train"]
+    data = build_task_data(config, get_task("speech-recognition"), rows[:6], rows[6:8])
+    batch = data.train.collate(np.arange(3), 0)
+    start, no_stamps = batch.ids[0, :2]
+    assert data.tokenizer.piece(int(start)) == "<|startoftranscript|>"
+    assert data.tokenizer.piece(int(no_stamps)) == "<|notimestamps|>"
+    end = data.tokenizer.token_to_id("<|endoftext|>")
+    for row in range(3):
+        targets = [int(n) for n in batch.targets[row] if n >= 0]
+        assert data.tokenizer.decode(targets[:-1]).strip() == rows[row].text
+        assert targets[-1] == end
+    assert (batch.targets[:, 0] == -100).all()  # the prompt is given, not learned
+
+
+def test_the_spectrogram_is_that_of_the_padded_recording(speech):
+    config = parse_config({**{k: v for k, v in TINY.items() if k != "quiet"}, "paths": [str(speech)]})
+    _summary, splits = read_data(config)
+    rows = splits["train"]
+    data = build_task_data(config, get_task("speech-recognition"), rows[:6], rows[6:8])
+    windows = data.train.windows
+    expected = log_mel(windows.clips.row(2), 80, windows.frames / 100)
+    assert torch.allclose(torch.from_numpy(windows.take(np.array([2]), 0)[0]), expected, atol=2e-3)  # of 16 bits
+
+
+def test_resumed_equals_uninterrupted(speech, tmp_path):
+    settings = {**TINY, "max_steps": 8, "eval_every": 4, "lr": 1e-2, "checkpoint_steps": 2,
+                "augment": "speed=0.1,noise=10,time_mask=5"}  # fmt: skip
+
+    def stop_at_5(event: object) -> None:
+        if isinstance(event, StepEvent) and event.step == 5:
+            raise KeyboardInterrupt
+
+    train(speech, out=tmp_path / "whole", **settings)
+    with pytest.raises(KeyboardInterrupt):
+        train(speech, out=tmp_path / "cut", callbacks=[stop_at_5], **settings)
+    resume(tmp_path / "cut", quiet=True)
+    whole, cut = (dict(load(tmp_path / name).model.named_parameters()) for name in ("whole", "cut"))
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+
+
+# ------------------------------------------------------------------------------------------------ tuning
+
+
+def test_a_frozen_encoder_is_computed_once(run, speech, tmp_path, monkeypatch):
+    """The decoder alone is tuned: its loss on cached states is that on computed ones, and no step runs the encoder."""
+    runs = []
+
+    def watch(setup):
+        encoder = setup.model.encoder
+        encoder.register_forward_hook(lambda *_unused: runs.append(1))
+        data = setup.task_data
+        batch = to_tensors(data.train.collate(np.arange(4), 0))
+        cached = data.task.loss(setup.model, batch, 0.0)
+        states, data.train.encoder_states = data.train.encoder_states, None
+        fresh = data.task.loss(setup.model, to_tensors(data.train.collate(np.arange(4), 0)), 0.0)
+        data.train.encoder_states = states
+        assert states is not None
+        assert torch.allclose(cached, fresh, rtol=1e-2)
+        assert len(runs) == 1
+        runs.clear()
+
+    settings = {**TINY, "max_steps": 3, "eval_every": 3}
+    del settings["tokenizer"], settings["d_model"], settings["heads"], settings["layers"], settings["d_ff"]
+    tuned = train(speech, init_from=str(run), tune="decoder", out=tmp_path / "tuned", on_setup=watch, **settings)
+    assert not runs
+    base, model = dict(load(run).model.named_parameters()), dict(tuned.model.named_parameters())
+    assert all(torch.equal(base[name], model[name]) for name in base if name.startswith("encoder."))
+    assert any(not torch.equal(base[name], model[name]) for name in base if name.startswith("decoder."))
+
+
+def test_lora_is_merged_and_exported(run, speech, tmp_path):
+    settings = {
+        name: value for name, value in TINY.items() if name not in ("tokenizer", "d_model", "heads", "layers", "d_ff")
+    }
+    train(speech, init_from=str(run), tune="lora", out=tmp_path / "lora", max_steps=3, eval_every=3, **settings)
+    loaded = load(tmp_path / "lora")
+    save(loaded, tmp_path / "whisper", layout="whisper")
+    config = json.loads((tmp_path / "whisper" / "config.json").read_text())
+    assert config["architectures"] == ["WhisperForConditionalGeneration"]
+    mel = torch.randn(1, 80, 2 * config["max_source_positions"])
+    ids = torch.tensor([[3, 4, 5]])
+    with torch.no_grad():
+        both = [model(ids, source=mel) for model in (loaded.model, load(tmp_path / "whisper").model)]
+    assert torch.allclose(*both, atol=2e-5)
+
+
+# ----------------------------------------------------------------------------------------------- layouts, notes, errors
+
+
+def notes_of(run) -> str:
+    return "\n".join(str(line["note"]) for line in RunDir.open(run).read_log("metrics.jsonl") if "note" in line)
+
+
+def test_unreadable_and_strange_recordings_are_said(tmp_path):
+    folder = tmp_path / "speech"
+    paths = record(folder, sentences(12))
+    paths[0].write_bytes(b"RIFF nothing")
+    paths[1].with_suffix(".txt").write_text("low " * 200)
+    predictor = train(folder, out=tmp_path / "run", **{**TINY, "max_steps": 2, "eval_every": 2})
+    notes = (tmp_path / "run").rglob("*.jsonl")
+    text = "\n".join(path.read_text() for path in notes)
+    assert predictor.task == "speech-recognition"
+    assert "cannot be read and are left out" in text
+    assert "longer than anyone speaks" in text
+
+
+def test_an_unknown_language_is_refused(run, speech, tmp_path):
+    with pytest.raises(BadSetting, match="hears English only"):
+        train(speech, init_from=str(run), language="de", out=tmp_path / "run", quiet=True, max_steps=1)
+
+
+def test_augmentations_are_named(speech, tmp_path):
+    with pytest.raises(BadSetting, match="sounds have no 'sped'; did you mean 'speed'"):
+        train(speech, augment="sped=0.1", out=tmp_path / "run", quiet=True, max_steps=1)
+    with pytest.raises(BadSetting, match="speed must be above 0 and at most 0.5"):
+        train(speech, augment="speed=3", out=tmp_path / "run", quiet=True, max_steps=1)
+
+
+def test_a_text_model_cannot_hear(tmp_path, speech):
+    (tmp_path / "pairs.tsv").write_text("".join(f"source {n}\ttarget {n}\n" for n in range(40)))
+    train(tmp_path / "pairs.tsv", out=tmp_path / "text", size="xs", max_steps=1, eval_every=1, quiet=True)
+    with pytest.raises(BadSetting, match="must be a model that reads sound"):
+        train(speech, init_from=str(tmp_path / "text"), out=tmp_path / "run", quiet=True, max_steps=1)
+
+
+def test_all_recordings_too_long(tmp_path):
+    record(tmp_path / "speech", sentences(4))
+    with pytest.raises(BadInput, match="every recording is longer than 0.1 s"):
+        train(tmp_path / "speech", window_seconds=0.1, out=tmp_path / "run", **{**TINY, "max_steps": 1})
