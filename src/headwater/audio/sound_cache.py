@@ -92,18 +92,18 @@ def decode_clips(clips: Sequence[Clip]) -> DecodedClips:
 def _read_clips(clips: Sequence[Clip]) -> Iterator[Tensor | str]:
     """The samples of each clip, or in one line why there are none. Clips of one file that follow are read at once."""
     path = ""
-    whole: Tensor | str = ""
+    recording: Tensor | str = ""
     for clip in clips:
         if clip.path != path:
             path = clip.path
             try:
-                whole = read_audio(path)
+                recording = read_audio(path)
             except Fault as fault:
-                whole = " ".join(str(fault).split())
-        if isinstance(whole, str):
-            yield whole
+                recording = " ".join(str(fault).split())
+        if isinstance(recording, str):
+            yield recording
             continue
-        part = whole[int(clip.start * SAMPLE_RATE) : int(clip.end * SAMPLE_RATE) if clip.end else None]
+        part = recording[int(clip.start * SAMPLE_RATE) : int(clip.end * SAMPLE_RATE) if clip.end else None]
         yield part if len(part) else _("{path}: it ends before {start:g} s", path=path, start=clip.start)
 
 

@@ -177,7 +177,7 @@ class AudioClassification(Task[LabeledSound]):
 
 
 def sound_signal(model: Transformer, path: str | Path) -> Tensor:
-    """The first window of a recording as the model reads it, [1, mels, frames]; what follows is not heard."""
+    """The first window of a recording as the model reads it, [1, mels, frames]; the rest is left out."""
     embed = find_part(model.spec.encoder, Frames)
     mels, positions = (MELS, 1500) if embed is None else (embed.mels, embed.position.max_positions or 1500)
     return log_mel(read_audio(path), mels, 2 * positions / FRAMES_PER_SECOND)[None]

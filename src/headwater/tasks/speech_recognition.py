@@ -143,7 +143,8 @@ class SpeechRecognition(Task[Transcribed]):
 
     def prepare(self, model: Transformer, data: TaskData, config: Any, resumed: bool) -> None:
         """The states of a frozen encoder; sounds that change in each epoch are encoded in each epoch."""
-        train, valid = data.train, data.valid
+        train = data.train
+        valid = data.valid
         assert isinstance(train, SpeechDataset)
         assert isinstance(valid, SpeechDataset)
         if not is_encoder_frozen(model):

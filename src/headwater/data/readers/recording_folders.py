@@ -113,9 +113,9 @@ def _subtitles(path: Path, beside: Path, text: str, bad_rows: BadRows) -> Iterat
         hours, minutes, seconds, fraction, *rest = times.groups()
         start = _seconds(hours, minutes, seconds, fraction)
         end = _seconds(*rest)
-        said = " ".join(MARKUP.sub("", block[times.end() :]).split())
-        if said and end > start:
-            yield Transcribed(str(path), said, start, end)
+        subtitle = " ".join(MARKUP.sub("", block[times.end() :]).split())
+        if subtitle and end > start:
+            yield Transcribed(str(path), subtitle, start, end)
         else:
             line = text[: text.index(times[0])].count("\n") + 1
             bad_rows.add(beside, line, _("an empty subtitle, or one that ends before it starts"))

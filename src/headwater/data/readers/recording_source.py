@@ -31,20 +31,20 @@ def recording_folder_source(paths: Sequence[Path], valid: Sequence[Path], task: 
         return None
     if not all(map(find_recordings, paths)):
         return None
-    found = SPEECH if all(map(has_transcripts, paths)) else SOUNDS
-    if found == SOUNDS:
+    task_of_files = SPEECH if all(map(has_transcripts, paths)) else SOUNDS
+    if task_of_files == SOUNDS:
         for path in folders:
             _check_classes(path)
-    if task not in ("", found):
+    if task not in ("", task_of_files):
         raise BadSetting(
             _(
                 "{path} holds recordings for {found}, not for {task}; give a table with a column of paths",
                 path=paths[0],
-                found=found,
+                found=task_of_files,
                 task=task,
             )
         )
-    file_format = SPEECH_FOLDER if found == SPEECH else SOUND_FOLDER
+    file_format = SPEECH_FOLDER if task_of_files == SPEECH else SOUND_FOLDER
     groups = [FileGroup(split, file_format, (folder,)) for path in paths for split, folder in _splits(path)]
     groups += [FileGroup("valid", file_format, (path,)) for path in valid]
     return DataSource(found, tuple(groups))
