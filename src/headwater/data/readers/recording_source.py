@@ -47,7 +47,7 @@ def recording_folder_source(paths: Sequence[Path], valid: Sequence[Path], task: 
     file_format = SPEECH_FOLDER if task_of_files == SPEECH else SOUND_FOLDER
     groups = [FileGroup(split, file_format, (folder,)) for path in paths for split, folder in _splits(path)]
     groups += [FileGroup("valid", file_format, (path,)) for path in valid]
-    return DataSource(found, tuple(groups))
+    return DataSource(task_of_files, tuple(groups))
 
 
 def _has_table(folder: Path) -> bool:
