@@ -1,4 +1,4 @@
-"""The decoding step for other processors: without VNNI, and without AVX at all. All its tests pass there too."""
+"""The C kernels for other processors: without VNNI, AVX-512, or AVX at all. All their tests pass there too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from headwater.cpu.build import unavailable_reason
 
 ROOT = Path(__file__).resolve().parents[2]
-WITHOUT = {"VNNI": "-mno-avx512vnni", "AVX2": "-mno-avx -mno-avx2 -mno-avx512f"}
+VNNI, AVX512, AVX2 = "-mno-avx512vnni", "-mno-avx512f", "-mno-avx -mno-avx2 -mno-avx512f"
 DECODE_TESTS = (
     "test_decode_contract.py",
     "test_decode_nan.py",
@@ -23,6 +23,7 @@ DECODE_TESTS = (
     "test_odd_specs.py",
     "test_quantized_layers.py",
 )
+TRAINING_TESTS = ("test_linear.py", "test_training_threads.py")
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,10 +32,14 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("feature", WITHOUT)
-def test_without(feature: str):
-    env = {**os.environ, "HEADWATER_CFLAGS": WITHOUT[feature], "PYTHONPATH": str(ROOT / "src")}
+@pytest.mark.parametrize(
+    ("flags", "tests"),
+    [(VNNI, DECODE_TESTS), (AVX2, DECODE_TESTS), (AVX512, TRAINING_TESTS), (AVX2, TRAINING_TESTS)],
+    ids=["decode-vnni", "decode-avx2", "training-avx512", "training-avx2"],
+)
+def test_without(flags: str, tests: tuple[str, ...]):
+    env = {**os.environ, "HEADWATER_CFLAGS": flags, "PYTHONPATH": str(ROOT / "src")}
     options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow"]
-    command = [sys.executable, "-m", "pytest", *options, *(f"tests/cpu/{name}" for name in DECODE_TESTS)]
+    command = [sys.executable, "-m", "pytest", *options, *(f"tests/cpu/{name}" for name in tests)]
     run = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-4000:]

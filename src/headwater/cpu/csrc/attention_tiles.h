@@ -1,6 +1,6 @@
 /* The tiles of attention: which queries and keys they hold, the packed keys and values, and which of them are visible. */
 
-#include "simd.h"
+#include "gemm.h"
 
 /* ------------------------------------------------------------------------------------------------------ tiles and spans */
 

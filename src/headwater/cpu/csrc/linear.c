@@ -1,30 +1,12 @@
 /* Linear layers (GEMM): Y [M, N] = X [M, K] · W + bias, and the activation and dropout of a feed-forward layer. K and N are
    multiples of 16.
 
-   W is packed into panels of 16 columns (simd.h), at most K_BLOCK of its rows at a time, so that a panel stays in the L1
-   cache while ROW_BLOCK rows of X, in the L2 cache, are multiplied with it six at a time: 6 × 16 sums are in registers. */
+   W is packed into panels of 16 columns (gemm.h), at most K_BLOCK of its rows at a time, so that those of a tile stay in the
+   nearest caches while ROW_BLOCK rows of X, in the L2 cache, are multiplied with them, MR at a time. */
 
-#include "gemm6x16.h"
+#include "gemm.h"
 
-/* C [rows, 16] = start + A [rows, k] · B [k, 16]; start is C itself, a bias (with no stride), or ZEROS. */
-static inline void gemm6x16(int64_t rows, const float *a, int64_t a_stride, const float *b, int64_t k, const float *start, int64_t start_stride,
-                       float *c, int64_t c_stride) {
-    int64_t last = rows - 1;
-    #define BEGIN(i) const float *a##i = a + CLAMPED_ROW(i) * a_stride, *from##i = start + CLAMPED_ROW(i) * start_stride; \
-        f32x8 s##i = *(const f32x8 *)from##i, t##i = *(const f32x8 *)(from##i + 8); __builtin_prefetch(c + CLAMPED_ROW(i) * c_stride + 15, 1);
-    #define ADD(i) x = broadcast8(a##i[p]); s##i += x * left; t##i += x * right;
-    #define END(i) *(f32x8 *)(c + CLAMPED_ROW(i) * c_stride) = s##i; *(f32x8 *)(c + CLAMPED_ROW(i) * c_stride + 8) = t##i;
-    REPEAT6(BEGIN)
-    _Pragma("GCC unroll 4")
-    for (int64_t p = 0; p < k; p++, b += 16) {
-        f32x8 left = *(const f32x8 *)b, right = *(const f32x8 *)(b + 8), x;
-        KEEP_IN_REGISTER(left); KEEP_IN_REGISTER(right);
-        REPEAT6(ADD)
-    }
-    REPEAT6(END)
-}
-
-/* Prefetch columns from .. to of six rows into the L2 cache while others are computed. */
+/* Prefetch columns from .. to of MR rows into the L2 cache while others are computed. */
 static inline void prefetch_rows(const float *x, int64_t row_stride, int64_t rows, int64_t from, int64_t to) {
     for (int64_t c = from / 16 * 16; c < to; c += 16)
         for (int64_t r = 0; r < MR && r < rows; r++) __builtin_prefetch(x + r * row_stride + c, 0, 2);
@@ -57,23 +39,25 @@ static inline f32x8 activation_grad8(int act, f32x8 z) {
 }
 
 /* Epilogue of the forward pass on a tile of Y at `at`, while it is in the L1 cache: H = dropout(act(Y)). */
-static inline void apply_activation(int64_t rows, int64_t n, int64_t at, int act, const DropoutKey *dropout, const float *y, float *h) {
-    for (int64_t r = 0; r < 2 * rows; r++) {
-        int64_t here = at + r / 2 * n + r % 2 * 8;
-        f32x8 result = activation8(act, *(const f32x8 *)(y + here));
-        *(f32x8 *)(h + here) = dropout->threshold ? result * keep_mask(dropout, here) : result;
-    }
+static inline void apply_activation(int64_t rows, int64_t columns, int64_t n, int64_t at, int act, const DropoutKey *dropout, const float *y, float *h) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t here = at + r * n; here < at + r * n + columns; here += 8) {
+            f32x8 result = activation8(act, *(const f32x8 *)(y + here));
+            *(f32x8 *)(h + here) = dropout->threshold ? result * keep_mask(dropout, here) : result;
+        }
 }
 
 /* Epilogue of the backward pass: Y · keep_mask · act'(z), and its sums over the rows. */
-static inline void apply_activation_grad(int64_t rows, int64_t n, int64_t at, int act, const DropoutKey *dropout, const float *z, float *y, f32x8 *sums) {
-    for (int64_t r = 0; r < 2 * rows; r++) {
-        int64_t here = at + r / 2 * n + r % 2 * 8;
-        f32x8 result = *(const f32x8 *)(y + here) * activation_grad8(act, *(const f32x8 *)(z + here));
-        if (dropout->threshold) result *= act == RELU ? broadcast8(dropout->scale) : keep_mask(dropout, here);
-        *(f32x8 *)(y + here) = result;
-        sums[r % 2] += result;
-    }
+static inline void apply_activation_grad(int64_t rows, int64_t columns, int64_t n, int64_t at, int act, const DropoutKey *dropout, const float *z, float *y,
+                                         f32x8 *sums) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t j = 0; j < columns; j += 8) {
+            int64_t here = at + r * n + j;
+            f32x8 result = *(const f32x8 *)(y + here) * activation_grad8(act, *(const f32x8 *)(z + here));
+            if (dropout->threshold) result *= act == RELU ? broadcast8(dropout->scale) : keep_mask(dropout, here);
+            *(f32x8 *)(y + here) = result;
+            sums[j / 8] += result;
+        }
 }
 
 /* `accumulate`: the product is added to Y. In the forward pass there is no z, and for ReLU H may be the memory of Y. In the
@@ -96,19 +80,20 @@ static void gemm_blocked(const float *x, const float *w, int transposed, const f
         #pragma omp for schedule(static)
         for (int64_t partition = 0; partition < partitions; partition++) {
             int64_t first = tiles * partition / partitions * MR, end = tiles * (partition + 1) / partitions * MR;
-            for (int64_t j = 0; j < n; j += 16) {
-                int64_t from = j * d / n, to = n <= k ? (j + 16) * d / n : 0;  /* no prefetch if Y is wide: a row of X is used long enough */
-                f32x8 total[2] = {broadcast8(0), broadcast8(0)};
+            for (int64_t j = 0; j < n; j += NR) {
+                int64_t columns = n - j < NR ? n - j : NR;
+                int64_t from = j * d / n, to = n <= k ? (j + columns) * d / n : 0;  /* no prefetch if Y is wide: a row of X is used long enough */
+                f32x8 total[NR / 8] = {{0}};
                 for (int64_t i = first; i < end && i < m; i += MR) {
                     int64_t rows = m - i < MR ? m - i : MR, at = i * n + j, later = i - first + end;
                     const float *start = p || accumulate ? y + at : bias ? bias + j : ZEROS;
-                    for (int64_t r = 0; z && fused_act && r < rows; r++) __builtin_prefetch(z + at + r * n + 15);
+                    for (int64_t r = 0; z && fused_act && r < rows; r++) __builtin_prefetch(z + at + r * n + columns - 1);
                     prefetch_rows(x + later * k + p, k, m - later, from, to);
-                    gemm6x16(rows, x + i * k + p, k, workspace + j * d, d, start, p || accumulate ? n : 0, y + at, n);
-                    if (fused_act && z) apply_activation_grad(rows, n, at, act, &dropout, z, y, total);
-                    else if (fused_act) apply_activation(rows, n, at, act, &dropout, y, h);
+                    gemm_tile(rows, columns, x + i * k + p, k, 1, workspace + j * d, d, d, start, p || accumulate ? n : 0, y + at, n);
+                    if (fused_act && z) apply_activation_grad(rows, columns, n, at, act, &dropout, z, y, total);
+                    else if (fused_act) apply_activation(rows, columns, n, at, act, &dropout, y, h);
                 }
-                if (fused_act && z) memcpy(sums + partition * n + j, total, sizeof total);
+                if (fused_act && z) memcpy(sums + partition * n + j, total, sizeof(float) * (size_t)columns);
             }
         }
     }

@@ -2,7 +2,7 @@
    so far, S = Σ φ(k) vᵀ and z = Σ φ(k), stand for them. Tokens are processed in chunks: a triangle of scores within each, and
    the sums of all before it. B batch, H heads, G key/value heads, L length, K width of a query or key head, V of a value head. */
 
-#include "simd.h"
+#include "gemm.h"
 
 enum { CHUNK = 64, SCORE_STRIDE = CHUNK + 16 };                        /* an odd number of cache lines */
 typedef LinearAttentionParams Params;
