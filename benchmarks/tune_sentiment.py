@@ -10,12 +10,11 @@ Bars: from about half to 90 % positive at a divergence of at most 10 nats; witho
 
 from __future__ import annotations
 
-import shutil
 import sys
 import zipfile
 from pathlib import Path
 
-from tuning_demo import Bar, judge, metric_lines, parse, parser, write_rows
+from tuning_demo import Bar, is_trained, judge, metric_lines, parse, parser, write_rows
 
 import headwater
 from headwater.data.conversations import ChatTurn, PromptExample
@@ -50,20 +49,21 @@ def score(prompts: list[str], texts: list[str], reward: RewardFunction) -> tuple
 def main() -> int:
     options = parse(parser(__doc__))
     work: Path = options.work
-    for name in ("classifier", "lm", "ppo", "free"):
-        shutil.rmtree(work / name, ignore_errors=True)
     rows = sentences(options.data)
     quick = options.quick
 
     # the classifier and the language model
     table = work / "polarity.tsv"
     table.write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows), encoding="utf-8")
-    headwater.train(table, out=work / "classifier", d_model=128, layers=1, heads=4, d_ff=256, dropout=0.4, vocab=4000,
-                    lr=1e-3, max_steps=20 if quick else 1200, eval_every=10 if quick else 200)  # fmt: skip
+    if not is_trained(work / "classifier"):
+        headwater.train(table, out=work / "classifier", d_model=128, layers=1, heads=4, d_ff=256, dropout=0.4,
+                        vocab=4000, lr=1e-3, max_steps=20 if quick else 500, eval_every=10 if quick else 250,
+                        samples=2)  # fmt: skip
     documents = write_rows(work / "sentences.jsonl", [{"text": text} for text, _ in rows])
-    headwater.train(documents, task="language-model", objective="packed", out=work / "lm", d_model=256, layers=4,
-                    heads=4, d_ff=1024, vocab=4000, context_length=64, max_steps=20 if quick else 900,
-                    eval_every=10 if quick else 300)  # fmt: skip
+    if not is_trained(work / "lm"):
+        headwater.train(documents, task="language-model", objective="packed", out=work / "lm", d_model=192, layers=3,
+                        heads=4, d_ff=768, vocab=2000, context_length=64, max_steps=20 if quick else 450,
+                        eval_every=10 if quick else 225, dtype="bf16")  # fmt: skip
 
     # PPO with and without a penalty
     prompts = [" ".join(text.split()[:PROMPT_WORDS]) for text, _ in rows if len(text.split()) > 2 * PROMPT_WORDS]
@@ -71,11 +71,15 @@ def main() -> int:
     prompt_file = write_rows(work / "prompts.jsonl", [{"prompt": prompt} for prompt in prompts[200:]])
     source = f"{work / 'classifier'}:pos"
     settings = {"init_from": work / "lm", "task": "ppo", "reward": source, "chat_template": "none", "rollouts": 64,
-                "minibatch": 16, "answer_tokens": 24, "max_steps": 32 if quick else 960, "lr": 3e-5,
-                "normalize_rewards": True, "missing_end_penalty": 0.0, "batch_tokens": 2048, "log_every": 16,
-                "eval_every": 240, "eval_examples": 64, "metric": "reward"}  # fmt: skip
-    headwater.train(prompt_file, out=work / "ppo", beta=0.05, **settings)
-    headwater.train(prompt_file, out=work / "free", beta=0.0, **{**settings, "lr": 1e-4})
+                "minibatch": 16, "answer_tokens": 24, "normalize_rewards": True, "missing_end_penalty": 0.0,
+                "optimizer": "adamw", "batch_tokens": 2048, "log_every": 16, "eval_every": 320, "eval_examples": 64,
+                "metric": "reward", "samples": 4}  # fmt: skip
+    if not is_trained(work / "ppo"):
+        headwater.train(prompt_file, out=work / "ppo", beta=0.1, kl_target=6, kl_horizon=640, lr=1e-4,
+                        max_steps=32 if quick else 960, **settings)  # fmt: skip
+    if not is_trained(work / "free"):
+        headwater.train(prompt_file, out=work / "free", beta=0.0, lr=3e-4, max_steps=32 if quick else 640,
+                        **settings)  # fmt: skip
 
     # positive answers before and after, and of best of n
     reward = load_reward(source)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+from headwater.families.convert import convert
 
 
 class Bar(NamedTuple):
@@ -38,7 +41,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     """Arguments of every demonstration."""
     made = argparse.ArgumentParser(description=description.partition("\n")[0])
     made.add_argument("--data", type=Path, default=os.environ.get("HEADWATER_DATA"), help="folder of the datasets")
-    made.add_argument("--work", type=Path, default=Path("runs/tuning"), help="folder of files and runs; it is kept")
+    made.add_argument("--work", type=Path, default=Path("runs/tuning"), help="folder of files and runs; a run that is in it already is not repeated")
     made.add_argument("--quick", action="store_true", help="a few steps, to see that it runs; no bar is judged")
     return made
 
@@ -54,6 +57,23 @@ def parse(made: argparse.ArgumentParser, needs_data: bool = True) -> argparse.Na
 def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> Path:
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+def is_trained(run: Path) -> bool:
+    """Whether a run of an earlier call is whole; what is left of one that was stopped is removed."""
+    if (run / "model").exists():
+        print(f"kept: {run}", flush=True)
+        return True
+    shutil.rmtree(run, ignore_errors=True)
+    return False
+
+
+def float_base(work: Path) -> Path:
+    """SmolLM2 with float32 weights, as a folder: what `headwater convert smollm2 FOLDER` writes."""
+    folder = work / "smollm2-float32"
+    if not folder.exists():
+        convert("smollm2", folder)
+    return folder
 
 
 def metric_lines(run: Path, name: str) -> list[float]:

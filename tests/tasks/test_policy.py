@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
 import torch
 
 import headwater
+from headwater import cli
 from headwater.core import LMHead
 from headwater.core.modules import eval_mode
 from headwater.errors import BadInput, BadSetting, NotFound
+from headwater.families.adapters import load_with_base
 from headwater.tasks.best_of_n import best_of_n
 from headwater.tasks.ppo import with_value_head
 from headwater.tasks.rewards import Answer, PythonReward, RewardError, load_reward
@@ -22,6 +25,8 @@ from headwater.training.distributed import SingleProcess
 from headwater.training.run_dir import RunDir
 from headwater.training.setup import build_train_setup
 from headwater.training.state import StepEvent
+from headwater.tuning import use_adapter
+from headwater.weights.safetensors import SafetensorsFile
 
 REWARDS = '''
 """Rewards for a test."""
@@ -41,6 +46,9 @@ def nan(completions):
 
 def short(completions):
     return [1.0]
+
+def none(completions):
+    return [None for _ in completions]
 '''
 SHORT = {"rollouts": 16, "minibatch": 8, "answer_tokens": 10, "ppo_epochs": 2, "group_size": 4, "lr": 3e-3,
          "log_every": 1, "eval_every": 8, "eval_examples": 2, "quiet": True}  # fmt: skip
@@ -92,6 +100,7 @@ def test_the_reward_rises_and_the_model_is_a_plain_one(files, base, tmp_path, ta
         {"grpo_loss": "bnpo", "group_scale": "batch", "beta": 0.1},
         {"task": "ppo", "whiten_rewards": True, "normalize_rewards": True, "kl_target": 2.0, "kl_horizon": 100},
         {"tune": "lora", "beta": 0.05},
+        {"task": "ppo", "tune": "prefix", "tune_tokens": 2},
     ],
 )
 def test_every_variant_runs_on_finite_numbers(files, base, tmp_path, settings):
@@ -114,6 +123,7 @@ def cut(step):
         {"task": "ppo", "kl_target": 2.0, "kl_horizon": 100, "normalize_rewards": True},
         {"task": "grpo", "beta": 0.05},
         {"task": "grpo", "beta": 0.05, "tune": "lora"},
+        {"task": "ppo", "tune": "lora", "kl_target": 2.0, "kl_horizon": 100},
     ],
 )
 def test_a_resumed_run_is_the_run_that_never_stopped(files, base, tmp_path, settings):
@@ -187,6 +197,26 @@ def test_a_value_head_changes_no_logit_and_begins_at_zero(base):
         assert torch.equal(built(ids)["lm"], expected) and not built(ids)["value"].any()
         assert torch.equal(language_model(built)(ids), expected)
     assert language_model(built).decoder is built.decoder
+
+
+def test_ppo_with_an_adapter_keeps_the_base_as_its_reference(files, base, tmp_path):
+    """The folder has the adapter and neither base nor value head; the model without its adapter is the base."""
+    run(files, base, tmp_path / "run", "ppo", tune="lora", tune_target="all-linear", max_steps=48, lr=1e-2)
+    rewards = rewards_of(tmp_path / "run")
+    assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.1
+    kl = [line["kl"] for line in steps_of(tmp_path / "run") if "kl" in line]
+    assert kl[0] == pytest.approx(0, abs=1e-5) and kl[-1] > 0.01
+
+    names = set(SafetensorsFile(tmp_path / "run" / "model" / "adapter.safetensors"))
+    assert names and all("lora_" in name and "value" not in name for name in names)
+    tuned = load_with_base(tmp_path / "run")
+    plain = headwater.load(base).model.eval()
+    ids = torch.arange(3, 10)[None]
+    with torch.no_grad():
+        changed = tuned.model(ids)
+        use_adapter(tuned.model, None)
+        torch.testing.assert_close(tuned.model(ids), plain(ids), atol=1e-6, rtol=1e-6)
+    assert (changed - plain(ids)).abs().max() > 1e-3
 
 
 # --------------------------------------------------------------------------------------------------- reward functions
@@ -268,6 +298,38 @@ def test_the_best_of_several_answers_is_better_than_one(base):
     assert sum(best.reward for best in eight) > sum(best.reward for best in one)
 
 
+def test_the_command_prints_the_best_answer_and_its_reward(files, base, capsys):
+    given = ["generate", str(base), "What is word 3?", "--max-tokens", "10", "--seed", "1"]
+    best = ["--best-of", "8", "--reward", f"{files}/rewards.py:no_idea"]
+    assert cli.main([*given, *best]) == 0
+    out, err = capsys.readouterr()
+    assert "idea" in out and re.search(r"reward 1, mean of 8 answers 0\.\d+, KL at most 1\.20 nats", err)
+
+    # as JSON: all rewards, and the answer is one of those with the highest
+    assert cli.main([*given, *best, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert len(answer["rewards"]) == 8 and answer["reward"] == max(answer["rewards"])
+    assert answer["text"].strip() == out.strip()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--best-of", "4"], "--best-of and --reward belong together"),
+        (["--reward", "rewards.py:no_idea"], "--best-of and --reward belong together"),
+        (["--best-of", "4", "--reward", "{files}/rewards.py:no_idea", "--beam", "2"], "got --beam too; leave it out"),
+        (["--best-of", "0", "--reward", "{files}/rewards.py:no_idea"], "n must be at least 1, got 0"),
+        (["--best-of", "2", "--reward", "{files}/rewards.py:none"], "it scored none"),
+        (["--best-of", "8", "--reward", "{files}/rewards.py:nan"], "must return a finite number, it gave 'nan'"),
+    ],
+)
+def test_best_of_n_is_refused_in_one_line(files, base, capsys, flags, words):
+    given = ["generate", str(base), "What is word 3?", "--max-tokens", "10"]
+    assert cli.main([*given, *(flag.format(files=files) for flag in flags)]) in (2, 3)
+    out, err = capsys.readouterr()
+    assert words in err and err.count("\n") == 1 and not out
+
+
 # ---------------------------------------------------------------------------------------------------------- refusals
 
 
@@ -280,7 +342,6 @@ def test_the_best_of_several_answers_is_better_than_one(base):
         ({"reward_errors": "ignore"}, BadSetting, "reward_errors must be stop or skip"),
         ({"rollouts": 18}, BadSetting, r"rollouts \(18\) must be a multiple of group_size \(4\)"),
         ({"grpo_loss": "grop"}, BadSetting, "grpo_loss must be one of grpo"),
-        ({"task": "ppo", "tune": "lora"}, BadSetting, "tune must be full, got lora; grpo tunes adapters"),
         ({"init_from": ""}, BadSetting, "grpo tunes a model that can answer already"),
         ({"clip_range": 1}, BadSetting, "clip_range must be a number from 0 to 1"),
     ],

@@ -16,6 +16,7 @@ from headwater.i18n import _
 
 if TYPE_CHECKING:
     from headwater.generation.beam import Beam
+    from headwater.families.hf_folder import LoadedModel
     from headwater.generation.speculative import Drafter
 
 
@@ -31,6 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help_text = _("beam search with N beams")
     parser.add_argument("--beam", type=int, metavar="N", help=help_text)
     parser.add_argument("--n", type=int, default=1, metavar="N", help=_("number of completions"))
+    help_text = _("sample N answers and print the one with the highest --reward; the prompt is a message to the model")
+    parser.add_argument("--best-of", type=int, metavar="N", help=help_text)
+    help_text = _("of --best-of: file.py:function, a reward model, or CLASSIFIER:LABEL")
+    parser.add_argument("--reward", metavar="SOURCE", help=help_text)
     help_text = _("speculative decoding by prompt lookup: faster, the same text")
     parser.add_argument("--prompt-lookup", action="store_true", help=help_text)
     help_text = _("print each token as it is generated (the default on a terminal)")
@@ -45,6 +50,7 @@ def run(args: argparse.Namespace) -> None:
     prompt = prompt_or_stdin(args.prompt, args.as_text)
     if not prompt:
         raise BadInput(_('generate: the prompt must not be empty, got ""; give a text such as "Once upon a time"'))
+    check_best_of(args)
     settings = {**sampling_settings(args), "trace": args.trace}
     strategy = decoding_strategy(args)
     escape: Callable[[str], str] = str if args.raw else escape_control
@@ -55,6 +61,9 @@ def run(args: argparse.Namespace) -> None:
 
         loaded = load_model(args)
     kernels.warn_missing()
+    if args.best_of is not None:
+        print_best_of(args, loaded, prompt, escape)
+        return
 
     # Stream token by token, if only one text is printed.
     can_stream = not (args.json or args.trace or args.n > 1)
@@ -73,6 +82,41 @@ def run(args: argparse.Namespace) -> None:
         if args.trace:
             print(escape(completion.explain(loaded.tokenizer)))
         print(escape(completion.text))
+
+
+def check_best_of(args: argparse.Namespace) -> None:
+    """--best-of and --reward belong together, and take no other way of choosing an answer."""
+    if (args.best_of is None) != (args.reward is None):
+        raise BadSetting(
+            _("generate: --best-of and --reward belong together, got one; --best-of 8 --reward rewards.py:function")
+        )
+    others = {"--beam": args.beam, "--n": args.n > 1, "--prompt-lookup": args.prompt_lookup, "--trace": args.trace}
+    if args.best_of is not None and (given := [flag for flag, value in others.items() if value]):
+        raise BadSetting(
+            _("generate: --best-of samples by itself, got {flag} too; leave it out", flag=", ".join(given))
+        )
+
+
+def print_best_of(args: argparse.Namespace, loaded: LoadedModel, prompt: str, escape: Callable[[str], str]) -> None:
+    """Print the answer with the highest reward, and its reward beside the mean of all on the standard error."""
+    from headwater.tasks.best_of_n import best_of_n, best_of_n_kl
+    from headwater.tasks.rewards import load_reward
+
+    settings = {name: value for name, value in sampling_settings(args).items() if value is not None}
+    best = best_of_n(loaded, [prompt], load_reward(args.reward), args.best_of, **settings)[0]
+    if args.json:
+        print(json.dumps(best._asdict(), ensure_ascii=False))
+        return
+    print(escape(best.text))
+    known = [reward for reward in best.rewards if reward is not None]
+    about = _(
+        "reward {reward:.4g}, mean of {n} answers {mean:.4g}, KL at most {kl:.2f} nats",
+        reward=best.reward,
+        n=len(known),
+        mean=sum(known) / max(1, len(known)),
+        kl=best_of_n_kl(args.best_of),
+    )
+    print(about, file=sys.stderr)
 
 
 def prompt_or_stdin(prompt: str | None, as_text: bool) -> str:

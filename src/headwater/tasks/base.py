@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 import numpy as np
 from torch import Tensor
 
-from headwater.core import Model
+from headwater.core import LMHead, Model
 from headwater.core.model import Transformer
 from headwater.data.augment import Augmenter, parse_augmentations
 from headwater.data.collate import SpecialTokens
@@ -151,6 +151,10 @@ class Task(ABC, Generic[E]):
         """The pretrained model as it is trained, with a head beside its own, for example."""
         return model
 
+    def new_head(self, spec: Model) -> str:
+        """The paths of the head that learn whole beside an adapter: they are new, or its labels are this task's."""
+        return "" if isinstance(spec.head, LMHead) else "head.*"
+
     def prepare(self, model: Transformer, data: TaskData, config: Any, resumed: bool) -> None:
         """Called once before the first step: what is computed of the initial model, which a resumed run has stored."""
 
@@ -180,6 +184,10 @@ class Task(ABC, Generic[E]):
     def describe_model(self, model: Any) -> str:
         """What the plan of a run says of a model that is no stack of layers; '' for one that is."""
         return ""
+
+    def saved_model(self, model: Any) -> Any:
+        """The model that is saved: without a head that only training needs."""
+        return model
 
     def save_model(self, folder: Path, model: Any, data: TaskData) -> None:
         """Write the model of a run into its model folder."""

@@ -43,6 +43,10 @@ def best_of_n(
         rewards = reward([Answer(example, completion.text) for completion in completions])
         ranked = [(-math.inf if value is None else value, -i) for i, value in enumerate(rewards)]
         value, index = max(ranked)
+        if value == -math.inf:
+            raise BadInput(
+                _("best_of_n: the reward must score at least one of {n} answers, it scored none; correct it", n=n)
+            )
         best.append(BestAnswer(completions[-index].text, value, tuple(rewards)))
     return best
 

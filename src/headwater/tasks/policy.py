@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -138,9 +137,9 @@ class PolicyTask(ChatModelTask[PromptExample]):
         """Add advantages and weights to a batch of rollouts; returns metrics of the iteration."""
         raise NotImplementedError
 
-    def save_model(self, folder: Path, model: Any, data: TaskData) -> None:
-        """Write the model that answers, without the value head of training."""
-        super().save_model(folder, language_model(model), data)
+    def saved_model(self, model: Any) -> Any:
+        """The model that answers, without the value head of training."""
+        return language_model(model)
 
     # -------------------------------------------------------------------------------------------------------- state
 

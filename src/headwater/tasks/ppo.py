@@ -13,20 +13,19 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headwater.core import LMHead, Model, TokenClassificationHead
 from headwater.core.model import Transformer
 from headwater.data.collate import IGNORE_INDEX
 from headwater.data.conversations import PPO_FORMAT
-from headwater.errors import BadSetting
-from headwater.i18n import _
 from headwater.tasks.base import TaskMetadata
 from headwater.tasks.batch import TensorBatch, forward_hidden
 from headwater.tasks.logprobs import head_logprobs, language_head
 from headwater.tasks.policy import MAX_RATIO, PolicyTask
 from headwater.tasks.policy_losses import generalized_advantages, policy_loss, token_rewards, value_loss, whiten
-from headwater.variants.multi_task_head import MultiTaskHead
+from headwater.tasks.rollouts import VALUE_PATHS
+from headwater.variants.multi_task_head import MultiTaskHead, MultiTaskHeadLayer
 
 VALUE_HEAD = TokenClassificationHead(1)
 
@@ -49,12 +48,11 @@ class PPO(PolicyTask):
 
     def adapt_model(self, model: Transformer) -> Transformer:
         """The model with a value head beside its own, whose values begin at zero."""
-        if self.config.tune != "full":
-            raise BadSetting(
-                _("ppo trains a value head in the model, so tune must be full, got {tune}; grpo tunes adapters",
-                  tune=self.config.tune)
-            )  # fmt: skip
         return with_value_head(model)
+
+    def new_head(self, spec: Model) -> str:
+        """The value head, which learns beside an adapter too."""
+        return VALUE_PATHS
 
     def needs_reference(self) -> bool:
         """Always: without a penalty the divergence is what shows how far the model has gone."""
@@ -138,18 +136,15 @@ class PPO(PolicyTask):
         self.is_normalized = bool(arrays["reward_scale"][2])
 
 
-@torch.no_grad()
 def with_value_head(model: Transformer) -> Transformer:
-    """The model with its head as "lm" and a value head beside it, which begins at zero."""
-    head = MultiTaskHead((("lm", model.spec.head), ("value", VALUE_HEAD)))
+    """The model, in place, with its head as "lm" and a value head beside it, which begins at zero."""
+    spec = MultiTaskHead((("lm", model.spec.head), ("value", VALUE_HEAD)))
+    value = VALUE_HEAD.build(model.output_stack.spec.output_width)
+    for parameter in value.parameters():
+        nn.init.zeros_(parameter)
+    heads = MultiTaskHeadLayer({"lm": model.head, "value": value})
     tied = tuple((f"head.lm.{path.removeprefix('head.')}" if path.startswith("head.") else path, home)
                  for path, home in model.spec.tied)  # fmt: skip
-    built = replace(model.spec, head=head, tied=tied).build(seed=0)
-    values = dict(model.named_parameters())
-    for name, parameter in built.named_parameters():
-        old = name.replace("head.lm.", "head.", 1)
-        if old in values:
-            parameter.copy_(values[old])
-        else:
-            parameter.zero_()
-    return built
+    model.head = heads.train(model.training)
+    model.spec = replace(model.spec, head=spec, tied=tied)
+    return model

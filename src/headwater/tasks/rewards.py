@@ -113,7 +113,7 @@ class PythonReward:
         """Stop with the row that failed, or count it."""
         message = _(
             "{name} must return a finite number, it gave {problem} for the prompt {prompt} and the answer {answer}; "
-            "fix it and continue with --resume, or start with --reward-errors skip",
+            "correct it; a run goes on with --resume, or leaves such answers out with --reward-errors skip",
             name=self.name,
             problem=problem,
             prompt=quote(answer.example.prompt_text, 40),

@@ -30,7 +30,10 @@ from headwater.rng import SEED_LIMIT, permutation, permuted_index, random_bits
 from headwater.tasks.logprobs import language_head, target_logprobs
 from headwater.tasks.rewards import Answer, RewardFunction, Scores
 from headwater.text.tokenizer import Tokenizer
+from headwater.tuning import Full, use_adapter
+from headwater.tuning.base import tuning_of
 
+VALUE_PATHS = "head.value.*"  # of PPO's value head
 SCORING_TOKENS = 8192  # of a batch whose log-probabilities are computed without a gradient
 
 
@@ -83,6 +86,10 @@ def language_model(model: Transformer) -> Transformer:
     view.encoder = model.encoder
     view.decoder = model.decoder
     view.head = head
+    if (tuning := tuning_of(model)) is not None:
+        adapters = {name: tuple(method for method in methods if method != Full(VALUE_PATHS))
+                    for name, methods in tuning.adapters.items()}  # fmt: skip
+        view.__dict__["tuning"] = replace(tuning, adapters=adapters)
     return view.train(model.training)
 
 
@@ -131,9 +138,6 @@ class AdapterReference(Reference):
 
     @contextmanager
     def active(self, policy: Transformer) -> Iterator[Transformer]:
-        from headwater.tuning.api import use_adapter
-        from headwater.tuning.base import tuning_of
-
         tuning = tuning_of(policy)
         assert tuning is not None
         name = tuning.selection.active

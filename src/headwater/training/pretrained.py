@@ -43,7 +43,7 @@ def init_model(spec: Model, config: TrainConfig, task: Task[Any], labels: list[s
     model = task.adapt_model(body if kept else replace_head(body, spec, config.seed))
     if not is_tuned(config):
         return clone_parameters(model) if kept else model
-    tune(model, *tuning_methods(config, model.spec), seed=config.seed)
+    tune(model, *tuning_methods(config, task.new_head(model.spec)), seed=config.seed)
     tuning = tuning_of(model)
     assert tuning is not None
     tuning.base = config.init_from

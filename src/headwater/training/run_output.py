@@ -77,10 +77,11 @@ class RunOutput(TrainOutput):
 
     def write_best(self, model: Transformer) -> None:
         self.before_write()
-        if tuning_of(model) is None:
-            self.task_data.task.save_model(self.run.model_dir, model, self.task_data)
+        saved = self.task_data.task.saved_model(model)
+        if tuning_of(saved) is None:
+            self.task_data.task.save_model(self.run.model_dir, saved, self.task_data)
         else:
-            save_tuned_folder(self.run.model_dir, model, self.task_data.metadata)
+            save_tuned_folder(self.run.model_dir, saved, self.task_data.metadata)
         self.task_data.task.write_pictures(self.run.plots_dir, model, self.task_data)
 
     def load_best(self) -> Transformer:

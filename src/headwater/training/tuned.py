@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from headwater.core import LMHead, Model
 from headwater.errors import BadSetting, nearest
 from headwater.i18n import _
 from headwater.training.config import TrainConfig
@@ -90,9 +89,7 @@ def added_tokens(config: TrainConfig) -> int:
     return config.tune_tokens if is_tuned(config) and METHODS[config.tune].adds_tokens else 0
 
 
-def tuning_methods(config: TrainConfig, spec: Model) -> tuple[TuningMethod, ...]:
-    """The methods of a run. A head that is no language model's learns too: it is new, or its labels are this task's."""
+def tuning_methods(config: TrainConfig, new_head: str) -> tuple[TuningMethod, ...]:
+    """The methods of a run. new_head: the paths of the head that learn whole beside the adapter (Task.new_head)."""
     method = METHODS[config.tune].build(config)
-    if isinstance(spec.head, LMHead) or config.tune == "head":
-        return (method,)
-    return method, Full(HEAD)
+    return (method, Full(new_head)) if new_head and config.tune != "head" else (method,)

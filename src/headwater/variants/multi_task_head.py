@@ -16,14 +16,11 @@ class MultiTaskHead(HeadSpec):
     heads: tuple[tuple[str, HeadSpec], ...]
 
     def build(self, d_model: int) -> nn.Module:
-        return MultiTaskHeadLayer(self, d_model)
+        return MultiTaskHeadLayer({name: head.build(d_model) for name, head in self.heads})
 
 
 class MultiTaskHeadLayer(nn.ModuleDict):
     """The module of MultiTaskHead: the heads by name."""
-
-    def __init__(self, spec: MultiTaskHead, d_model: int) -> None:
-        super().__init__({name: head.build(d_model) for name, head in spec.heads})
 
     def forward(self, x: Tensor, inputs: ModelInputs) -> dict[str, Tensor]:
         return {name: head(x, inputs) for name, head in self.items()}
