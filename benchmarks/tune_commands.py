@@ -65,15 +65,15 @@ def evaluate(loaded: LoadedModel, test: Rows) -> Score:
 
 def main() -> int:
     made = parser(__doc__)
-    made.add_argument("--rows", type=int, default=3000, help="training conversations [3000]")
-    made.add_argument("--test", type=int, default=300, help="test rows [300]")
+    made.add_argument("--rows", type=int, default=2000, help="training conversations [2000]")
+    made.add_argument("--test", type=int, default=200, help="test rows [200]")
     options = parse(made)
     work: Path = options.work
     num_train, num_test = (40, 8) if options.quick else (options.rows, options.test)
     file, test = command_rows(options.data, work, num_train, num_test)
 
     base = float_base(work)
-    before = evaluate(headwater.load("smollm2"), test[:60])
+    before = evaluate(headwater.load("smollm2"), test[:40])
     if not is_trained(work / "tuned"):
         headwater.train(file, init_from=base, out=work / "tuned", epochs=1, **RECIPE)
     after = evaluate(headwater.load(work / "tuned"), test)

@@ -57,13 +57,13 @@ def main() -> int:
     table.write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows), encoding="utf-8")
     if not is_trained(work / "classifier"):
         headwater.train(table, out=work / "classifier", d_model=128, layers=1, heads=4, d_ff=256, dropout=0.4,
-                        vocab=4000, lr=1e-3, max_steps=20 if quick else 500, eval_every=10 if quick else 250,
+                        vocab=4000, lr=1e-3, max_steps=20 if quick else 350, eval_every=10 if quick else 175,
                         samples=2)  # fmt: skip
     documents = write_rows(work / "sentences.jsonl", [{"text": text} for text, _ in rows])
     if not is_trained(work / "lm"):
         headwater.train(documents, task="language-model", objective="packed", out=work / "lm", d_model=192, layers=3,
-                        heads=4, d_ff=768, vocab=2000, context_length=64, max_steps=20 if quick else 450,
-                        eval_every=10 if quick else 225, dtype="bf16")  # fmt: skip
+                        heads=4, d_ff=768, vocab=2000, context_length=64, max_steps=20 if quick else 300,
+                        eval_every=10 if quick else 150, dtype="bf16")  # fmt: skip
 
     # PPO with and without a penalty
     prompts = [" ".join(text.split()[:PROMPT_WORDS]) for text, _ in rows if len(text.split()) > 2 * PROMPT_WORDS]
@@ -75,10 +75,10 @@ def main() -> int:
                 "optimizer": "adamw", "batch_tokens": 2048, "log_every": 16, "eval_every": 320, "eval_examples": 64,
                 "metric": "reward", "samples": 4}  # fmt: skip
     if not is_trained(work / "ppo"):
-        headwater.train(prompt_file, out=work / "ppo", beta=0.1, kl_target=6, kl_horizon=640, lr=1e-4,
-                        max_steps=32 if quick else 960, **settings)  # fmt: skip
+        headwater.train(prompt_file, out=work / "ppo", beta=0.1, kl_target=6, kl_horizon=640, lr=2e-4,
+                        max_steps=32 if quick else 640, **settings)  # fmt: skip
     if not is_trained(work / "free"):
-        headwater.train(prompt_file, out=work / "free", beta=0.0, lr=3e-4, max_steps=32 if quick else 640,
+        headwater.train(prompt_file, out=work / "free", beta=0.0, lr=4e-4, max_steps=32 if quick else 640,
                         **settings)  # fmt: skip
 
     # positive answers before and after, and of best of n

@@ -41,7 +41,8 @@ def parser(description: str) -> argparse.ArgumentParser:
     """Arguments of every demonstration."""
     made = argparse.ArgumentParser(description=description.partition("\n")[0])
     made.add_argument("--data", type=Path, default=os.environ.get("HEADWATER_DATA"), help="folder of the datasets")
-    made.add_argument("--work", type=Path, default=Path("runs/tuning"), help="folder of files and runs; a run that is in it already is not repeated")
+    made.add_argument("--work", type=Path, default=Path("runs/tuning"),
+                      help="folder of files and runs; a run that is in it already is not repeated")  # fmt: skip
     made.add_argument("--quick", action="store_true", help="a few steps, to see that it runs; no bar is judged")
     return made
 

@@ -15,8 +15,8 @@ from headwater.errors import BadInput, BadSetting
 from headwater.i18n import _
 
 if TYPE_CHECKING:
-    from headwater.generation.beam import Beam
     from headwater.families.hf_folder import LoadedModel
+    from headwater.generation.beam import Beam
     from headwater.generation.speculative import Drafter
 
 
@@ -91,9 +91,9 @@ def check_best_of(args: argparse.Namespace) -> None:
             _("generate: --best-of and --reward belong together, got one; --best-of 8 --reward rewards.py:function")
         )
     others = {"--beam": args.beam, "--n": args.n > 1, "--prompt-lookup": args.prompt_lookup, "--trace": args.trace}
-    if args.best_of is not None and (given := [flag for flag, value in others.items() if value]):
+    if args.best_of is not None and (clashes := [flag for flag, value in others.items() if value]):
         raise BadSetting(
-            _("generate: --best-of samples by itself, got {flag} too; leave it out", flag=", ".join(given))
+            _("generate: --best-of samples by itself, got {flag} too; leave it out", flag=", ".join(clashes))
         )
 
 
