@@ -48,6 +48,7 @@ ORDER = [
     "data",
     "generation",
     "transcription",
+    "audiolm",
     "tasks",
     "training",
     "inspection",

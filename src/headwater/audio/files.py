@@ -44,14 +44,14 @@ def is_audio(path: Path) -> bool:
     return path.suffix.lower() in AUDIO_SUFFIXES
 
 
-def read_audio(path: str | Path, *, max_seconds: float = MAX_SECONDS) -> Tensor:
-    """The samples [N] of a recording at 16 kHz, mono, in [-1, 1]."""
+def read_audio(path: str | Path, *, max_seconds: float = MAX_SECONDS, rate: int = SAMPLE_RATE) -> Tensor:
+    """The samples [N] of a recording at 16 kHz or another rate, mono, in [-1, 1]."""
     path = Path(path)
     if not path.exists():
         raise NotFound(_("{path} does not exist; check the path", path=path))
     if not path.is_file():
         raise BadFile(_("{path} must be a regular file; it is a folder, a pipe or a device", path=path))
-    return collect(decode(path, max_seconds), path, max_seconds)
+    return collect(decode(path, max_seconds), path, max_seconds, rate)
 
 
 def samples_at_16khz(samples: Tensor | np.ndarray, rate: int, where: object = "audio") -> Tensor:
@@ -218,18 +218,18 @@ class SampleStore:
             self.file.close()
 
 
-def collect(blocks: Iterable[AudioBlock], where: object, max_seconds: float) -> Tensor:
+def collect(blocks: Iterable[AudioBlock], where: object, max_seconds: float, target_rate: int = SAMPLE_RATE) -> Tensor:
     """The blocks of a recording, resampled, as one tensor."""
     resampler: Resampler | None = None
     with contextlib.closing(SampleStore()) as store:
         for samples, rate in blocks:
-            _check_finite(samples, where, store.total)
-            if rate != SAMPLE_RATE:
-                resampler = resampler or Resampler(rate, SAMPLE_RATE)
+            _check_finite(samples, rate, where, store.total / target_rate)
+            if rate != target_rate:
+                resampler = resampler or Resampler(rate, target_rate)
                 samples = resampler.push(samples)
             store.add(samples)
-            if store.total > max_seconds * SAMPLE_RATE:
-                _refuse_length(where, store.total / SAMPLE_RATE, max_seconds)
+            if store.total > max_seconds * target_rate:
+                _refuse_length(where, store.total / target_rate, max_seconds)
         if resampler is not None:
             store.add(resampler.finish())
         if not store.total:
@@ -237,11 +237,11 @@ def collect(blocks: Iterable[AudioBlock], where: object, max_seconds: float) -> 
         return store.tensor()
 
 
-def _check_finite(samples: Tensor, where: object, before: int) -> None:
-    """Refuse NaN and infinity, and say where they are."""
+def _check_finite(samples: Tensor, rate: int, where: object, before: float) -> None:
+    """Refuse NaN and infinity, and say where they are. before: the seconds before these samples."""
     finite = samples.isfinite()
     if not bool(finite.all()):
-        seconds = (before + int((~finite).int().argmax())) / SAMPLE_RATE
+        seconds = before + int((~finite).int().argmax()) / rate
         raise BadInput(
             _(
                 "{where}: the sample at {seconds:.2f} s is not a finite number; repair the file",

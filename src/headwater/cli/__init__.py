@@ -90,6 +90,10 @@ VERBS: dict[str, dict[str, Verb]] = {
         "generate": Verb(_("continue a prompt, or generate from a source text"), "headwater.cli.generate"),
         "chat": Verb(_("chat with a model in the terminal"), "headwater.cli.chat"),
         "transcribe": Verb(_("speech to text: transcripts and subtitles of recordings"), "headwater.cli.transcribe"),
+        "continue": Verb(
+            _("sound that continues a recording, by an AudioLM you trained"), "headwater.cli.continuation"
+        ),
+        "speak": Verb(_("text to speech with Bark, in the voice of a token file"), "headwater.cli.speak"),
         "embed": Verb(_("sentence embeddings and their cosine similarities"), "headwater.cli.embed"),
         "convert": Verb(_("convert an old checkpoint (a pickle) to a folder that loads"), "headwater.cli.convert"),
         "adapter": Verb(

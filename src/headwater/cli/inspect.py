@@ -49,6 +49,9 @@ def run(args: argparse.Namespace) -> None:
     if images.looks_like_images([args.text]) and not args.as_text:
         inspect_image(args)
         return
+    if not args.as_text and is_sound(args.text):
+        inspect_recording(args)
+        return
     from headwater.inspection.api import inspect
 
     analyses = [name.strip() for name in args.analyses.split(",")] if args.analyses else None
@@ -112,6 +115,30 @@ def inspect_image(args: argparse.Namespace) -> None:
         plot_image_maps(resized, maps, label, folder / f"attention.{suffix}")
         plot_heads(resized, maps, label, folder / f"heads.{suffix}")
         print(_("wrote {first} and {second}", first=folder / f"attention.{suffix}", second=folder / f"heads.{suffix}"))
+
+
+def is_sound(text: str) -> bool:
+    """Whether the argument names a recording or a token file."""
+    from headwater.audio.files import is_audio
+
+    path = Path(text)
+    return (is_audio(path) or path.suffix == ".npz") and path.is_file()
+
+
+def inspect_recording(args: argparse.Namespace) -> None:
+    """Print the tokens that an AudioLM sees in a recording, and write them into --out, with sound that plays."""
+    from headwater.audiolm.audio_model import open_audio_model
+    from headwater.inspection.sound_tokens import inspect_sound
+
+    model = open_audio_model(args.model)
+    kernels.warn_missing()
+    tokens = inspect_sound(model, args.text)
+    if args.json:
+        print(json.dumps(tokens.to_dict()))
+    else:
+        print(escape_control("\n".join(tokens.lines())))
+    if args.out:
+        print(_("wrote {report}", report=tokens.write(args.out)[0]))
 
 
 def load_model(name: str) -> LoadedModel | Predictor:

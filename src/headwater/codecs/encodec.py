@@ -170,6 +170,7 @@ class NormedWeight(nn.Module):
 
     def __init__(self, shape: tuple[int, int, int], outgoing: int, group_norm: bool) -> None:
         super().__init__()
+        self.group_norm = group_norm
         bound = (shape[1] * shape[2]) ** -0.5
         values = torch.empty(shape).uniform_(-bound, bound)
         self.bias = nn.Parameter(torch.zeros(outgoing))
@@ -321,6 +322,15 @@ def config_of_encodec(spec: EnCodec) -> dict[str, object]:
         "codebook_dim": spec.width,
         "use_conv_shortcut": spec.shortcut,
     }
+
+
+def encodec_names() -> list[str]:
+    """The names of an EnCodec checkpoint, for a model that holds one beside its own tensors."""
+    lines = (line.split() for line in _names().splitlines() if line.strip() and " = " not in line)
+    names = [line[0] for line in lines]
+    old = [name.replace(".parametrizations.weight.original0", ".weight_g") for name in names]
+    old += [name.replace(".parametrizations.weight.original1", ".weight_v") for name in names]
+    return list(dict.fromkeys([*names, *old]))
 
 
 @register_codec("encodec", name_map(_names()), config_of_encodec)

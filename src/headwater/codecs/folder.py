@@ -9,7 +9,7 @@ A model that speaks in a codec's ids has it in the folder `codec` beside its own
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,13 @@ from headwater.parts import from_dict, to_dict
 from headwater.weights.checks import check_finite, memory_limit
 from headwater.weights.hf_config import MAX_CONFIG_BYTES, HFConfig
 from headwater.weights.native import copy_into, named_tensors
+from headwater.weights.safetensors import LazyStateDict
 from headwater.weights.shards import open_weights, save_weights
 
 CODEC_TYPE = "headwater_codec"
 CODEC_FOLDER = "codec"
+# of a codec in the files of a model: the key of its config, and the prefix of its tensors
+NESTED_CODECS = {"codec_config": "codec_model.", "audio_encoder": "audio_encoder."}  # Bark, MusicGen
 
 
 def find_codec(folder: str | Path) -> Path:
@@ -57,7 +60,54 @@ def load_codec(folder: str | Path) -> Codec:
         _allocate(codec)
         copy_into(codec, tensors, folder)
     else:
-        codec = _load_published(folder, config, str(model_type))
+        codec = _load_published(folder / "config.json", config, open_weights(folder))
+    return _checked(codec, folder)
+
+
+def has_nested_codec(folder: str | Path) -> bool:
+    """Whether a model folder holds a codec among its own tensors, as Bark's does."""
+    path = Path(folder) / "config.json"
+    config = parse_json_object(read_limited(path, MAX_CONFIG_BYTES), path) if path.is_file() else {}
+    return any(isinstance(config.get(key), dict) for key in NESTED_CODECS)
+
+
+def load_nested_codec(folder: str | Path) -> Codec:
+    """Load the codec among the tensors of a model, in eval mode."""
+    folder = Path(folder)
+    path = folder / "config.json"
+    config = parse_json_object(read_limited(path, MAX_CONFIG_BYTES), path)
+    checkpoint = open_weights(folder)
+    for key, prefix in NESTED_CODECS.items():
+        values = config.get(key)
+        if isinstance(values, dict):
+            return _checked(_load_published(path, values, PrefixedTensors(checkpoint, prefix)), folder)
+    raise NotFound(_("{path} must describe a codec in {keys}, it does not", path=path, keys=" / ".join(NESTED_CODECS)))
+
+
+class PrefixedTensors(LazyStateDict):
+    """The tensors of a checkpoint whose names begin with a prefix, without it."""
+
+    def __init__(self, tensors: LazyStateDict, prefix: str) -> None:
+        self.where = tensors.where
+        self._tensors = tensors
+        self._prefix = prefix
+        self._names = [name.removeprefix(prefix) for name in tensors if name.startswith(prefix)]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[self._prefix + name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def meta_tensor(self, name: str) -> Tensor:
+        return self._tensors.meta_tensor(self._prefix + name)
+
+
+def _checked(codec: Codec, folder: Path) -> Codec:
+    """A loaded codec in eval mode; values that are not finite are refused."""
     for name, parameter in codec.named_parameters():
         check_finite(parameter.detach(), name, folder)
     return codec.eval()
@@ -127,16 +177,14 @@ def find_codec_family(model_type: str, where: object) -> CodecFamily:
     return CODEC_FAMILIES[model_type]
 
 
-def _load_published(folder: Path, values: dict[str, object], model_type: str) -> Codec:
+def _load_published(where: Path, values: dict[str, object], checkpoint: LazyStateDict) -> Codec:
     """A codec in a published layout; a file may lack the tensors that the family calls optional."""
-    where = folder / "config.json"
-    family = find_codec_family(model_type, where)
+    family = find_codec_family(str(values.get("model_type")), where)
     config = HFConfig(values, where)
     config.ignore("model_type", "architectures")
     spec = family.read_spec(config)
     config.refuse_unread()
     codec = _on_meta(spec, where)
-    checkpoint = open_weights(folder)
     matches = filter(None, map(family.names.match_checkpoint, checkpoint))
     present = {name for match in matches for name in match.param_names()}
     params = {

@@ -154,6 +154,10 @@ class BridgeSpec(ABC):
     @abstractmethod
     def build(self) -> nn.Module: ...
 
+    def output_width(self, width: int) -> int:
+        """The width of what the decoder reads, from that of the encoder output."""
+        return width
+
 
 class InitSpec(ABC):
     """Weight initialization: how a tensor gets its initial values."""

@@ -112,7 +112,7 @@ class Transformer(nn.Module):
         self.bridge = spec.bridge.build()
         self.decoder = spec.decoder.build() if spec.decoder is not None else None
         if self.encoder is not None and self.decoder is not None:
-            widths = (self.encoder.spec.output_width, self.decoder.spec.d_model)
+            widths = (spec.bridge.output_width(self.encoder.spec.output_width), self.decoder.spec.d_model)
             must(
                 widths[0] == widths[1],
                 spec,

@@ -44,6 +44,9 @@ class TrainBatch:
     global_tokens: np.ndarray | None = None  # [B, Q] for a model with global tokens: True where a token sees all
     signal: np.ndarray | None = None  # [B, …] what the model reads in place of ids, which are then its slots
     encoder_states: np.ndarray | None = None  # [B, S, D] what a frozen encoder made of the signal, in place of it
+    code_targets: np.ndarray | None = (
+        None  # [B, F] the codes of the last codebook in signal, where it is to be predicted
+    )
     mixed_targets: np.ndarray | None = None  # [B] the second class of an image mixed of two
     image_ids: np.ndarray | None = None  # [B] equal where two rows have the same image
     own_shares: np.ndarray | None = None  # [B] the weight of its first class

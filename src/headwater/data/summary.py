@@ -25,6 +25,7 @@ from headwater.data.examples import (
 from headwater.data.readers.detect import SourceOptions, detect_source
 from headwater.data.readers.lines import DEFAULT_DECODE_OPTIONS, BadRows, DecodeOptions, file_encoding
 from headwater.data.readers.recording_source import folder_source
+from headwater.data.readers.sound_files import SoundFile
 from headwater.data.readers.source import DataSource, hash_files
 from headwater.data.recordings import LabeledSound, Transcribed
 from headwater.errors import BadFile
@@ -200,7 +201,7 @@ class _StatsCollector:
 def _text_fields(example: Example) -> tuple[tuple[str, str], ...]:
     if isinstance(example, TextPair):
         return ("source", example.source), ("target", example.target)
-    if isinstance(example, (LabeledImage, LabeledSound)):
+    if isinstance(example, (LabeledImage, LabeledSound, SoundFile)):
         return ()
     if isinstance(example, QAExample):
         return ("question", example.question), ("context", example.context)
@@ -341,7 +342,7 @@ def _split_lines(summary: DataSummary, name: str, stats: SplitStats) -> Iterator
     size = _("{rows:,} {unit}, {characters:,} characters", rows=stats.rows, unit=unit, characters=stats.characters)
     if summary.source.example_format.example_type is LabeledImage:
         size = _("{rows:,} images", rows=stats.rows)
-    elif summary.source.example_format.example_type is LabeledSound:
+    elif summary.source.example_format.example_type in (LabeledSound, SoundFile):
         size = _("{rows:,} recordings", rows=stats.rows)
     yield summary_line(SPLIT_NAMES.get(name, name), size)
     if summary.source.example_format.example_type is QAExample:

@@ -21,10 +21,13 @@ picture_codec           pictures to token ids and back
 speech_recognition      a text for a recording
 audio_classification    a label for a recording
 sounds                  what these two share: windows, spectrograms, states of a frozen encoder
+sound_codec             sounds to token ids and back
+audio_language_model    sound that continues sound, as token ids of a sound codec (AudioLM)
 text_to_image, drawing  pictures from texts, as token ids of a picture codec
 """
 
 from headwater.tasks.audio_classification import AudioClassification
+from headwater.tasks.audio_language_model import AudioLanguageModelTask
 from headwater.tasks.base import OBJECTIVES, TASKS, Task, TaskData, get_task, register
 from headwater.tasks.chat import Chat
 from headwater.tasks.classification import Classification
@@ -41,6 +44,7 @@ from headwater.tasks.question_answering import QuestionAnswering
 from headwater.tasks.reward_model import RewardModel
 from headwater.tasks.segments import SegmentedLM
 from headwater.tasks.seq2seq import Seq2Seq
+from headwater.tasks.sound_codec import SoundCodecTask
 from headwater.tasks.speech_recognition import SpeechRecognition
 from headwater.tasks.text_to_image import TextToImage
 from headwater.tasks.token_classification import TokenClassification
@@ -51,4 +55,5 @@ register(Seq2Seq(), Classification(), TokenClassification(), QuestionAnswering()
 register(CausalLM(), PackedCausalLM(), SegmentedLM(), MaskedLM(), MaskedLMNextSentence(), Denoising(), SpanCorruption())
 register(ImageClassification(), PictureCodecTask(), TextToImage(), ImageText())
 register(SpeechRecognition(), AudioClassification())
+register(SoundCodecTask(), AudioLanguageModelTask())
 register(Chat(), Preference(), RewardModel(), PPO(), GRPO())

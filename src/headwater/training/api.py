@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar, Unpack, get_type_hints
 
 from headwater.data.examples import Example
+from headwater.data.readers.sound_files import has_only_tokens
 from headwater.errors import BadSetting, Unavailable
 from headwater.i18n import _, translated
 from headwater.text.load import load_tokenizer
@@ -105,7 +106,7 @@ def train(
     if not config.paths and not examples:
         raise BadSetting(_("train: it needs files or examples to learn from, got none; try: headwater train pairs.tsv"))
 
-    if config.task == "text-to-image" and not config.codec and config.paths:
+    if needs_codec(config):
         config = train_codec(config, quiet, callbacks, on_setup, start_time)
 
     # set-up; a run directory that cannot be written is refused before the data is read
@@ -133,24 +134,37 @@ def train(
 
 
 CODEC_TIME_FRACTION = 0.4  # of a time limit, for the codec
+CODEC_TASKS = {"text-to-image": "picture-codec", "audio-language-model": "sound-codec"}
 CODEC_SETTINGS = ("paths", "valid", "columns", "header", "encoding", "encoding_errors", "image_size", "seed", "device")
+
+
+def needs_codec(config: TrainConfig) -> bool:
+    """Whether a codec is trained before the model: none is named, and the data is no token files."""
+    if config.task not in CODEC_TASKS or config.codec or not config.paths:
+        return False
+    return not all(has_only_tokens(Path(path)) for path in config.paths)
 
 
 def train_codec(
     config: TrainConfig, quiet: bool, callbacks: Iterable[Callback], on_setup: SetupCallback | None, start_time: float
 ) -> TrainConfig:
-    """Train the picture codec of a text-to-image run, in a run of its own beside it; one that is there is resumed."""
+    """Train the codec of pictures or sounds of a run, in a run of its own beside it; one that is there is resumed."""
+    task = CODEC_TASKS[config.task]
     if init_distributed(config.device).world_size > 1:
         raise BadSetting(
-            _("text-to-image on several processes needs a codec; train one with --task picture-codec first")
+            _(
+                "{task} on several processes needs a codec; train one with --task {codec_task} first",
+                task=config.task,
+                codec_task=task,
+            )
         )
     stem = Path(config.paths[0]).stem
-    folder = Path(f"{config.out}-codec") if config.out else unused_path("picture-codec", stem)
+    folder = Path(f"{config.out}-codec") if config.out else unused_path(task, stem)
     if (folder / "config.yaml").is_file():
         codec = resume(folder, quiet=quiet, callbacks=callbacks, on_setup=on_setup, start_time=start_time)
     else:
         settings = {name: getattr(config, name) for name in CODEC_SETTINGS}
-        settings |= {"task": "picture-codec", "out": str(folder), "max_time": CODEC_TIME_FRACTION * config.max_time}
+        settings |= {"task": task, "out": str(folder), "max_time": CODEC_TIME_FRACTION * config.max_time}
         codec = train(config=settings, quiet=quiet, callbacks=callbacks, on_setup=on_setup, start_time=start_time)
     if codec.result is not None and codec.result.stop_reason is StopReason.INTERRUPTED:
         raise Unavailable(

@@ -40,7 +40,8 @@ class DataConfig(ConfigSection):
         "auto",
         _(
             "seq2seq, classification, token-classification, question-answering, language-model, chat, preference, "
-            "reward, ppo, grpo, text-to-image, picture-codec, speech-recognition or audio-classification"
+            "reward, ppo, grpo, text-to-image, picture-codec, speech-recognition, audio-classification, "
+            "audio-language-model or sound-codec"
         ),
     )
     columns: TextPairs = setting({}, _("which column plays which role: source=en,target=de"))
@@ -70,7 +71,13 @@ class DataConfig(ConfigSection):
         lt=30.01,
     )
     image_size: Int = setting(0, _("pixels of a side that pictures are resized to (0: chosen)"))
-    codec: Text = setting("", _("text-to-image: the run of a trained picture codec; without it one is trained first"))
+    codec: Text = setting(
+        "",
+        _(
+            "text-to-image, audio-language-model: the run of a trained codec of pictures or sounds; without it one is "
+            "trained first"
+        ),
+    )
     tokenizer: Text = setting("auto", _("bpe, unigram, char, or a folder; auto: bpe, or that of --init-from"))
     vocab: Int = setting(0, _("vocabulary size of a trained tokenizer (0: chosen)"))
 

@@ -21,6 +21,7 @@ from headwater.training.gradients import DTYPES
 from headwater.training.pretrained import max_positions, pretrained_spec
 from headwater.training.task_data import DEFAULT_TOKENIZER
 from headwater.training.tuned import METHODS, added_tokens, check_tuning, is_tuned
+from headwater.variants.audiolm import AudioLM
 from headwater.variants.towers import Towers
 
 # ----------------------------------------------------------------------------------------------- defaults from the data
@@ -168,6 +169,8 @@ def model_size(spec: Model) -> ModelSize:
     """The size of an existing model."""
     if isinstance(spec, Towers):
         spec = spec.text
+    if isinstance(spec, AudioLM):
+        spec = spec.semantic
     stack: Any = spec.decoder or spec.encoder
     sizes = {name: value for branch in stack.layers[0].branches for name, value in vars(branch.layer).items()}
     return ModelSize(stack.d_model, sizes.get("heads", 0), len(stack.layers), sizes.get("d_ff", 0))

@@ -4,12 +4,16 @@ Importing this package registers all of them, so that a spec that has one can be
 """
 
 from headwater.variants import (
+    audiolm,
     axial_positions,
     bigbird,
     chunked_attention,
     chunked_ffn,
+    codes,
+    cosine_positions,
     experts,
     image_heads,
+    linear_bridge,
     longformer,
     lsh_attention,
     mean_pool_bridge,
@@ -29,12 +33,16 @@ from headwater.variants import (
 )
 
 __all__ = [
+    "audiolm",
     "axial_positions",
     "bigbird",
     "chunked_attention",
     "chunked_ffn",
+    "codes",
+    "cosine_positions",
     "experts",
     "image_heads",
+    "linear_bridge",
     "longformer",
     "lsh_attention",
     "mean_pool_bridge",

@@ -10,6 +10,7 @@ from headwater.audio.files import is_audio
 from headwater.data.readers.files import split_from_name
 from headwater.data.readers.image_source import SPLIT_NAMES, image_folder_source
 from headwater.data.readers.recording_folders import SOUND_FOLDER, SPEECH_FOLDER, find_recordings, has_transcripts
+from headwater.data.readers.sound_source import sound_source
 from headwater.data.readers.source import DataSource, FileGroup
 from headwater.data.recordings import SOUNDS, SPEECH
 from headwater.errors import BadFile, BadSetting
@@ -21,7 +22,8 @@ TABLE_SUFFIXES = frozenset((".tsv", ".csv", ".jsonl", ".json", ".tab", ".ndjson"
 def folder_source(paths: Iterable[str | Path], valid: Iterable[str | Path], task: str) -> DataSource | None:
     """The source of folders of recordings or of images; None where the paths are something else."""
     folders = [Path(path) for path in paths], [Path(path) for path in valid]
-    return recording_folder_source(*folders, task) or image_folder_source(*folders, task)
+    sources = (sound_source, recording_folder_source, image_folder_source)
+    return next(filter(None, (find(*folders, task) for find in sources)), None)
 
 
 def recording_folder_source(paths: Sequence[Path], valid: Sequence[Path], task: str) -> DataSource | None:

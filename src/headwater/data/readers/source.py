@@ -19,6 +19,7 @@ from headwater.data.readers.recording_folders import (
     read_sound_folder,
     read_speech_folder,
 )
+from headwater.data.readers.sound_files import SOUND_FILES, hash_sounds, read_sounds
 from headwater.data.readers.tables import TableRow, read_delimited, read_json_rows, read_jsonl
 from headwater.errors import BadFile
 from headwater.i18n import _
@@ -86,6 +87,8 @@ class DataSource:
             return read_speech_folder(group.paths, self.decode_options, bad_rows)
         if group.file_format == SOUND_FOLDER:
             return read_sound_folder(group.paths, bad_rows)
+        if group.file_format == SOUND_FILES:
+            return read_sounds(group.paths)
         return self._table_examples(group, bad_rows)
 
     def _table_examples(self, group: FileGroup, bad_rows: BadRows) -> Iterator[Example]:
@@ -114,7 +117,7 @@ def hash_files(paths: Iterable[Path]) -> dict[str, str]:
     for path in paths:
         name = path.name if path.name not in hashes else f"{path.name} ({len(hashes)})"
         if path.is_dir():
-            hashes[name] = hash_image_folder(path) + hash_recordings(path)
+            hashes[name] = hash_image_folder(path) + hash_recordings(path) + hash_sounds(path)
             continue
         with path.open("rb") as file:
             hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
