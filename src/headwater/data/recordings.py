@@ -79,6 +79,34 @@ class LabeledSound(NamedTuple):
         return cls(text_cell("path", cells.get(roles["path"])), label, str(cells.get(roles.get("speaker", "")) or ""))
 
 
+class SoundFile(NamedTuple):
+    """A recording, or a file of its tokens."""
+
+    path: str
+
+    @property
+    def input_text(self) -> str:
+        """The hash of the file: copies of a recording are in one split, wherever they are."""
+        return file_hash(self.path)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return ()
+
+    @classmethod
+    def from_cells(cls, cells: Cells, roles: Roles, document: int) -> Self:
+        return cls(text_cell("path", cells.get(roles["path"])))
+
+
+def sound_format(task: str) -> ExampleFormat:
+    """The examples of a task that reads sounds alone: folders, or tables with a column path."""
+    return ExampleFormat(task, SoundFile, ("path",), input_role="path", file_role="path", inferred=False)
+
+
 def seconds_cell(role: str, cells: Cells, roles: Roles) -> float:
     """A time in seconds; 0 where the table has no such column, or the cell is empty."""
     value = cells.get(roles.get(role, ""))

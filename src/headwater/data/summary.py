@@ -25,9 +25,8 @@ from headwater.data.examples import (
 from headwater.data.readers.detect import SourceOptions, detect_source
 from headwater.data.readers.lines import DEFAULT_DECODE_OPTIONS, BadRows, DecodeOptions, file_encoding
 from headwater.data.readers.recording_source import folder_source
-from headwater.data.readers.sound_files import SoundFile
 from headwater.data.readers.source import DataSource, hash_files
-from headwater.data.recordings import LabeledSound, Transcribed
+from headwater.data.recordings import LabeledSound, SoundFile, Transcribed
 from headwater.errors import BadFile
 from headwater.i18n import _, join, padded
 

@@ -34,7 +34,8 @@ from headwater.codecs.folder import CODEC_FOLDER
 from headwater.core import Embeddings, LMHead, Model
 from headwater.core.model import Transformer
 from headwater.data.collate import IGNORE_INDEX, SpecialTokens
-from headwater.data.readers.sound_files import TOKEN_SUFFIX, SoundFile, sound_format
+from headwater.data.readers.sound_files import TOKEN_SUFFIX
+from headwater.data.recordings import SoundFile, sound_format
 from headwater.errors import BadInput, BadSetting, Fault
 from headwater.families.builders import decoder, encoder
 from headwater.families.load import find_model

@@ -24,7 +24,7 @@ from headwater.codecs.encodec import EnCodecModel
 from headwater.codecs.sound_codec import SoundCodec, SoundCodecModel, snr, spectrum_decibels
 from headwater.data.collate import SpecialTokens, TrainBatch
 from headwater.data.dataset import Dataset, evenly_spaced
-from headwater.data.readers.sound_files import SoundFile, sound_format
+from headwater.data.recordings import SoundFile, sound_format
 from headwater.errors import BadInput, Fault
 from headwater.i18n import _
 from headwater.rng import uniform

@@ -6,43 +6,13 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
 
 from headwater.audio.files import is_audio
-from headwater.data.examples import Cells, ExampleFormat, Roles, text_cell
-from headwater.data.recordings import file_hash
+from headwater.data.recordings import SoundFile
 
 SOUND_FILES = "sound-files"  # the file format
 SOUND_TASKS = ("sound-codec", "audio-language-model")
 TOKEN_SUFFIX = ".npz"
-
-
-class SoundFile(NamedTuple):
-    """A recording, or a file of its tokens."""
-
-    path: str
-
-    @property
-    def input_text(self) -> str:
-        """The hash of the file: copies of a recording are in one split, wherever they are."""
-        return file_hash(self.path)
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return ()
-
-    @classmethod
-    def from_cells(cls, cells: Cells, roles: Roles, document: int) -> Self:
-        return cls(text_cell("path", cells.get(roles["path"])))
-
-
-def sound_format(task: str) -> ExampleFormat:
-    """The examples of a task that reads sounds alone: folders, or tables with a column path."""
-    return ExampleFormat(task, SoundFile, ("path",), input_role="path", file_role="path", inferred=False)
 
 
 def find_sounds(folder: str | Path) -> list[Path]:
