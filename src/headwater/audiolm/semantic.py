@@ -75,8 +75,13 @@ class SemanticCodec(Codec):
         from headwater.families.load import load
 
         model = load(self.spec.whisper).model
-        is_whisper = model.encoder is not None and isinstance(model.encoder.spec.embed, Frames)
-        if not is_whisper or len(model.encoder.layers) < self.spec.layer:
+        encoder = model.encoder
+        if (
+            encoder is None
+            or not isinstance(encoder.spec.embed, Frames)
+            or len(encoder.layers) < self.spec.layer
+            or encoder.spec.d_model != self.spec.width
+        ):
             raise BadInput(
                 _(
                     "{name} must be a Whisper with {layers} encoder layers at least; give another one",
@@ -85,6 +90,19 @@ class SemanticCodec(Codec):
                 )
             )
         return model
+
+    @classmethod
+    def of(cls, num_codes: int, whisper: str, seed: int) -> SemanticCodec:
+        """A codec before it learns, for the states of a Whisper or, without one, for log-mel spectrograms."""
+        spec = SemanticTokens(num_codes)
+        if whisper:
+            from headwater.families.load import load_spec
+
+            stack = load_spec(whisper).encoder
+            spec = SemanticTokens(num_codes, whisper, width=1 if stack is None else stack.d_model)
+        codec = spec.build(seed)
+        assert isinstance(codec, SemanticCodec)
+        return codec.eval()
 
     @torch.inference_mode()
     def features(self, samples: Tensor) -> Tensor:

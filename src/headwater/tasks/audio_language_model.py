@@ -25,7 +25,7 @@ from headwater.audio.write import spectrogram_image, write_wav
 from headwater.audiolm.audio_model import AUDIOLM_TEMPERATURES, SEMANTIC_FOLDER, AudioModel
 from headwater.audiolm.baselines import baseline_bits
 from headwater.audiolm.crops import CropDataset, trained_tokens
-from headwater.audiolm.semantic import SemanticCodec, SemanticTokens
+from headwater.audiolm.semantic import SemanticCodec
 from headwater.audiolm.stages import SamplingRule
 from headwater.audiolm.voice import Voice, read_voice
 from headwater.codecs import load_codec, save_codec
@@ -295,8 +295,8 @@ def audiolm_spec(config: TaskConfig, tokens: AudioTokens) -> AudioLM:
     coarse = decoder(1, LMHead(1), activation="gelu", **sizes)
     fine = encoder(1, LastCodeHead(2, 1), activation="gelu", **sizes)
     fine = swap(fine, Embeddings, lambda embed: Codes(2, 1, embed.position, embed.dropout))
-    stages = (replace(stage, tied=()) for stage in (semantic, coarse, fine))
-    return with_tokens(AudioLM(**dict(zip(STAGES, stages, strict=True))), tokens)
+    semantic, coarse, fine = (replace(stage, tied=()) for stage in (semantic, coarse, fine))
+    return with_tokens(AudioLM(semantic=semantic, coarse=coarse, fine=fine), tokens)
 
 
 def with_tokens(spec: AudioLM, tokens: AudioTokens) -> AudioLM:
@@ -333,8 +333,7 @@ def open_sound_codec(name: str) -> EnCodecModel | None:
 
 def fit_semantic(config: TaskConfig, paths: Sequence[str], notes: list[str]) -> SemanticCodec:
     """K-means over the features of the training recordings."""
-    spec = SemanticTokens(num_codes=config.vocab or DEFAULT_SEMANTIC_CODES)
-    codec = cast(SemanticCodec, spec.build(seed=config.seed).eval())
+    codec = SemanticCodec.of(config.vocab or DEFAULT_SEMANTIC_CODES, config.semantic_model, config.seed)
     features: list[Tensor] = []
     for path in paths:
         try:

@@ -78,6 +78,9 @@ class DataConfig(ConfigSection):
             "trained first"
         ),
     )
+    semantic_model: Text = setting(
+        "", _("audio-language-model: a Whisper whose encoder states become semantic tokens; else spectrograms do")
+    )
     tokenizer: Text = setting("auto", _("bpe, unigram, char, or a folder; auto: bpe, or that of --init-from"))
     vocab: Int = setting(0, _("vocabulary size of a trained tokenizer (0: chosen)"))
 
@@ -342,6 +345,7 @@ class TrainKwargs(ResumeKwargs, FeedbackKwargs, total=False):
     window_seconds: float
     image_size: int
     codec: str | Path
+    semantic_model: str
     tokenizer: str | Path
     vocab: int
     init_from: str | Path

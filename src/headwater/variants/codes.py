@@ -8,6 +8,9 @@ A model may read the first codebooks alone, and predict the last of those it rea
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -79,7 +82,8 @@ class CodesLayer(InputEmbedding):
         """codes [B, Q, K] -> [B, Q, D]"""
         assert inputs.signal is not None
         codes = inputs.signal.unbind(-1)  # K of [B, Q]
-        vectors = [lookup(table, book, "codes") for table, book in zip(self.tables, codes, strict=False)]
+        tables = cast(Iterable[nn.Embedding], self.tables)
+        vectors = [lookup(table, book, "codes") for table, book in zip(tables, codes, strict=False)]
         return self.dropout(self.position.add(torch.stack(vectors).sum(0), positions))
 
 
