@@ -12,20 +12,24 @@ from safetensors.torch import load_file
 
 import headwater
 from headwater.audio.files import read_audio
+from headwater.audio.mel import log_mel
 from headwater.audiolm.audio_model import open_audio_model
 from headwater.audiolm.baselines import baseline_bits
 from headwater.audiolm.crops import CropDataset, trained_tokens
-from headwater.audiolm.semantic import SemanticTokens
+from headwater.audiolm.semantic import SemanticCodec, SemanticTokens
 from headwater.audiolm.stages import SamplingRule, flatten_codes, unflatten_codes
 from headwater.audiolm.voice import Voice, read_voice, write_voice
 from headwater.cli import main
 from headwater.codecs.sound_codec import SoundCodec, snr
 from headwater.data.collate import IGNORE_INDEX, SpecialTokens
 from headwater.errors import BadInput, BadSetting
+from headwater.families import FAMILIES
 from headwater.tasks import get_task
 from headwater.tasks.audio_language_model import audiolm_spec, stage_parts
 from headwater.tasks.batch import to_tensors
 from headwater.training.config import TrainConfig
+from headwater.weights.hf_config import HFConfig
+from headwater.weights.native import save_native
 
 RATE = 16000
 TINY = {"quiet": True, "max_time": 0, "warmup": 1, "eval_every": 3, "eval_examples": 2, "checkpoint_steps": 3,
@@ -110,6 +114,27 @@ def test_semantic_tokens_are_the_same_for_the_same_seed_and_tell_sounds_apart():
     assert codec.encode(sound).shape == (1, 65)
     with pytest.raises(BadInput, match=r"\[batch, samples\]"):
         codec.encode(sound[0])
+
+
+@torch.inference_mode()
+def test_semantic_tokens_may_follow_the_states_of_a_whisper(tmp_path):
+    config = {"d_model": 16, "vocab_size": 20, "num_mel_bins": 80, "encoder_layers": 2, "decoder_layers": 1,
+              "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16,
+              "activation_function": "gelu"}  # fmt: skip
+    whisper = FAMILIES["whisper"].read_spec(HFConfig(config), "language").build(seed=2).eval()
+    save_native(tmp_path, whisper, {})
+    codec = SemanticCodec.of(4, str(tmp_path), seed=0)
+    sound = torch.from_numpy(tone(2)).float()
+    features = codec.features(sound)
+    assert features.shape == (65, 16) and codec.fit(features).encode(sound[None]).shape == (1, 65)
+
+    # the features are the states after the second layer
+    states = whisper.encode(log_mel(sound, 80, seconds=30)[None]).hidden_states[0]
+    norm = whisper.encoder.final_norm
+    assert torch.allclose(norm(features), states[:65], atol=1e-5)
+    with pytest.raises(BadInput, match="must be a Whisper with 5"):
+        codec_of_five = SemanticTokens(4, str(tmp_path), layer=5, width=16).build(0)
+        codec_of_five.features(sound)
 
 
 # ------------------------------------------------------------------------------------------------------------ the crops

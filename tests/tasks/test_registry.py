@@ -13,7 +13,7 @@ from headwater.training.config import TrainConfig
 EVERY = {task.objective or task.name: task for task in (*TASKS.values(), *OBJECTIVES.values())}
 every_task = pytest.mark.parametrize("task", EVERY.values(), ids=EVERY)
 NEEDED = {"segments": {"attention": "xl:memory=4"}}  # settings without which a task has no model
-CODECS = ("picture-codec", "text-to-image")  # one is no Transformer, the other has the codebook of one
+CODECS = ("picture-codec", "sound-codec", "text-to-image")  # no Transformers, and one with the codebook of a codec
 
 
 def test_readers_and_tasks_know_the_same_names():

@@ -45,10 +45,10 @@ def _column_bits(train: list[np.ndarray], held_out: list[np.ndarray], size: int)
     counts = np.bincount(np.concatenate(train), minlength=size) + SMOOTHING
     unigram = counts / counts.sum()
     repeats = sum(int((row[1:] == row[:-1]).sum()) for row in train)
-    share = (repeats + SMOOTHING) / (sum(len(row) - 1 for row in train) + 2 * SMOOTHING)
+    repeat_rate = (repeats + SMOOTHING) / (sum(len(row) - 1 for row in train) + 2 * SMOOTHING)
 
     flat = np.concatenate(held_out)
     same = np.concatenate([np.concatenate(([False], row[1:] == row[:-1])) for row in held_out])
     first = np.concatenate([np.arange(len(row)) == 0 for row in held_out])
-    probs = np.where(first, 1.0, 1 - share) * unigram[flat] + np.where(same, share, 0.0)
+    probs = np.where(first, 1.0, 1 - repeat_rate) * unigram[flat] + np.where(same, repeat_rate, 0.0)
     return -np.log2(unigram[flat]), -np.log2(probs)

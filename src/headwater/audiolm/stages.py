@@ -51,8 +51,8 @@ class SamplingRule:
             return logits.argmax(-1)
         logits = logits.float() / self.temperature
         if self.top_k and self.top_k < logits.shape[-1]:
-            least = logits.topk(self.top_k).values[..., -1:]
-            logits = logits.masked_fill(logits < least, -math.inf)
+            threshold = logits.topk(self.top_k).values[..., -1:]
+            logits = logits.masked_fill(logits < threshold, -math.inf)
         probs = logits.softmax(-1)
         rows = probs.reshape(-1, probs.shape[-1])
         return torch.multinomial(rows, 1, generator=generator).view(logits.shape[:-1])
@@ -77,17 +77,17 @@ def write_semantic(
     """New semantic tokens [N]: those of a text in a voice, which end by themselves, or a continuation of max_tokens."""
     generator = rule.generator(0)
     if text is not None:
-        most = max_tokens or tokens.semantic_length
-        return _semantic_window(model.semantic, tokens, _text_prompt(tokens, voice, text), most, True, rule, generator)
+        limit = max_tokens or tokens.semantic_length
+        return _semantic_window(model.semantic, tokens, _text_prompt(tokens, voice, text), limit, True, rule, generator)
 
     # without a text: windows of which the first half is known
     history = voice.semantic
     wanted = len(history) + (max_tokens or tokens.semantic_length)
     while len(history) < wanted:
         known = history[-(tokens.semantic_length // 2) :]
-        room = min(tokens.semantic_length - len(known), wanted - len(history))
+        count = min(tokens.semantic_length - len(known), wanted - len(history))
         prompt = [torch.cat((torch.tensor([tokens.semantic_infer]), known))[None]]
-        history = torch.cat((history, _semantic_window(model.semantic, tokens, prompt, room, False, rule, generator)))
+        history = torch.cat((history, _semantic_window(model.semantic, tokens, prompt, count, False, rule, generator)))
     return history[len(voice.semantic) :]
 
 

@@ -91,7 +91,10 @@ VERBS: dict[str, dict[str, Verb]] = {
         "chat": Verb(_("chat with a model in the terminal"), "headwater.cli.chat"),
         "transcribe": Verb(_("speech to text: transcripts and subtitles of recordings"), "headwater.cli.transcribe"),
         "continue": Verb(
-            _("sound that continues a recording, by an AudioLM you trained"), "headwater.cli.continuation"
+            _("sound that continues a recording, by an AudioLM you trained"),
+            "headwater.cli.continuation",
+            "add_continue_arguments",
+            "run_continue",
         ),
         "speak": Verb(_("text to speech with Bark, in the voice of a token file"), "headwater.cli.speak"),
         "embed": Verb(_("sentence embeddings and their cosine similarities"), "headwater.cli.embed"),

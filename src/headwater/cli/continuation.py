@@ -19,7 +19,7 @@ from headwater.i18n import _
 MAX_SECONDS = 600
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_continue_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "clip", metavar="CLIP", help=_("the recording (wav, flac, ogg, mp3), or a .npz file of its tokens")
     )
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sampling_arguments(parser, "0.6,0.8,0.6")
 
 
-def run(args: argparse.Namespace) -> None:
+def run_continue(args: argparse.Namespace) -> None:
     path = output_path(args)
     if not 0 < args.seconds <= MAX_SECONDS or not args.prompt_seconds >= 0:
         raise BadSetting(

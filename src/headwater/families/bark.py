@@ -93,11 +93,13 @@ def read_fine_spec(config: HFConfig, head_type: str) -> Model:
     has_bias = config.get_bool("bias", default=True)
     vocab = config.get_int("input_vocab_size", "vocab_size", default=10_048)
     books = config.get_int("n_codes_total", default=8)
-    given = config.get_int("n_codes_given", default=1)
+    num_given = config.get_int("n_codes_given", default=1)
     embed = Codes(books, vocab, _positions(config), config.get_float("dropout", default=0.0))
     stack = _read_stack(config, embed, LayerNorm(), Bidirectional(), has_bias)
-    head = LastCodeHead(books, config.get_int("output_vocab_size", default=10_048), given)
-    tied = tuple((f"head.books.{k - given}", f"encoder.embed.tables.{k - given + 1}") for k in range(given, books))
+    head = LastCodeHead(books, config.get_int("output_vocab_size", default=10_048), num_given)
+    tied = tuple(
+        (f"head.books.{k - num_given}", f"encoder.embed.tables.{k - num_given + 1}") for k in range(num_given, books)
+    )
     return Model(encoder=stack, head=head, tied=tied, init=_init(config))
 
 

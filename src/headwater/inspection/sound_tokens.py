@@ -179,7 +179,7 @@ def stage_bits(model: AudioModel, voice: Voice) -> dict[str, np.ndarray]:
     """For each stage the bits of its tokens, in order; those of the fine stage are means over its codebooks."""
     dataset = CropDataset([voice], model.tokens, SpecialTokens(0, 0, 0), 1, 0, moving=False)
     batch = to_tensors(dataset.collate(np.arange(dataset.size), 0))
-    found: dict[str, list[np.ndarray]] = {stage: [] for stage in STAGES}
+    bits: dict[str, list[np.ndarray]] = {stage: [] for stage in STAGES}
     for part in stage_parts(model.model, batch):
         losses = F.cross_entropy(
             part.model(part.ids).float().flatten(0, 1),
@@ -188,8 +188,8 @@ def stage_bits(model: AudioModel, voice: Voice) -> dict[str, np.ndarray]:
             reduction="none",
         )
         counted = part.targets.flatten() != IGNORE_INDEX
-        found[part.stage].append((losses[counted] / math.log(2)).numpy())
-    return {stage: np.mean(np.stack(rows), 0) for stage, rows in found.items()}
+        bits[part.stage].append((losses[counted] / math.log(2)).numpy())
+    return {stage: np.mean(np.stack(rows), 0) for stage, rows in bits.items()}
 
 
 def _stretch(values: np.ndarray, width: int) -> np.ndarray:

@@ -142,7 +142,9 @@ class AudioLanguageModelTask(Task[SoundFile]):
         return _(
             "AudioLM, semantic ({semantic:,} weights, {semantic_codes:,} tokens), coarse ({coarse:,}, {coarse_books} "
             "of {books} codebooks of {codes:,}), fine ({fine:,})",
-            **sizes,
+            semantic=sizes["semantic"],
+            coarse=sizes["coarse"],
+            fine=sizes["fine"],
             semantic_codes=tokens.semantic_codes,
             coarse_books=tokens.coarse_books,
             books=tokens.books,
@@ -306,15 +308,18 @@ def with_tokens(spec: AudioLM, tokens: AudioTokens) -> AudioLM:
         model = swap(model, Embeddings, lambda embed: replace(embed, vocab=vocab))
         return swap(model, LMHead, lambda head: replace(head, vocab=head_vocab))
 
-    given = tokens.coarse_books
+    coarse_books = tokens.coarse_books
     fine = swap(spec.fine, Codes, lambda embed: replace(embed, books=tokens.books, vocab=tokens.codes + 1))
-    fine = swap(fine, LastCodeHead, lambda head: LastCodeHead(tokens.books, tokens.codes + 1, given))
+    fine = swap(fine, LastCodeHead, lambda head: LastCodeHead(tokens.books, tokens.codes + 1, coarse_books))
     tied = [("semantic.head.out", "semantic.decoder.embed.tokens")]
-    tied += [(f"fine.head.books.{k - given}", f"fine.encoder.embed.tables.{k}") for k in range(given, tokens.books)]
+    tied += [
+        (f"fine.head.books.{k - coarse_books}", f"fine.encoder.embed.tables.{k}")
+        for k in range(coarse_books, tokens.books)
+    ]
     return replace(
         spec,
         semantic=resize(spec.semantic, tokens.semantic_infer + 1, tokens.semantic_infer + 1),
-        coarse=resize(spec.coarse, tokens.coarse_infer + 1, given * tokens.codes),
+        coarse=resize(spec.coarse, tokens.coarse_infer + 1, coarse_books * tokens.codes),
         fine=fine,
         tokens=tokens,
         tied=tuple(tied),

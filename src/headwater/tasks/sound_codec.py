@@ -52,10 +52,10 @@ def load_sounds(paths: Sequence[str], notes: list[str]) -> tuple[list[np.ndarray
     sounds: list[np.ndarray] = []
     good: list[int] = []
     bad: list[str] = []
-    room = MAX_SAMPLE_BYTES
+    bytes_left = MAX_SAMPLE_BYTES
     for n, path in enumerate(paths):
         try:
-            samples = read_audio(path, max_seconds=room / 2 / SAMPLE_RATE)
+            samples = read_audio(path, max_seconds=bytes_left / 2 / SAMPLE_RATE)
         except Fault as fault:
             bad.append(str(fault))
             continue
@@ -63,7 +63,7 @@ def load_sounds(paths: Sequence[str], notes: list[str]) -> tuple[list[np.ndarray
             bad.append(_("{path}: it is silent", path=path))
             continue
         sounds.append((samples.clamp(-1, 1) * 32767).round().short().numpy())
-        room -= 2 * len(samples)
+        bytes_left -= 2 * len(samples)
         good.append(n)
     if bad:
         notes.append(_("{count:,} recordings cannot be used and are left out: {first}", count=len(bad), first=bad[0]))
@@ -77,7 +77,7 @@ def to_sounds(samples: Tensor) -> Tensor:
     return samples[:, None].float() / 32767
 
 
-class SoundDataset(Dataset):
+class SoundCropDataset(Dataset):
     """Crops of recordings. In training they begin anywhere, in validation one where the last one ended."""
 
     def __init__(
@@ -136,9 +136,9 @@ class SoundCodecTask(Task[SoundFile]):
         special_tokens = SpecialTokens.from_tokenizer(tokenizer)
         notes: list[str] = []
 
-        def build(rows: Sequence[SoundFile], moving: bool) -> SoundDataset:
+        def build(rows: Sequence[SoundFile], moving: bool) -> SoundCropDataset:
             sounds, _good = load_sounds([row.path for row in rows], notes)
-            return SoundDataset(sounds, special_tokens, config.batch_tokens, config.seed, moving)
+            return SoundCropDataset(sounds, special_tokens, config.batch_tokens, config.seed, moving)
 
         train_set = build(train, moving=True)
         valid_set = build(valid, moving=False)
@@ -226,7 +226,7 @@ class SoundCodecTask(Task[SoundFile]):
 
     def write_pictures(self, folder: Path, model: Any, data: TaskData) -> None:
         """plots/reconstructions.png with sounds beside it, and plots/codebooks.png"""
-        dataset = cast(SoundDataset, data.valid)
+        dataset = cast(SoundCropDataset, data.valid)
         codec = cast(EnCodecModel, model)
         device = next(model.parameters()).device
         pairs: list[Tensor] = []

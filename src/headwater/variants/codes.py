@@ -145,17 +145,23 @@ class CodeHeadsLayer(nn.Module):
 class LastCodeHead(HeadSpec):
     """Logits [B, Q, vocab] of the last codebook that was read, by a head of its own (Bark's fine model).
 
-    given: codebooks that are never predicted; the heads are those of the others, up to `books`.
+    num_given: codebooks that are never predicted; the heads are those of the others, up to `books`.
     """
 
     books: int
     vocab: int
-    given: int = 1
+    num_given: int = 1
 
     def __post_init__(self) -> None:
         _check_books(self, self.books)
         check_positive(self, "vocab", _("give the number of codes of a codebook"))
-        must(0 < self.given < self.books, self, _("given must be from 1 and below books"), self.given, _("1 is usual"))
+        must(
+            0 < self.num_given < self.books,
+            self,
+            _("num_given must be from 1 and below books"),
+            self.num_given,
+            _("1 is usual"),
+        )
 
     def build(self, d_model: int) -> nn.Module:
         return LastCodeHeadLayer(self, d_model)
@@ -166,21 +172,23 @@ class LastCodeHeadLayer(nn.Module):
 
     def __init__(self, spec: LastCodeHead, d_model: int) -> None:
         super().__init__()
-        self.given = spec.given
-        self.books = nn.ModuleList(nn.Linear(d_model, spec.vocab, bias=False) for _ in range(spec.books - spec.given))
+        self.num_given = spec.num_given
+        self.books = nn.ModuleList(
+            nn.Linear(d_model, spec.vocab, bias=False) for _ in range(spec.books - spec.num_given)
+        )
 
     def forward(self, x: Tensor, inputs: ModelInputs) -> Tensor:
         book = 0 if inputs.signal is None else inputs.signal.shape[-1] - 1
-        if book < self.given:
+        if book < self.num_given:
             raise BadInput(
                 _(
                     "model: it predicts the last codebook it reads, which must be codebook {first} or a later one "
                     "(counted from 1), got {got}; give it a value for that codebook",
-                    first=self.given + 1,
+                    first=self.num_given + 1,
                     got=book + 1,
                 )
             )
-        return self.books[book - self.given](x)
+        return self.books[book - self.num_given](x)
 
 
 def _check_books(spec: object, books: int) -> None:
