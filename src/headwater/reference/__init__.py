@@ -17,6 +17,7 @@
     15  linear_attention.py   attention in linear time, as sums and as a recurrence
     16  vision.py       patches of images, and the contrastive loss
     17  speech.py       log-mel spectrograms, and the convolutions that read them
+    18  sound_codes.py  residual vector quantization: a vector as a code for each codebook
 
 `headwater.reference` itself has no names; import each from the file that defines it:
 
