@@ -21,7 +21,7 @@ from headwater.families import FAMILIES
 from headwater.families.hf_folder import LoadedModel, load_hf_folder, save_hf_folder
 from headwater.families.load import load, save
 from headwater.parts import swap
-from headwater.variants.patches import PatchesLayer
+from headwater.variants.patches import LinearProjectionLayer
 from headwater.weights.hf_config import HFConfig
 
 with warnings.catch_warnings():
@@ -160,14 +160,14 @@ def test_masked_patches_are_replaced_by_the_mask_token(case, saved):
 # ---------------------------------------------------------------------------------------------------- planted faults
 
 
-def column_major(self: PatchesLayer, pixels: torch.Tensor) -> torch.Tensor:
-    height, width = self.spec.patch_size
+def column_major(self: LinearProjectionLayer, pixels: torch.Tensor) -> torch.Tensor:
+    height, width = self.kernel_size
     patches = pixels.unflatten(3, (-1, width)).unflatten(2, (-1, height))
     return patches.permute(0, 4, 2, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
-def channels_last(self: PatchesLayer, pixels: torch.Tensor) -> torch.Tensor:
-    height, width = self.spec.patch_size
+def channels_last(self: LinearProjectionLayer, pixels: torch.Tensor) -> torch.Tensor:
+    height, width = self.kernel_size
     patches = pixels.unflatten(3, (-1, width)).unflatten(2, (-1, height))
     return patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
 
@@ -197,7 +197,7 @@ def test_a_wrong_part_would_show(fault, saved):
 @pytest.mark.parametrize("fault", [column_major, channels_last], ids=lambda fault: fault.__name__)
 def test_patches_in_a_wrong_order_would_show(fault, saved, monkeypatch):
     theirs, folder = saved(Case("vit", "ViTForImageClassification", tuple(SIZES.items())))
-    monkeypatch.setattr(PatchesLayer, "split", fault)
+    monkeypatch.setattr(LinearProjectionLayer, "split", fault)
     assert distance(load(folder).model, theirs, images((3, 32, 32))) > SHOWS
 
 

@@ -27,7 +27,9 @@ def test_patches_are_those_of_the_core():
     )
     assert np.abs(got - expected).max() < 1e-5
     # a convolution whose stride is its kernel; other orders of the patches would show
-    conv = layer.projection(torch.from_numpy(pixels)).detach().flatten(2).transpose(1, 2).numpy()
+    projection = layer.projection
+    conv = torch.conv2d(torch.from_numpy(pixels), projection.weight, projection.bias, stride=4)
+    conv = conv.detach().flatten(2).transpose(1, 2).numpy()
     assert np.abs(patches(pixels, 4) @ weights["projection.weight"].reshape(10, -1).T
                   + weights["projection.bias"] - conv).max() < 1e-5  # fmt: skip
     swapped = patches(pixels.transpose(0, 1, 3, 2), 4)

@@ -113,6 +113,35 @@ def test_a_resumed_run_equals_the_one_that_never_stopped(photos, tmp_path):
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
 
 
+def test_a_conv_stem_is_trained_resumed_and_loaded(photos, tmp_path):
+    settings = {**TINY, "patch_embedding": "conv-stem", "checkpoint_steps": 2, "ema": 0.9}
+
+    def cut(event):
+        if isinstance(event, StepEvent) and event.step == 5:
+            raise KeyboardInterrupt
+
+    train(photos, out=tmp_path / "whole", quiet=True, **settings)
+    with pytest.raises(KeyboardInterrupt):
+        train(photos, out=tmp_path / "parts", quiet=True, callbacks=[cut], **settings)
+    resume(tmp_path / "parts", quiet=True)
+    whole, parts = (load(tmp_path / name) for name in ("whole", "parts"))
+    assert "ConvStem(" in repr(whole.spec)
+    states = [each.model.state_dict() for each in (whole, parts)]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    red = np.asarray(Image.open(photos / "red" / "0.png"))
+    pixels = whole.processor([red, red[::-1]])
+    assert torch.allclose(whole.model(pixels)[:1], whole.model(pixels[:1]), atol=1e-5)
+
+
+def test_another_patch_embedding_is_refused(run, photos, tmp_path):
+    with pytest.raises(BadSetting, match="patch_embedding must be one of linear, conv-stem, got 'conv'"):
+        train(photos, out=tmp_path / "a", quiet=True, patch_embedding="conv", **TINY)
+    with pytest.raises(BadSetting, match="has a linear one, which conv-stem cannot replace"):
+        train(photos, out=tmp_path / "b", quiet=True, patch_embedding="conv-stem", init_from=str(run), **TINY)
+    with pytest.raises(BadSetting, match="patch_size must be one power of 2 .*, got .6, 6."):
+        train(photos, out=tmp_path / "c", quiet=True, patch_embedding="conv-stem", patch_size=6, **TINY)
+
+
 def test_micro_batches_give_the_same_gradient(photos, tmp_path):
     from headwater.training.config import parse_config
     from headwater.training.task_data import build_task_data, read_data

@@ -8,7 +8,7 @@ from headwater.core import Attention, Embeddings, FeedForward, LayerNorm, Learne
 from headwater.families.clip import OLD_EOS_ID
 from headwater.families.config_writers import HF_ACTIVATIONS, ConfigDict, find_part, register_config_writer
 from headwater.variants.image_heads import FirstTokenOf, ProjectionHead
-from headwater.variants.patches import Patches
+from headwater.variants.patches import LinearProjection, Patches
 from headwater.variants.towers import Towers
 
 
@@ -53,7 +53,7 @@ def image_config(tower: Model) -> ConfigDict | None:
     """The config of an image tower."""
     config = tower_config(tower)
     embed = find_part(tower.encoder, Patches)
-    if config is None or embed is None:
+    if config is None or embed is None or embed.projection != LinearProjection():
         return None
     return {
         **config,

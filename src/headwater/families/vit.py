@@ -31,7 +31,7 @@ from headwater.families.vision_layouts import (
 )
 from headwater.i18n import _
 from headwater.variants.image_heads import DistilledHead, PixelHead
-from headwater.variants.patches import Patches
+from headwater.variants.patches import LinearProjection, Patches
 from headwater.weights.hf_config import HFConfig
 from headwater.weights.name_map import NameMap, name_map
 
@@ -200,7 +200,7 @@ def _image_config(spec: Model, first_tokens: int) -> ConfigDict | None:
     norm = find_part(getattr(spec.encoder, "layers", ()), LayerNorm)
     if spec.encoder is None or spec.decoder is not None or embed is None or embed.first_tokens != first_tokens:
         return None
-    if attn is None or ffn is None or norm is None:
+    if attn is None or ffn is None or norm is None or embed.projection != LinearProjection():
         return None
     config: ConfigDict = {
         "hidden_size": spec.encoder.d_model,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from headwater.core import (
     Xavier,
     pre,
 )
+from headwater.core.base import choose
 from headwater.core.model import Transformer
 from headwater.data.collate import SpecialTokens, TrainBatch, label_ids, label_names
 from headwater.data.dataset import Dataset, evenly_spaced
@@ -37,7 +38,8 @@ from headwater.i18n import _
 from headwater.tasks.base import EvalBatch, Task, TaskConfig, TaskData, TaskMetadata
 from headwater.tasks.batch import TensorBatch
 from headwater.text.tokenizer import Tokenizer
-from headwater.variants.patches import Patches
+from headwater.variants.conv_stem import CONV_INIT, conv_stem_for
+from headwater.variants.patches import LinearProjection, Patches, PatchProjectionSpec
 from headwater.variants.stochastic_depth import with_stochastic_depth
 from headwater.vision.augment import ImageAugmenter
 from headwater.vision.images import read_image
@@ -226,9 +228,24 @@ def vit_spec(config: TaskConfig, num_labels: int) -> Model:
     layers = with_stochastic_depth((block,) * config.layers, config.stochastic_depth)
     image = (config.image_size or DEFAULT_SIZE,) * 2
     patch = (config.patch_size or DEFAULT_PATCH,) * 2
-    stack = Stack(config.d_model, Patches(image, patch, dropout=config.dropout), layers, norm)
+    embed = Patches(image, patch, dropout=config.dropout, projection=patch_projection(config))
+    stack = Stack(config.d_model, embed, layers, norm)
     head = ClassificationHead(num_labels, Pooled(FirstToken()))
-    return Model(head, encoder=stack, init=(("*.embed.*", Normal(0.02)), ("head.*", Normal(0.02)), ("*", Xavier())))
+    init = (*CONV_INIT, ("*.embed.*", Normal(0.02)), ("head.*", Normal(0.02)), ("*", Xavier()))
+    return Model(head, encoder=stack, init=init)
+
+
+PATCH_PROJECTIONS: Mapping[str, Callable[[int, int], PatchProjectionSpec]] = {  # (patch size, d_model)
+    "linear": lambda patch_size, d_model: LinearProjection(),
+    "conv-stem": conv_stem_for,
+}
+
+
+def patch_projection(config: TaskConfig) -> PatchProjectionSpec:
+    """The projection that `patch_embedding` names, for the sizes of the model."""
+    return choose(config.patch_embedding, PATCH_PROJECTIONS, "patch_embedding")(
+        config.patch_size or DEFAULT_PATCH, config.d_model
+    )
 
 
 def resolve_size(config: TaskConfig, paths: Sequence[str]) -> ImageSize:
@@ -242,7 +259,17 @@ def resolve_size(config: TaskConfig, paths: Sequence[str]) -> ImageSize:
                     init_from=config.init_from,
                 )
             )
+        if config.patch_embedding != "linear" and embed.projection == LinearProjection():
+            raise BadSetting(
+                _(
+                    "patch_embedding: --init-from {init_from} has a linear one, which {name} cannot replace; "
+                    "leave one of the two out",
+                    init_from=config.init_from,
+                    name=config.patch_embedding,
+                )
+            )
         return ImageSize(config.image_size or embed.image_size[0], embed.patch_size[0])
+    choose(config.patch_embedding, PATCH_PROJECTIONS, "patch_embedding")  # before any image is read
     side = config.image_size or _usual_side(paths)
     patch = config.patch_size or (SMALL_PATCH if side <= SMALL_IMAGE else DEFAULT_PATCH)
     if not config.image_size:

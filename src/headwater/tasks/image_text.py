@@ -44,9 +44,16 @@ from headwater.i18n import _
 from headwater.parts import swap
 from headwater.tasks.base import EvalBatch, Predictions, Task, TaskConfig, TaskData, TaskMetadata
 from headwater.tasks.batch import TensorBatch
-from headwater.tasks.image_classification import ImageSize, build_processor, load_pixels, resolve_size
+from headwater.tasks.image_classification import (
+    ImageSize,
+    build_processor,
+    load_pixels,
+    patch_projection,
+    resolve_size,
+)
 from headwater.tasks.losses import contrastive_loss
 from headwater.text.tokenizer import Tokenizer
+from headwater.variants.conv_stem import CONV_INIT
 from headwater.variants.image_heads import FirstTokenOf, ProjectionHead
 from headwater.variants.patches import Patches
 from headwater.variants.stochastic_depth import with_stochastic_depth
@@ -366,7 +373,7 @@ def towers_spec(config: TaskConfig, vocab_size: int) -> Model:
     """Two towers of one size as in CLIP: a causal one of texts, pooled at <eos>, and one of images."""
     norm = LayerNorm(1e-5)
     ffn = FeedForward(config.d_ff, "gelu")
-    init = clip_init(config.d_model, config.layers)
+    init = (*CONV_INIT, *clip_init(config.d_model, config.layers))
     size = ImageSize(config.image_size or DEFAULT_IMAGE, config.patch_size or DEFAULT_PATCH)
 
     def block(mask: MaskRule) -> Block:
@@ -376,7 +383,10 @@ def towers_spec(config: TaskConfig, vocab_size: int) -> Model:
     embed = Embeddings(vocab_size, Learned(max_caption(config)), dropout=config.dropout)
     text = Stack(config.d_model, embed, (block(Causal()),) * config.layers, norm)
     image_layers = with_stochastic_depth((block(Bidirectional()),) * config.layers, config.stochastic_depth)
-    patches = Patches((size.image,) * 2, (size.patch,) * 2, bias=False, norm=norm, dropout=config.dropout)
+    projection = patch_projection(config)
+    patches = Patches(
+        (size.image,) * 2, (size.patch,) * 2, bias=False, norm=norm, dropout=config.dropout, projection=projection
+    )
     image = Stack(config.d_model, patches, image_layers)
     return Towers(
         text=Model(ProjectionHead(config.d_model, FirstTokenOf(0)), encoder=text, init=init),

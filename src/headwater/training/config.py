@@ -94,6 +94,9 @@ class ModelConfig(ConfigSection):
     d_ff: Int = setting(0, _("width of the feed-forward layers (0: from the size)"))
     dropout: Float = setting(0.1, _("dropout: the fraction of values set to zero in training"), lt=1)
     patch_size: Int = setting(0, _("pixels of a side of a patch of a picture (0: chosen)"))
+    patch_embedding: Text = setting(
+        "linear", _("how a patch of a picture becomes a vector: linear (ViT), or conv-stem (small convolutions)")
+    )
     stochastic_depth: Float = setting(0.0, _("rate at which the last layer is left out in training, of pictures"), lt=1)
     position: Text = setting("auto", _("sinusoidal, learned, rotary, alibi, relative or none"))
     attention: Text = setting(
@@ -356,6 +359,7 @@ class TrainKwargs(ResumeKwargs, FeedbackKwargs, total=False):
     d_ff: int
     dropout: float
     patch_size: int
+    patch_embedding: str
     stochastic_depth: float
     position: str
     tune: str

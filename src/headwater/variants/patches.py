@@ -1,4 +1,4 @@
-"""Patch embedding of images (ViT): a convolution whose stride is its kernel, class tokens, a grid of positions.
+"""Patch embedding of images (ViT): a vector for each patch, class tokens, a grid of positions.
 
 pixels [B, C, H, W] ── patches, row by row ── projection ─┐
 class token, distillation token ──────────────────────────┴─ + position ── norm ── dropout ── [B, first + N, D]
@@ -6,6 +6,7 @@ class token, distillation token ────────────────
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import torch
@@ -63,13 +64,47 @@ class GridEncoding(LearnedEncoding):
         return torch.cat((first, grid[0].flatten(1).T.to(table.dtype)))
 
 
+class PatchProjectionSpec(ABC):
+    """What makes a vector of each patch, before the positions.
+
+    sees_one_patch: the vector of a patch depends on its pixels alone.
+    """
+
+    sees_one_patch: ClassVar[bool] = True
+
+    @abstractmethod
+    def build(self, patches: Patches, d_model: int) -> nn.Module:
+        """A module that turns images [B, C, H, W] into [B, rows · columns, D], row by row."""
+
+
+@part
+class LinearProjection(PatchProjectionSpec):
+    """A linear layer on the pixels of each patch: a convolution whose stride is its kernel (ViT)."""
+
+    def build(self, patches: Patches, d_model: int) -> nn.Module:
+        return LinearProjectionLayer(patches.channels, d_model, patches.patch_size, patches.patch_size, bias=patches.bias)
+
+
+class LinearProjectionLayer(nn.Conv2d):
+    """The convolution of LinearProjection, computed as one matrix product."""
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return F.linear(self.split(pixels), self.weight.flatten(1), self.bias)  # [B, N, D]
+
+    def split(self, pixels: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, N, C · h · w]: the patches row by row, each with its channels first."""
+        height, width = self.kernel_size
+        patches = pixels.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # [B, C, rows, h, columns, w]
+        return patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+
+
 @part
 class Patches(EmbeddingSpec):
     """Patch embedding: images [B, C, H, W] to a vector for each patch (ViT, Dosovitskiy et al. 2020).
 
     image_size, patch_size: height and width in pixels. first_tokens: learned vectors before the patches, none (SigLIP),
     the class token, or the class token and the distillation token (DeiT). mask_token: a learned vector in place of a
-    patch whose token type is 1 (masked image modeling). norm: of the sum (CLIP).
+    patch whose token type is 1 (masked image modeling). norm: of the sum (CLIP). projection: of pixels to vectors.
     """
 
     image_size: tuple[int, int]
@@ -80,6 +115,7 @@ class Patches(EmbeddingSpec):
     mask_token: bool = False
     norm: NormSpec = NoNorm()
     dropout: float = 0.0
+    projection: PatchProjectionSpec = LinearProjection()
 
     def __post_init__(self) -> None:
         check_positive(self, "channels", _("3 is color, 1 is gray"))
@@ -98,6 +134,13 @@ class Patches(EmbeddingSpec):
             _("first_tokens must be at most {maximum}", maximum=MAX_FIRST_TOKENS),
             self.first_tokens,
             _("1 is the class token"),
+        )
+        must(
+            self.projection.sees_one_patch or not self.mask_token,
+            self,
+            _("a mask token needs a projection that sees each patch alone"),
+            self.projection,
+            _("leave out the mask token, or take LinearProjection()"),
         )
 
     @property
@@ -119,7 +162,7 @@ class PatchesLayer(InputEmbedding):
     def __init__(self, spec: Patches, d_model: int) -> None:
         super().__init__()
         self.spec = spec
-        self.projection = nn.Conv2d(spec.channels, d_model, spec.patch_size, spec.patch_size, bias=spec.bias)
+        self.projection = spec.projection.build(spec, d_model)
         self.class_token = _token(d_model, spec.first_tokens >= 1)
         self.distillation_token = _token(d_model, spec.first_tokens >= 2)
         self.mask_token = _token(d_model, spec.mask_token)
@@ -164,7 +207,7 @@ class PatchesLayer(InputEmbedding):
         """signal [B, C, H, W] -> [B, first + N, D]"""
         assert inputs.signal is not None  # read() sets it
         grid = self.spec.grid(*inputs.signal.shape[2:])
-        x = F.linear(self.split(inputs.signal), self.projection.weight.flatten(1), self.projection.bias)  # [B, N, D]
+        x = self.projection(inputs.signal)  # [B, N, D]
         if inputs.token_types is not None:
             x = self._masked(x, inputs.token_types[:, self.spec.first_tokens :])
         first = [
@@ -172,12 +215,6 @@ class PatchesLayer(InputEmbedding):
         ]
         x = torch.cat((*first, x), 1) + self.position.resized(*grid)
         return self.dropout(self.norm(x))
-
-    def split(self, pixels: Tensor) -> Tensor:
-        """[B, C, H, W] -> [B, N, C · h · w]: the patches row by row, each with its channels first."""
-        height, width = self.spec.patch_size
-        patches = pixels.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # [B, C, rows, h, columns, w]
-        return patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
     def _masked(self, x: Tensor, token_types: Tensor) -> Tensor:
         """The mask token in place of the patches whose token type is 1."""
