@@ -3,9 +3,12 @@
     HEADWATER_DATA=… python benchmarks/vision_train.py cifar10 --max-time 60m
     HEADWATER_DATA=… python benchmarks/vision_train.py fashion --max-time 15m
     HEADWATER_DATA=… python benchmarks/vision_train.py digits --max-time 60s      a minute, to see that it runs
+    … cifar10 --processor-time --max-time 120m --out run             120 processor minutes: an hour of two cores
+    … cifar10 --processor-time --max-time 120m --out run --resume    goes on with a run that was stopped
 
 The images are unpacked into folders of classes, as users have them, and trained by headwater.train; the test set is
-read only by the evaluation at the end. The figure is the accuracy that `headwater eval` prints.
+read only by the evaluation at the end. The figure is the accuracy that `headwater eval` prints. With --processor-time
+the limit counts the processor time of this process, so that other work on the machine changes nothing.
 """
 
 from __future__ import annotations
@@ -23,19 +26,25 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from headwater.training.api import train
+from headwater.training.api import resume, train
 from headwater.training.evaluate import evaluate_files
 
 MAX_PARAMETERS = 2_000_000
-COMMON = {"label_smoothing": 0.1, "dropout": 0.0, "weight_decay": 0.05, "batch_tokens": 8320, "valid_fraction": 0.02}
+COMMON = {"label_smoothing": 0.1, "dropout": 0.0, "weight_decay": 0.05, "valid_fraction": 0.02, "batch_tokens": 8320,
+          "patch_embedding": "conv-stem", "min_lr_ratio": 0.001, "final_eval_examples": 1, "eval_examples": 1000}
 RECIPES = {
-    "cifar10": {"d_model": 160, "heads": 4, "layers": 6, "d_ff": 320, "lr": 2e-3, "ema": 0.999,
-                "augment": "flip=0.5,crop=0.125,color=0.2", "stochastic_depth": 0.05},
-    "fashion": {"d_model": 96, "heads": 4, "layers": 5, "d_ff": 192, "lr": 2e-3, "ema": 0.998,
-                "augment": "flip=0.5,crop=0.08"},
+    "cifar10": {"d_model": 128, "heads": 2, "layers": 4, "d_ff": 256, "lr": 2e-3, "ema": 0.999,
+                "augment": "flip=0.5,crop=0.125,color=0.2"},
+    "fashion": {"d_model": 96, "heads": 4, "layers": 4, "d_ff": 192, "lr": 2e-3, "ema": 0.998,
+                "augment": "flip=0.5,crop=0.08", "batch_tokens": 6400},
     "digits": {"d_model": 64, "heads": 4, "layers": 3, "d_ff": 128, "lr": 2e-3, "augment": "crop=0.125",
                "image_size": 8, "patch_size": 2, "batch_tokens": 1100},
 }  # fmt: skip
+
+
+def count_processor_time() -> None:
+    """Every clock that training reads is now the processor time of this process."""
+    time.monotonic = time.perf_counter = time.process_time
 
 
 def unpack_cifar10(data: Path, folder: Path) -> None:
@@ -79,22 +88,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", choices=RECIPES)
     parser.add_argument("--max-time", default="15m")
+    parser.add_argument("--processor-time", action="store_true", help="of this process, not of the clock")
     parser.add_argument("--folder", type=Path, help="where the images are, or are unpacked to")
     parser.add_argument("--out", type=Path, help="the folder of the run")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
     args = parser.parse_args()
+    if args.processor_time:
+        count_processor_time()
     with tempfile.TemporaryDirectory() as temp:
         folder = args.folder or Path(temp) / "images"
         if not (folder / "train").is_dir():
             UNPACK[args.data](Path(os.environ["HEADWATER_DATA"]), folder)
         run = args.out or Path(temp) / "run"
         start = time.monotonic()
-        settings = {**COMMON, **RECIPES[args.data]}
-        predictor = train(folder / "train", out=run, max_time=args.max_time, **settings)
+        if args.resume:
+            predictor = resume(run, max_time=args.max_time)
+        else:
+            predictor = train(folder / "train", out=run, max_time=args.max_time, **{**COMMON, **RECIPES[args.data]})
         seconds = time.monotonic() - start
         size = sum(p.numel() for p in predictor.model.parameters())
         assert size <= MAX_PARAMETERS, f"{size:,} parameters"
         metrics = evaluate_files(run, [str(folder / "test")]).metrics
-    print(json.dumps({"data": args.data, "parameters": size, "seconds": round(seconds), "test": metrics}))
+    clock = "processor_seconds" if args.processor_time else "seconds"
+    print(json.dumps({"data": args.data, "parameters": size, clock: round(seconds), "test": metrics}))
 
 
 if __name__ == "__main__":
