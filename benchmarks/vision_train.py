@@ -30,8 +30,17 @@ from headwater.training.api import resume, train
 from headwater.training.evaluate import evaluate_files
 
 MAX_PARAMETERS = 2_000_000
-COMMON = {"label_smoothing": 0.1, "dropout": 0.0, "weight_decay": 0.05, "valid_fraction": 0.02, "batch_tokens": 8320,
-          "patch_embedding": "conv-stem", "min_lr_ratio": 0.001, "final_eval_examples": 1, "eval_examples": 1000}
+COMMON = {
+    "label_smoothing": 0.1,
+    "dropout": 0.0,
+    "weight_decay": 0.05,
+    "valid_fraction": 0.02,
+    "batch_tokens": 8320,
+    "patch_embedding": "conv-stem",
+    "min_lr_ratio": 0.001,
+    "final_eval_examples": 1,
+    "eval_examples": 1000,
+}
 RECIPES = {
     "cifar10": {"d_model": 128, "heads": 2, "layers": 4, "d_ff": 256, "lr": 2e-3, "ema": 0.999,
                 "augment": "flip=0.5,crop=0.125,color=0.2"},

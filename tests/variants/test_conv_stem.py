@@ -46,9 +46,7 @@ def test_a_batch_gives_what_single_images_give_while_training_too():
     single = torch.cat([model(row[None]) for row in pixels()])
     assert torch.allclose(batched, single, atol=1e-5)
     statistics_of_the_batch = torch.nn.BatchNorm2d(3)  # the usual norm of such stems would break it
-    assert not torch.allclose(
-        statistics_of_the_batch(pixels())[:1], statistics_of_the_batch(pixels()[:1]), atol=1e-2
-    )
+    assert not torch.allclose(statistics_of_the_batch(pixels())[:1], statistics_of_the_batch(pixels()[:1]), atol=1e-2)
 
 
 def test_another_image_size_is_read():

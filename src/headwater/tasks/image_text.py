@@ -44,13 +44,7 @@ from headwater.i18n import _
 from headwater.parts import swap
 from headwater.tasks.base import EvalBatch, Predictions, Task, TaskConfig, TaskData, TaskMetadata
 from headwater.tasks.batch import TensorBatch
-from headwater.tasks.image_classification import (
-    ImageSize,
-    build_processor,
-    load_pixels,
-    patch_projection,
-    resolve_size,
-)
+from headwater.tasks.image_classification import ImageSize, build_processor, load_pixels, patch_projection, resolve_size
 from headwater.tasks.losses import contrastive_loss
 from headwater.text.tokenizer import Tokenizer
 from headwater.variants.conv_stem import CONV_INIT

@@ -82,7 +82,9 @@ class LinearProjection(PatchProjectionSpec):
     """A linear layer on the pixels of each patch: a convolution whose stride is its kernel (ViT)."""
 
     def build(self, patches: Patches, d_model: int) -> nn.Module:
-        return LinearProjectionLayer(patches.channels, d_model, patches.patch_size, patches.patch_size, bias=patches.bias)
+        return LinearProjectionLayer(
+            patches.channels, d_model, patches.patch_size, patches.patch_size, bias=patches.bias
+        )
 
 
 class LinearProjectionLayer(nn.Conv2d):
