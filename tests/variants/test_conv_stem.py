@@ -14,7 +14,10 @@ from headwater.variants.conv_stem import ConvStem, conv_stem_for
 from headwater.variants.patches import LinearProjection, Patches
 
 
-def vit(projection=ConvStem((8, 16, 24)), image=(16, 24), **fields):
+STEM = ConvStem((8, 16, 24))
+
+
+def vit(projection=STEM, image=(16, 24), **fields):
     norm = LayerNorm(1e-6)
     block = Block((pre(norm, self_attn=Attention(4, bias="qkvo")), pre(norm, ffn=FeedForward(32, "gelu"))))
     embed = Patches(image, (4, 4), projection=projection, **fields)
