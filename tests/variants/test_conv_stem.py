@@ -13,7 +13,6 @@ from headwater.parts import from_dict, to_dict
 from headwater.variants.conv_stem import ConvStem, conv_stem_for
 from headwater.variants.patches import LinearProjection, Patches
 
-
 STEM = ConvStem((8, 16, 24))
 
 
