@@ -23,14 +23,23 @@ IDS = torch.tensor([[5, 9, 3, 17, 8]])
 ALL = LoRA(r=3, target=("*.self_attn.*", "*.ffn.up"))
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
+def tiny_gguf(folder, tied):
     """A tiny LLaMA as a GGUF file, with grouped keys and values."""
     tokenizer = train_tokenizer(["the cat sat on the mat"] * 20, "bpe", vocab_size=300)
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
-    loaded = tiny("llama", vocab_size=len(tokenizer), rms_norm_eps=1e-5, tie_word_embeddings=True, **sizes)
+    loaded = tiny("llama", vocab_size=len(tokenizer), rms_norm_eps=1e-5, tie_word_embeddings=tied, **sizes)
     loaded = LoadedModel(loaded.model, tokenizer, loaded.config, loaded.path, "language")
-    return save_gguf(loaded, tmp_path_factory.mktemp("base") / "base.gguf", "F32")
+    return save_gguf(loaded, folder / "base.gguf", "F32")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_gguf(tmp_path_factory.mktemp("base"), tied=True)
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory):
+    return tiny_gguf(tmp_path_factory.mktemp("untied"), tied=False)
 
 
 def tuned(base, random_weights, *methods):
@@ -53,6 +62,18 @@ def test_there_and_back(base, tmp_path, random_weights):
     rows = change.lora_b.view(2, 2, 8, 3).transpose(1, 2).reshape(32, 3)  # halves of each head to pairs
     assert torch.equal(file["blk.0.attn_k.weight.lora_b"], rows)
     assert torch.equal(file["blk.0.attn_k.weight.lora_a"], change.lora_a)
+
+
+@torch.no_grad()
+def test_a_table_of_tokens_there_and_back(base, untied, tmp_path, random_weights):
+    """A is transposed in the file, whose rows llama.cpp looks up. Where output and table are tied it has one name."""
+    loaded = tuned(untied, random_weights, LoRA(r=3, target="*.embed.tokens"))
+    save_adapter(loaded, tmp_path / "a.gguf", layout="gguf")
+    assert list(GgufFile(tmp_path / "a.gguf")["token_embd.weight.lora_a"].shape) == [300, 3]
+    back = load_adapter(load(untied), tmp_path / "a.gguf")
+    assert torch.allclose(back.model(IDS), loaded.model(IDS), atol=1e-5)
+    with pytest.raises(BadSetting, match="cannot change an output layer and an embedding that are tied; merge it"):
+        save_adapter(tuned(base, random_weights, LoRA(r=2, target="*.embed.tokens")), tmp_path / "b", layout="gguf")
 
 
 def test_what_does_not_fit_is_refused(base, tmp_path, random_weights):
@@ -117,19 +138,44 @@ def test_merging_into_packed_weights_says_how_far_they_moved(base, random_weight
     assert torch.allclose(loaded.model(IDS), want, atol=1e-4)
 
 
-@pytest.mark.slow
-@torch.no_grad()
-def test_llama_cpp_gives_the_same_logits(base, tmp_path, random_weights):
+# ---------------------------------------------------------------------------------------------------------- llama.cpp
+
+
+def llama_cpp_logits(path, lora=None):
     """HEADWATER_LLAMA_CPP names a folder with llama-cpp-python, if it is not installed."""
     if folder := os.environ.get("HEADWATER_LLAMA_CPP"):
         sys.path.append(folder)
-    llama_cpp = pytest.importorskip("llama_cpp")
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    model = llama_cpp.Llama(str(path), lora_path=lora and str(lora), n_ctx=64, logits_all=True, verbose=False)
+    model.eval(IDS[0].tolist())
+    return torch.from_numpy(model.scores[: IDS.shape[1]].copy())
+
+
+def assert_equal_logits(got, want):
+    assert (got - want).abs().max() < 2e-2 * want.abs().max()  # llama.cpp rounds activations
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_llama_cpp_gives_the_same_logits(base, tmp_path, random_weights):
+    """With the adapter beside the base, and merged into it in 32 and 16 bits."""
     loaded = tuned(base, random_weights, ALL)
+    want = loaded.model(IDS)[0]
     save_adapter(loaded, tmp_path / "a.gguf", layout="gguf")
-    for path, lora in ((base, str(tmp_path / "a.gguf")), (base, None)):
-        theirs = llama_cpp.Llama(str(path), lora_path=lora, n_ctx=64, logits_all=True, verbose=False)
-        theirs.eval(IDS[0].tolist())
-        got = torch.from_numpy(theirs.scores[: IDS.shape[1]].copy())
-        model = loaded.model if lora else load(base).model
-        want = model(IDS)[0]
-        assert (got - want).abs().max() < 2e-2 * want.abs().max()  # llama.cpp rounds activations
+    got = llama_cpp_logits(base, tmp_path / "a.gguf")
+    assert_equal_logits(got, want)
+    plain = llama_cpp_logits(base)
+    assert_equal_logits(plain, load(base).model(IDS)[0])
+    assert (plain - got).abs().max() > 0.2 * want.abs().max()
+
+    merge(loaded.model)
+    for bits in ("F32", "F16"):
+        assert_equal_logits(llama_cpp_logits(save_gguf(loaded, tmp_path / f"{bits}.gguf", bits)), want)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_llama_cpp_adapts_the_embedding(untied, tmp_path, random_weights):
+    loaded = tuned(untied, random_weights, LoRA(r=3, target=("*.embed.tokens", "*attn.q", "head.out")))
+    save_adapter(loaded, tmp_path / "a.gguf", layout="gguf")
+    assert_equal_logits(llama_cpp_logits(untied, tmp_path / "a.gguf"), loaded.model(IDS)[0])

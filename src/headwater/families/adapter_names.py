@@ -15,6 +15,7 @@ from headwater.families.export import FamilyMismatch, config_matches_spec, match
 from headwater.families.hf_folder import LoadedModel, transform_sizes
 from headwater.families.registry import FAMILIES
 from headwater.i18n import _
+from headwater.tuning.embedding import embedding_paths
 from headwater.tuning.paths import linear_paths
 from headwater.weights.name_map import NameMap
 from headwater.weights.name_rules import RuleMatch
@@ -67,6 +68,13 @@ class PublicNames:
     def modules(self, model: Transformer) -> list[PublicModule]:
         """The modules of all linear layers of a model, each once."""
         return list({module.name: module for module in map(self.module_of, linear_paths(model))}.values())
+
+    def tables(self, model: Transformer) -> dict[str, str]:
+        """Our paths of the tables of tokens by their public names: one for each stack, also where they share weights."""
+        paths = embedding_paths(model)
+        weights = {f"{path}.weight" for path in paths}
+        matches = {path: self.names.match_param(f"{path}.weight", weights) for path in paths}
+        return {self._module(match).name: path for path, match in matches.items() if match is not None}
 
     def find_module(self, name: str) -> PublicModule | None:
         """The module of a public name, with or without the prefix of the body."""

@@ -3,6 +3,7 @@
     general.type = adapter, adapter.type = lora, adapter.lora.alpha
     blk.0.attn_q.weight.lora_a   A [r, in]
     blk.0.attn_q.weight.lora_b   B [out, r], its rows in the order of the weight in GGUF
+    token_embd.weight.lora_a     Aᵀ [vocab, r], whose rows are looked up
 
 The scale is alpha / r with one alpha for all tensors, so other scales are folded into B. DoRA, biases and a trained
 head have no place in such a file.
@@ -20,14 +21,17 @@ from headwater.errors import BadFile, BadSetting
 from headwater.families.export import FamilyMismatch, config_matches_spec, match_family
 from headwater.families.gguf import GGUF_ARCHITECTURES
 from headwater.families.hf_folder import LoadedModel, transform_sizes
-from headwater.families.peft_common import AdapterFile, changed_linears
+from headwater.families.peft_common import AdapterFile, changed_layers
 from headwater.i18n import _
 from headwater.io.files import quote
 from headwater.tuning.base import DEFAULT_NAME, tuning_of
+from headwater.tuning.embedding import LowRankTable, TunedEmbedding
+from headwater.tuning.linear import TunedLinear
 from headwater.tuning.lowrank import LoRA, LowRank, LowRankDirection
 from headwater.weights.checks import check_finite
 from headwater.weights.gguf import GgufFile, write_gguf
 
+TOKEN_TABLE = "token_embd.weight"
 SUFFIXES = {".lora_a": "lora_a", ".lora_b": "lora_b"}
 
 
@@ -37,16 +41,19 @@ def write_gguf_lora(loaded: LoadedModel, path: str | Path, name: str = DEFAULT_N
     if path.exists():
         raise BadFile(_("{path}: it must be a new file, it exists already; choose another name", path=path))
     architecture = gguf_architecture(loaded)
-    changes = changed_linears(loaded, name)
+    changes = changed_layers(loaded, name, (TunedLinear, TunedEmbedding))
     tuning = tuning_of(loaded.model)
     methods = () if tuning is None else tuning.adapters[name]
-    plain = all(isinstance(change, LowRank) and not isinstance(change, LowRankDirection) for change in changes.values())
+    plain = all(
+        isinstance(change, LowRank | LowRankTable) and not isinstance(change, LowRankDirection)
+        for change in changes.values()
+    )
     if not changes or not plain or not all(isinstance(method, LoRA) for method in methods):
         raise BadSetting(
             _("a GGUF adapter holds LoRA alone, this one is {methods}; merge it, or export it as peft", methods=methods)
         )
-    if "head.out" in changes and loaded.spec.tied:
-        raise BadSetting(_("a GGUF adapter cannot change an output layer that is tied to the embedding; merge it"))
+    if loaded.spec.tied and any(path in changes for pair in loaded.spec.tied for path in pair):
+        raise BadSetting(_("a GGUF adapter cannot change an output layer and an embedding that are tied; merge it"))
     first = next(iter(changes.values()))
     alpha = first.scale * len(first.lora_a)
     metadata = {
@@ -62,7 +69,7 @@ def write_gguf_lora(loaded: LoadedModel, path: str | Path, name: str = DEFAULT_N
 
 
 def _gguf_tensors(
-    loaded: LoadedModel, architecture: str, changes: Mapping[str, LowRank], alpha: float
+    loaded: LoadedModel, architecture: str, changes: Mapping[str, LowRank | LowRankTable], alpha: float
 ) -> dict[str, Tensor]:
     """A and B of every layer by their names in GGUF."""
     names = GGUF_ARCHITECTURES[architecture].names
@@ -74,7 +81,8 @@ def _gguf_tensors(
             raise BadSetting(_("{path} has no public name in {model_type}", path=layer, model_type=architecture))
         factor = change.scale * len(change.lora_a) / alpha
         b = match.rule.transforms.of_rows().inverse([change.lora_b.detach() * factor], sizes)
-        tensors[f"{match.checkpoint_name()}.lora_a"] = change.lora_a.detach().contiguous()
+        a = change.lora_a.detach()
+        tensors[f"{match.checkpoint_name()}.lora_a"] = (a.t() if isinstance(change, LowRankTable) else a).contiguous()
         tensors[f"{match.checkpoint_name()}.lora_b"] = b.contiguous()
     return tensors
 
@@ -116,6 +124,8 @@ def read_gguf_lora(loaded: LoadedModel, path: Path) -> AdapterFile:
         match = names.match_checkpoint(layer)
         a = parts.get("lora_a")
         b = parts.get("lora_b")
+        if layer == TOKEN_TABLE and a is not None:
+            a = a.t()
         if match is None or a is None or b is None or a.dim() != 2 or b.dim() != 2 or len(a) != b.shape[1]:
             raise BadFile(_("{where}: {name} must have A [r, in] and B [out, r]", where=path, name=quote(layer)))
         rows = match.rule.transforms.of_rows().forward(b, 1, sizes)
@@ -123,7 +133,7 @@ def read_gguf_lora(loaded: LoadedModel, path: Path) -> AdapterFile:
             raise BadFile(_("{where}: {name} has the wrong number of rows", where=path, name=quote(layer)))
         target = match.param_names()[0].removesuffix(".weight")
         methods.setdefault(len(a), []).append(target)
-        tensors |= {f"{target}.lora_a": a, f"{target}.lora_b": rows[0].contiguous()}
+        tensors |= {f"{target}.lora_a": a.contiguous(), f"{target}.lora_b": rows[0].contiguous()}
     if not tensors:
         raise BadFile(_("{path}: it has no tensors; was it written completely?", path=path))
     return AdapterFile(tuple(LoRA(r, float(alpha), tuple(paths)) for r, paths in methods.items()), tensors)

@@ -98,12 +98,12 @@ def read_saved(
     return [Full(tuple(tensors))] if tensors else [], tensors
 
 
-def changed_linears(loaded: LoadedModel, name: str) -> dict[str, Any]:
-    """The changes of linear layers by path; other changes of the adapter are refused."""
+def changed_layers(loaded: LoadedModel, name: str, kinds: tuple[type, ...] = (TunedLinear,)) -> dict[str, Any]:
+    """The changes of layers of these kinds by path; other changes of the adapter are refused."""
     changes = {}
     for path, module in loaded.model.named_modules():
         if isinstance(module, ChangedModule) and name in module.changes:
-            if not isinstance(module, TunedLinear):
+            if not isinstance(module, kinds):
                 raise BadSetting(_("export: {path} is no linear layer; choose another layout", path=path))
             changes[path] = module.changes[name]
     return changes

@@ -9,7 +9,7 @@ from pathlib import Path
 from headwater.errors import BadFile, BadSetting
 from headwater.families.adapter_names import PublicNames
 from headwater.families.hf_folder import LoadedModel
-from headwater.families.peft_common import AdapterFile, PeftFiles, changed_linears, saved_modules
+from headwater.families.peft_common import AdapterFile, PeftFiles, changed_layers, saved_modules
 from headwater.families.peft_config import CONFIG_NAME, WEIGHTS_NAME, PeftConfig
 from headwater.families.peft_lora import lora_files, read_lora
 from headwater.families.peft_vectors import ia3_files, prefix_files, prompt_files, read_ia3, read_prefix, read_prompt
@@ -17,6 +17,8 @@ from headwater.i18n import _
 from headwater.io.files import atomic_write, quote
 from headwater.tuning import IA3, Full, LoRA, PrefixTuning, PromptTuning
 from headwater.tuning.base import DEFAULT_NAME, tuning_of
+from headwater.tuning.embedding import TunedEmbedding
+from headwater.tuning.linear import TunedLinear
 from headwater.weights.checks import check_finite
 from headwater.weights.safetensors import SafetensorsFile, write_safetensors
 
@@ -73,9 +75,10 @@ def peft_files(loaded: LoadedModel, name: str, base: str) -> PeftFiles:
     names = PublicNames.of(loaded)
     changing = [method for method in methods if not isinstance(method, Full)]
     if changing and all(isinstance(method, LoRA) for method in changing):
-        files = lora_files(names, changed_linears(loaded, name))
+        changes = changed_layers(loaded, name, (TunedLinear, TunedEmbedding))
+        files = lora_files(names, loaded.model, changes)
     elif changing and all(isinstance(method, IA3) for method in changing):
-        files = ia3_files(names, changed_linears(loaded, name))
+        files = ia3_files(names, changed_layers(loaded, name))
     elif len(methods) == 1 and isinstance(methods[0], PrefixTuning):
         files = prefix_files(loaded.model, name)
     elif len(methods) == 1 and isinstance(methods[0], PromptTuning):

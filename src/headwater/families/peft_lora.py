@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from headwater.core import Transformer
 from headwater.errors import BadFile, BadSetting
 from headwater.families.adapter_names import PublicModule, PublicNames, group_by_module
 from headwater.families.hf_folder import LoadedModel
@@ -20,9 +21,12 @@ from headwater.families.peft_common import PREFIX, AdapterFile, PeftFiles, check
 from headwater.families.peft_config import PeftConfig
 from headwater.i18n import _
 from headwater.io.files import quote
+from headwater.quantization.layers import QuantizedModule
+from headwater.tuning.embedding import LowRankTable
 from headwater.tuning.lowrank import DoRA, LoRA, LowRank, LowRankDirection
 from headwater.weights.safetensors import SafetensorsFile
 
+TABLE_SUFFIXES = {".lora_embedding_A": "table_a", ".lora_embedding_B": "table_b", ".base_layer.weight": "base"}
 LORA_SUFFIXES = {".lora_A.weight": "lora_a", ".lora_B.weight": "lora_b", ".lora_magnitude_vector": "magnitude"}
 
 
@@ -36,31 +40,69 @@ class LowRankWeights(NamedTuple):
 
 
 def read_lora(names: PublicNames, loaded: LoadedModel, config: PeftConfig, file: SafetensorsFile) -> AdapterFile:
-    by_module, saved = group_tensors(file, LORA_SUFFIXES)
+    by_module, saved = group_tensors(file, LORA_SUFFIXES | TABLE_SUFFIXES)
+    tables = names.tables(loaded.model)
     known = [module.name for module in names.modules(loaded.model)]
-    expected = config.targets(known, names.model_type, "lora")
+    expected = config.targets([*known, *tables], names.model_type, "lora")
     dora = config.get("use_dora", bool, False)
+    check_base_copies(names, loaded.model, by_module, file.where)
+    of_tables = {name: parts for name, parts in by_module.items() if find_table(names, tables, name) is not None}
+    of_layers = {name: parts for name, parts in by_module.items() if name not in of_tables}
     needed = {"lora_a", "lora_b", "magnitude"} if dora else {"lora_a", "lora_b"}
-    check_complete(names, by_module, expected, needed, file.where)
+    check_complete(names, of_layers, [name for name in expected if name not in tables], needed, file.where)
+    check_complete(names, of_tables, [name for name in expected if name in tables], {"table_a", "table_b"}, file.where)
 
-    methods: dict[tuple[int, float], list[str]] = {}
+    methods: dict[tuple[type[LoRA], int, float], list[str]] = {}
     tensors: dict[str, Tensor] = {}
-    for name, parts in by_module.items():
+    for name, parts in of_layers.items():
         module = names.find_module(name)
         assert module is not None, "every module was expected"
         rank, alpha = _rank_and_alpha(config, name, parts, file.where)
         pieces = {kind: names.split_rows(module, t) for kind, t in parts.items() if kind != "lora_a"}
         for index, path in enumerate(module.paths):
-            methods.setdefault((rank, alpha), []).append(path)
+            methods.setdefault((DoRA if dora else LoRA, rank, alpha), []).append(path)
             tensors[f"{path}.lora_a"] = parts["lora_a"].float()
             for kind, split in pieces.items():
                 if split is None:
                     raise BadFile(_("{where}: {name} has the wrong number of rows", where=file.where, name=quote(name)))
                 tensors[f"{path}.{kind}"] = split[index].float()
-    method = DoRA if dora else LoRA
-    lora = [method(rank, alpha, tuple(paths)) for (rank, alpha), paths in methods.items()]
+    for name, parts in of_tables.items():
+        path = str(find_table(names, tables, name))
+        weights = {"lora_a": parts["table_a"].float(), "lora_b": parts["table_b"].float()}
+        rank, alpha = _rank_and_alpha(config, name, weights, file.where)
+        methods.setdefault((LoRA, rank, alpha), []).append(path)
+        tensors |= {f"{path}.{kind}": tensor for kind, tensor in weights.items()}
+    lora = [method(rank, alpha, tuple(paths)) for (method, rank, alpha), paths in methods.items()]
     full, saved_tensors = read_saved(names, saved, file.where)
     return AdapterFile((*lora, *full), tensors | saved_tensors)
+
+
+def find_table(names: PublicNames, tables: Mapping[str, str], name: str) -> str | None:
+    """Our path of the table of tokens of a public name, with or without the prefix of the body; else None."""
+    paths = names.paths_of(name)
+    is_table = any(name == known or known.endswith(f".{name}") or name.endswith(f".{known}") for known in tables)
+    return paths[0] if is_table and paths and paths[0] in tables.values() else None
+
+
+def check_base_copies(names: PublicNames, model: Transformer, by_module: dict[str, dict[str, Tensor]], where: object) -> None:
+    """Beside an embedding or an output layer peft stores the weight of the base: it must be ours, and is taken out."""
+    for name, parts in by_module.items():
+        copy = parts.pop("base", None)
+        if copy is None:
+            continue
+        paths = names.paths_of(name)
+        layer = model.get_submodule(paths[0]) if len(paths) == 1 else None
+        weight = None if layer is None else layer.weight
+        is_packed = isinstance(layer, QuantizedModule)
+        if weight is None or weight.shape != copy.shape or not (is_packed or torch.equal(weight, copy.to(weight.dtype))):
+            raise BadFile(
+                _(
+                    "{where}: {name} was trained or resized beside the adapter, its weight is not that of this base; "
+                    "use that base",
+                    where=where,
+                    name=quote(name),
+                )
+            )
 
 
 def _rank_and_alpha(config: PeftConfig, name: str, parts: Mapping[str, Tensor], where: object) -> tuple[int, float]:
@@ -83,11 +125,15 @@ def _rank_and_alpha(config: PeftConfig, name: str, parts: Mapping[str, Tensor], 
     return rank, alpha * rank**0.5 if config.get("use_rslora", bool, False) else alpha
 
 
-def lora_files(names: PublicNames, changes: Mapping[str, LowRank]) -> PeftFiles:
+def lora_files(names: PublicNames, model: Transformer, changes: Mapping[str, LowRank | LowRankTable]) -> PeftFiles:
     """The config and the tensors of low-rank changes."""
-    dora = any(isinstance(change, LowRankDirection) for change in changes.values())
-    modules = {m.name: join_low_rank(names, m, changes) for m in group_by_module(names, list(changes))}
-    if not modules:
+    layers = {path: change for path, change in changes.items() if isinstance(change, LowRank)}
+    tables = {path: change for path, change in changes.items() if isinstance(change, LowRankTable)}
+    dora = any(isinstance(change, LowRankDirection) for change in layers.values())
+    if dora and tables:
+        raise BadSetting(_("export: peft cannot have LoRA of a table of tokens beside DoRA; use LoRA for both"))
+    modules = {m.name: join_low_rank(names, m, layers) for m in group_by_module(names, list(layers))}
+    if not modules and not tables:
         raise BadSetting(_("export: the adapter changes no linear layer; choose another layout"))
     tensors: dict[str, Tensor] = {}
     for module, weights in modules.items():
@@ -95,6 +141,12 @@ def lora_files(names: PublicNames, changes: Mapping[str, LowRank]) -> PeftFiles:
         tensors[f"{PREFIX}{module}.lora_B.weight"] = weights.b.contiguous()
         if weights.magnitude is not None:
             tensors[f"{PREFIX}{module}.lora_magnitude_vector"] = weights.magnitude.contiguous()
+    for module, path in names.tables(model).items():
+        if path in tables:
+            table = tables[path]
+            modules[module] = LowRankWeights(table.lora_a.detach(), table.lora_b.detach(), None, table.scale)
+            tensors[f"{PREFIX}{module}.lora_embedding_A"] = modules[module].a.contiguous()
+            tensors[f"{PREFIX}{module}.lora_embedding_B"] = modules[module].b.contiguous()
 
     # The most frequent rank and alpha stand for all, the others are patterns.
     ranks = {module: len(weights.a) for module, weights in modules.items()}

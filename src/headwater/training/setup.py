@@ -44,6 +44,7 @@ from headwater.training.task_data import build_task_data, load_task_data, read_d
 from headwater.training.trainer import Trainer
 from headwater.training.tuned import is_tuned
 from headwater.tuning.base import trained_parameters
+from headwater.tuning.embedding import TunedEmbedding
 
 
 @dataclass(frozen=True)
@@ -329,7 +330,7 @@ def check_vocab_size(model: Transformer, task_data: TaskData, config: TrainConfi
     if not task_data.task.reads_text:
         return
     table = model.output_stack.embed.tokens
-    assert isinstance(table, nn.Embedding | QuantizedEmbedding)
+    assert isinstance(table, nn.Embedding | QuantizedEmbedding | TunedEmbedding)
     rows = table.num_embeddings
     if rows < len(task_data.tokenizer):
         raise BadSetting(

@@ -117,16 +117,20 @@ def tuned_linear(model: Transformer, path: str) -> TunedLinear:
 def check_rank(r: int, layers: Sequence[tuple[str, TunedLinear]]) -> None:
     """A rank above the width of a layer has more weights than the layer itself."""
     for path, layer in layers:
-        width = min(layer.in_features, layer.out_features)
-        if r > width:
-            raise BadSetting(
-                _(
-                    "r must be at most the width of the layer ({width}, {path}), got {r}; 8 is usual",
-                    width=width,
-                    path=path,
-                    r=r,
-                )
+        check_width(r, path, min(layer.in_features, layer.out_features))
+
+
+def check_width(r: int, path: str, width: int) -> None:
+    """A rank must not be above the width of the layer at a path."""
+    if r > width:
+        raise BadSetting(
+            _(
+                "r must be at most the width of the layer ({width}, {path}), got {r}; 8 is usual",
+                width=width,
+                path=path,
+                r=r,
             )
+        )
 
 
 def linear_sizes(layer: TunedLinear) -> tuple[int, int, torch.device]:

@@ -19,11 +19,13 @@ from torch.nn import functional as F
 from headwater.core import Transformer, functional
 from headwater.core.base import check_dropout, check_positive
 from headwater.cpu.decode import LinearTerms
+from headwater.errors import BadSetting
 from headwater.i18n import _
 from headwater.parts import must, part
 from headwater.quantization.layers import QuantizedLinear
 from headwater.tuning.base import TuningMethod
-from headwater.tuning.linear import LinearChange, TunedLinear, check_rank, linear_sizes, tuned_linear
+from headwater.tuning.embedding import LowRankTable, TunedEmbedding, embedding_paths, tuned_embedding
+from headwater.tuning.linear import LinearChange, TunedLinear, check_rank, check_width, linear_sizes, tuned_linear
 from headwater.tuning.paths import linear_paths, match_paths
 
 QUERIES_AND_VALUES = ("*attn.q", "*attn.v")  # as in the paper
@@ -31,7 +33,7 @@ QUERIES_AND_VALUES = ("*attn.q", "*attn.v")  # as in the paper
 
 @part
 class LoRA(TuningMethod):
-    """Low-rank adaptation of linear layers.
+    """Low-rank adaptation of linear layers, and of tables of tokens (*.embed.tokens).
 
     r: the rank. alpha: the scale is alpha / r; 2 r if it is not given. target: patterns of paths, or "all-linear".
     """
@@ -52,11 +54,20 @@ class LoRA(TuningMethod):
         return (2 * self.r if self.alpha is None else self.alpha) / self.r
 
     def apply(self, model: Transformer, name: str, generator: torch.Generator) -> None:
-        paths = match_paths(self.target, linear_paths(model), _("linear layer"))
-        layers = [(path, tuned_linear(model, path)) for path in paths]
+        tables = embedding_paths(model)
+        paths = match_paths(self.target, [*tables, *linear_paths(model)], _("linear layer"))
+        layers = [(path, tuned_linear(model, path)) for path in paths if path not in tables]
         check_rank(self.r, layers)
+        for path in paths:
+            if path in tables:
+                self.change_table(path, tuned_embedding(model, path), name, generator)
         for _path, layer in layers:
             layer.add_change(name, self.build(layer, generator))
+
+    def change_table(self, path: str, table: TunedEmbedding, name: str, generator: torch.Generator) -> None:
+        """Add the change of a table of tokens, with its initial weights."""
+        check_width(self.r, path, min(table.num_embeddings, table.embedding_dim))
+        table.add_change(name, LowRankTable(table, self.r, self.scale, generator))
 
     def build(self, layer: TunedLinear, generator: torch.Generator) -> LowRank:
         """The change of one layer, with its initial weights."""
@@ -78,6 +89,9 @@ class DoRA(LoRA):
 
     def build(self, layer: TunedLinear, generator: torch.Generator) -> LowRank:
         return LowRankDirection(layer, self, generator)
+
+    def change_table(self, path: str, table: TunedEmbedding, name: str, generator: torch.Generator) -> None:
+        raise BadSetting(_("DoRA changes linear layers, and {path} is a table of tokens; use LoRA for it", path=path))
 
 
 class LowRank(LinearChange):

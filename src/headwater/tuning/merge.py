@@ -13,10 +13,12 @@ from headwater.errors import BadSetting
 from headwater.i18n import _
 from headwater.quantization.layers import replace_module
 from headwater.tuning.base import DEFAULT_NAME, ChangedModule, Tuning, tuning_of
+from headwater.tuning.embedding import TunedEmbedding
 from headwater.tuning.hooks import StackChanges
 from headwater.tuning.linear import TunedLinear
 
 TiedPairs = tuple[tuple[str, str], ...]
+MERGEABLE = (TunedLinear, TunedEmbedding)
 PROBE_LENGTH = 8
 
 
@@ -30,7 +32,7 @@ class Merged:
     model: Transformer
     name: str
     largest_change: float
-    _replaced: dict[str, TunedLinear] = field(repr=False)
+    _replaced: dict[str, TunedLinear | TunedEmbedding] = field(repr=False)
     _tied: TiedPairs = field(repr=False)
     _tuning: Tuning = field(repr=False)
 
@@ -48,16 +50,17 @@ class Merged:
 
 
 def can_merge(model: nn.Module, name: str = DEFAULT_NAME) -> bool:
-    """Whether an adapter changes linear layers alone."""
+    """Whether an adapter changes linear layers and tables of tokens alone."""
     changed = [module for module in model.modules() if isinstance(module, ChangedModule) and name in module.changes]
     adds_tokens = any(isinstance(module, StackChanges) and name in module for module in model.modules())
-    return not adds_tokens and all(isinstance(module, TunedLinear) for module in changed)
+    return not adds_tokens and all(isinstance(module, MERGEABLE) for module in changed)
 
 
 @torch.no_grad()
 def merge(model: Transformer, name: str = DEFAULT_NAME) -> Merged:
-    """Merge an adapter into the weights: one plain linear layer in place of each that it changed.
+    """Merge an adapter into the weights: one plain layer in place of each that it changed.
 
+    A table that other layers are tied to is then one of its own: these keep the weights of the base.
     A quantized layer becomes one in float32: in 4 bits most of what was learned would be rounded away.
     """
     tuning = tuning_of(model)
@@ -75,7 +78,7 @@ def merge(model: Transformer, name: str = DEFAULT_NAME) -> Merged:
         )
 
     before = probe(model)
-    layers = {path: module for path, module in model.named_modules() if isinstance(module, TunedLinear)}
+    layers = {path: module for path, module in model.named_modules() if isinstance(module, MERGEABLE)}
     tied = model.spec.tied
     for path, layer in layers.items():
         replace_module(model, path, layer.merged(name))

@@ -14,6 +14,7 @@ from headwater.errors import BadSetting, nearest
 from headwater.i18n import _
 from headwater.quantization.layers import QuantizedLinear
 
+TOKEN_TABLE = "embed.tokens"  # the path of a table of tokens ends so
 ALL_LINEAR = "all-linear"  # every linear layer but those of the head
 LINEAR_TYPES = (nn.Linear, QuantizedLinear, ChangedLinear)
 
@@ -49,7 +50,7 @@ def match_paths(patterns: Patterns, known: Sequence[str], what: str) -> list[str
 
 def _matches(path: str, pattern: str) -> bool:
     if pattern == ALL_LINEAR:
-        return not path.startswith("head.")
+        return not path.startswith("head.") and not path.endswith(TOKEN_TABLE)
     return fnmatch.fnmatchcase(path, pattern)
 
 

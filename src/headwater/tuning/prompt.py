@@ -22,9 +22,11 @@ from headwater.core.base import check_positive
 from headwater.core.cache import CacheKey, KVPair
 from headwater.core.embeddings import ModelInputs
 from headwater.core.stack import TransformerStack
+from headwater.errors import BadSetting
 from headwater.i18n import _
 from headwater.parts import part
 from headwater.tuning.base import Selection, TuningMethod
+from headwater.tuning.embedding import TunedEmbedding
 from headwater.tuning.hooks import (
     RecordingCache,
     StackArguments,
@@ -47,6 +49,8 @@ class PromptTuning(TuningMethod):
 
     def apply(self, model: Transformer, name: str, generator: torch.Generator) -> None:
         stack = model.encoder if model.encoder is not None else model.output_stack
+        if isinstance(stack.embed.tokens, TunedEmbedding):
+            raise BadSetting(_("tune: LoRA changes the embedding, and virtual tokens cannot be added to it too"))
         add_stack_change(model, stack, self.build(name, change_selection(model), stack, generator))
 
     def build(self, name: str, selection: Selection, stack: Any, generator: torch.Generator) -> VirtualTokens:
