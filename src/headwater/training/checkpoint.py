@@ -126,8 +126,8 @@ class TrainOutput:
     def write_best(self, model: Transformer) -> None:
         """Write the best model so far."""
 
-    def load_best(self) -> Transformer | None:
-        """The best model, as it was written; None where nothing is written."""
+    def load_best(self, model: Transformer) -> Transformer | None:
+        """The best model, as it was written; None where nothing is written. model: that of today."""
         return None
 
 

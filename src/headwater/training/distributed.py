@@ -25,6 +25,8 @@ from headwater.errors import Unavailable
 from headwater.i18n import _
 from headwater.tasks.batch import LossFn, TensorBatch
 from headwater.training.launch import die_with_launcher
+from headwater.tuning import copy_adapter, tuning_of
+from headwater.tuning.base import trained_parameters
 from headwater.weights.native import copy_into
 
 # --------------------------------------------------------------------------------------------------
@@ -297,13 +299,16 @@ class FullySharded(SingleDevice):
         yield full
 
 
-def broadcast_model(model: Transformer | None, spec: Model, dist: SingleProcess) -> Transformer | None:
-    """The model of rank 0 on every rank, which may not see its files; None where rank 0 has none."""
+def broadcast_model(model: Transformer | None, like: Transformer, dist: SingleProcess) -> Transformer | None:
+    """The model of rank 0 on every rank, which may not see its files; None where rank 0 has none.
+
+    like: the model that learns, on every rank. Of a tuned one the adapter alone is broadcast: the base is there.
+    """
     if not dist.broadcast(model is not None):
         return None
     if model is None:
-        model = _empty_model(spec, dist.device)
-    dist.broadcast_tensors(parameter.detach() for parameter in model.parameters())
+        model = _empty_model(like.spec, dist.device) if tuning_of(like) is None else copy_adapter(like).eval()
+    dist.broadcast_tensors(parameter.detach() for parameter in trained_parameters(model).values())
     return model
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.core.model import Transformer
-from headwater.families.tuned_folder import save_tuned_folder
+from headwater.families.tuned_folder import ADAPTER_NAME, save_tuned_folder
 from headwater.tasks import TaskData
 from headwater.training.checkpoint import CheckpointWriter, TrainerSnapshot, TrainOutput
 from headwater.training.config import TrainConfig
@@ -21,7 +21,8 @@ from headwater.training.run_dir import RunDir
 from headwater.training.schedules import MAX_EVAL_EXAMPLES
 from headwater.training.state import Callback
 from headwater.training.storage import CheckpointManager
-from headwater.tuning.base import tuning_of
+from headwater.tuning import copy_adapter, set_adapter_tensors, tuning_of
+from headwater.weights.safetensors import SafetensorsFile
 
 
 def run_callbacks(run: RunDir, config: TrainConfig) -> list[Callback]:
@@ -84,8 +85,13 @@ class RunOutput(TrainOutput):
             save_tuned_folder(self.run.model_dir, saved, self.task_data.metadata)
         self.task_data.task.write_pictures(self.run.plots_dir, model, self.task_data)
 
-    def load_best(self) -> Transformer:
-        return load_run(self.run.folder).model.to(self.config.device)
+    def load_best(self, model: Transformer) -> Transformer:
+        if tuning_of(model) is None:
+            return load_run(self.run.folder).model.to(self.config.device)
+        best = self.task_data.task.saved_model(copy_adapter(model))
+        file = SafetensorsFile(self.run.model_dir / ADAPTER_NAME)
+        set_adapter_tensors(best, file, file.where)
+        return best.eval()
 
 
 def build_evaluator(config: TrainConfig, task_data: TaskData, dist: SingleProcess | None = None) -> Evaluator:

@@ -325,8 +325,8 @@ class Trainer:
             return
         if num_examples <= self.config.eval_examples:
             return
-        best = or_warn(self.output.load_best, self.emit, state.step)
-        best = broadcast_model(best, self.model.spec, self.dist)
+        best = or_warn(partial(self.output.load_best, self.model), self.emit, state.step)
+        best = broadcast_model(best, self.model, self.dist)
         if best is not None:
             with eval_mode(best):
                 result = self.evaluate_fn(best, num_examples)

@@ -6,6 +6,7 @@ headwater.tune(model, LoRA(r=8, target="*.self_attn.*"))
 from headwater.tuning.api import (
     adapter_tensors,
     base_fingerprint,
+    copy_adapter,
     remove_adapter,
     set_adapter_tensors,
     tune,
@@ -39,6 +40,7 @@ __all__ = [
     "adapter_tensors",
     "base_fingerprint",
     "can_merge",
+    "copy_adapter",
     "merge",
     "remove_adapter",
     "set_adapter_tensors",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Mapping
 from typing import Protocol, TypeVar
@@ -36,6 +37,7 @@ class HasTransformer(Protocol):
     def model(self) -> Transformer: ...
 
 
+AnyTransformer = TypeVar("AnyTransformer", bound=Transformer)
 AnyModel = TypeVar("AnyModel", bound=Transformer | HasTransformer)
 
 
@@ -129,6 +131,12 @@ def set_adapter_tensors(
 ) -> None:
     """Copy tensors into an adapter; every name and shape must fit before the first value is written."""
     copy_tensors(learned_parameters(model, name), tensors, where)
+
+
+def copy_adapter(model: AnyTransformer) -> AnyTransformer:
+    """A copy of a tuned model that has its own adapters and shares the frozen weights."""
+    shared = [tensor for tensor in (*model.parameters(), *model.buffers()) if not tensor.requires_grad]
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
 
 
 def base_fingerprint(model: nn.Module) -> str:
