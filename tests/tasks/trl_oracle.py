@@ -18,13 +18,20 @@ import torch
 PAIR_LOSSES = {"sigmoid": "sigmoid", "hinge": "hinge", "ipo": "ipo", "robust": "robust"}
 
 
+class OneProcess:
+    """An accelerator: whatever is gathered or reduced stays as it is."""
+
+    device = torch.device("cpu")
+    num_processes = 1
+
+    def __getattr__(self, name):
+        return lambda tensor, *options, **settings: tensor
+
+
 def stand_in(**settings):
     """Settings of a trainer, and what it logs to."""
-    same = SimpleNamespace(
-        gather_for_metrics=lambda x: x, gather=lambda x: x, device=torch.device("cpu"), num_processes=1
-    )
     return SimpleNamespace(
-        model=torch.nn.Linear(1, 1).eval(), accelerator=same, _metrics=defaultdict(lambda: defaultdict(list)),
+        model=torch.nn.Linear(1, 1).eval(), accelerator=OneProcess(), _metrics=defaultdict(lambda: defaultdict(list)),
         args=SimpleNamespace(**settings.pop("args", {})), _total_train_tokens=0, **settings,
     )  # fmt: skip
 

@@ -75,23 +75,31 @@ def assert_same_run(folder, whole):
 TARGET = {"tune": "lora", "tune_target": ["*attn.q", "*.embed.tokens"]}  # the table is tied to the head
 
 
-def test_two_processes_find_the_run_of_one(text, base, tmp_path):
-    """Stopped in one process and resumed in two, as well as in two from the start."""
-    whole, pair, stopped = tmp_path / "whole", tmp_path / "pair", tmp_path / "stopped"
-    settings = {**SETTINGS, **TARGET, "init_from": base}
-    headwater.train(text, out=whole, quiet=True, **settings)
-    words = flags({**SETTINGS, "tune": "lora", "init_from": base})
-    command(text, *words, "--tune-target", "*attn.q", "*.embed.tokens", "--out", pair, "--nproc", 2)
-    assert_same_run(pair, whole)
+@pytest.fixture(scope="module")
+def whole(text, base, tmp_path_factory):
+    """The run of one process."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    headwater.train(text, out=folder, quiet=True, init_from=base, **SETTINGS, **TARGET)
+    return folder
 
+
+def test_a_run_of_one_process_is_resumed_by_two(text, base, whole, tmp_path):
     def stop(event):
         if isinstance(event, StepEvent) and event.step == 5:
             raise KeyboardInterrupt
 
+    stopped = tmp_path / "stopped"
     with pytest.raises(KeyboardInterrupt):
-        headwater.train(text, out=stopped, quiet=True, callbacks=[stop], **settings)
+        headwater.train(text, out=stopped, quiet=True, init_from=base, callbacks=[stop], **SETTINGS, **TARGET)
     command("--resume", stopped, "--nproc", 2)
     assert_same_run(stopped, whole)
+
+
+@pytest.mark.slow
+def test_two_processes_find_the_run_of_one(text, base, whole, tmp_path):
+    words = flags({**SETTINGS, "tune": "lora", "init_from": base})
+    command(text, *words, "--tune-target", *TARGET["tune_target"], "--out", tmp_path / "pair", "--nproc", 2)
+    assert_same_run(tmp_path / "pair", whole)
 
 
 @pytest.mark.slow

@@ -106,8 +106,8 @@ def load_tuned_folder(folder: str | Path, load: Loader, *, merged: bool = True) 
         raise BadFile(_("{folder}: its config.json names no adapter; load it as a model", folder=folder))
     base = load_base(config, folder, load)
     model = attach_adapter(base.model, config, folder)
-    if merged and can_merge(model) and not quantized_layers(model):
-        merge(model)
+    if merged:
+        merge_if_float(model)
     tokenizer = find_tokenizer(folder) or base.tokenizer
     if model.spec.head == base.spec.head:
         tuned = replace(base, model=model, tokenizer=tokenizer, config={**base.config, "metadata": config.metadata})
@@ -117,6 +117,12 @@ def load_tuned_folder(folder: str | Path, load: Loader, *, merged: bool = True) 
         tuned = LoadedModel(model, tokenizer, native_config, folder, labels=labels)
     tuned.path = folder
     return tuned
+
+
+def merge_if_float(model: Transformer) -> None:
+    """Merge an adapter that can become weights of the base, where the base is not quantized."""
+    if can_merge(model) and not quantized_layers(model):
+        merge(model)
 
 
 def load_base(config: TunedConfig, folder: Path, load: Loader) -> LoadedModel:

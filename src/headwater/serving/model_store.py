@@ -1,4 +1,7 @@
-"""Model store: the models and runs of the server by name, loaded on demand. RUN@STEP names a checkpoint."""
+"""Model store: the models and runs of the server by name, loaded on demand.
+
+RUN@STEP names a checkpoint of a run, and RUN@base the base of a run that learns an adapter.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ from headwater.families.builders import decoder, encoder, transformer
 from headwater.families.hf_folder import LoadedModel
 from headwater.families.hub import HUB
 from headwater.families.load import find_model, load
+from headwater.families.tuned_folder import ADAPTER_NAME, load_base, read_tuned_config
 from headwater.i18n import _
 from headwater.inspection.inputs import InspectedModel
 from headwater.text.tokenizer import Tokenizer
 from headwater.text.train import train_tokenizer
 from headwater.training.checkpoint import MODEL_FILE
-from headwater.training.predict import Predictor, load_run
-from headwater.weights.native import copy_into, is_native
-from headwater.weights.safetensors import SafetensorsFile
+from headwater.training.predict import Predictor, load_checkpoint, load_run
+from headwater.weights.native import is_native
 
 MAX_OPEN_MODELS = 2
 MAX_DISCOVERED = 200
@@ -33,20 +36,34 @@ MAX_DISCOVERED = 200
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model by name. kind: model, run (a run directory), checkpoint (of a run) or random (a tiny untrained model)."""
+    """A model by name. path: of a checkpoint and of a base, the directory of its run.
+
+    kind: model, run (a run directory), checkpoint or base (of a run), random (a tiny untrained model).
+    """
 
     name: str
     kind: str
     path: Path | None = None
+    step: int = 0  # of a checkpoint
+
+    @property
+    def files(self) -> Path:
+        """The file or the folder of its weights; of a base that of the adapter, which names it."""
+        assert self.path is not None
+        if self.kind == "checkpoint":
+            return checkpoint_folder(self.path, self.step)
+        return self.path / "model" if self.kind in ("run", "base") else self.path
 
     @property
     def mtime_key(self) -> tuple[int, ...]:
         """Modification times of the files, which change when a run saves a model; NotFound if they are missing."""
         if self.path is None:
             return ()
-        model = self.path / "model" if self.kind == "run" else self.path
+        model = self.files
         try:
             files = sorted(model.glob("*.safetensors")) if model.is_dir() else [model]
+            if self.kind == "base":
+                return ((model / "config.json").stat().st_mtime_ns,)
             return tuple(f.stat().st_mtime_ns for f in [model, *files])
         except OSError:
             if self.kind == "run" and self.path.is_dir():
@@ -94,12 +111,15 @@ class ModelStore:
         self.open_models: OrderedDict[str, OpenModel] = OrderedDict()
 
     def get(self, name: str) -> StoredModel:
-        """The entry of a name, or of RUN@STEP."""
+        """The entry of a name, of RUN@STEP or of RUN@base."""
         if name in self.entries:
             return self.entries[name]
-        run, separator, step = name.rpartition("@")
-        if separator and step.isdecimal() and self.entries.get(run, StoredModel("", "")).kind == "run":
-            return self._checkpoint(run, int(step))
+        run, separator, version = name.rpartition("@")
+        if separator and self.entries.get(run, StoredModel("", "")).kind == "run":
+            if version.isdecimal():
+                return self._checkpoint(run, int(version))
+            if version == "base":
+                return self._base(run)
         raise NotFound(
             _(
                 "this server has no model {name!r}; {nearest}",
@@ -110,8 +130,8 @@ class ModelStore:
         )
 
     def _checkpoint(self, run: str, step: int) -> StoredModel:
-        path = self.run_dir(run) / "checkpoints" / f"step-{step:08d}"
-        if step not in checkpoint_steps(self.run_dir(run)) or not (path / MODEL_FILE).is_file():
+        folder = self.run_dir(run)
+        if step not in checkpoint_steps(folder) or not (checkpoint_folder(folder, step) / MODEL_FILE).is_file():
             raise NotFound(
                 _(
                     "{run} has no checkpoint of step {step}; older ones are deleted as training continues",
@@ -119,7 +139,13 @@ class ModelStore:
                     step=step,
                 )
             )
-        return StoredModel(f"{run}@{step}", "checkpoint", path)
+        return StoredModel(f"{run}@{step}", "checkpoint", folder, step)
+
+    def _base(self, run: str) -> StoredModel:
+        folder = self.run_dir(run)
+        if not is_tuned_run(folder):
+            raise NotFound(_("{run} has no base: it is not the run of an adapter (--tune)", run=run))
+        return StoredModel(f"{run}@base", "base", folder)
 
     def run_dir(self, name: str) -> Path:
         """The directory of a run."""
@@ -158,13 +184,31 @@ def _load(stored: StoredModel) -> ServedModel:
     if stored.path is None:
         return build_tiny_model(stored.name)
     if stored.kind == "checkpoint":
-        predictor = load_run(stored.path.parent.parent)
-        copy_into(predictor.model, SafetensorsFile(stored.path / MODEL_FILE), stored.name)
-        return predictor
-    folder = find_model(stored.path)
+        return load_checkpoint(stored.path, stored.files)
+    if stored.kind == "base":
+        config = read_tuned_config(stored.files)
+        if config is None:
+            raise files_missing(stored.name)
+        return load_base(config, stored.files, load_model)
+    return load_model(stored.path)
+
+
+def load_model(path: str | Path) -> ServedModel:
+    """A run or another model."""
+    folder = find_model(path)
     if folder.is_dir() and is_native(folder):
-        return load_run(stored.path)
-    return load(stored.path)
+        return load_run(path)
+    return load(path)
+
+
+def is_tuned_run(folder: Path) -> bool:
+    """Whether the model of a run is an adapter, and its base another model."""
+    return (folder / "model" / ADAPTER_NAME).is_file()
+
+
+def checkpoint_folder(run: Path, step: int) -> Path:
+    """The folder of a checkpoint."""
+    return run / "checkpoints" / f"step-{step:08d}"
 
 
 def checkpoint_steps(folder: Path) -> list[int]:

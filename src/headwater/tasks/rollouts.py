@@ -93,6 +93,14 @@ def language_model(model: Transformer) -> Transformer:
     return view.train(model.training)
 
 
+def language_tensors(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The tensors of a checkpoint under the names of its language model: without the value head of PPO."""
+    if not any(path.startswith("head.value.") for path in tensors):
+        return tensors
+    names = {path: path.replace("head.lm.", "head.", 1) for path in tensors if not path.startswith("head.value.")}
+    return {name: tensors[path] for path, name in names.items()}
+
+
 def sample_answers(
     model: Transformer, text_model: TextModel, prompts: Sequence[tuple[int, ...]], seeds: Sequence[int], **options: Any
 ) -> list[SampledAnswer]:

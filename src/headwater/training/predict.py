@@ -10,13 +10,21 @@ from headwater.codecs import is_codec, load_codec, read_codec_metadata
 from headwater.core.model import Transformer
 from headwater.data.examples import QAExample
 from headwater.errors import BadInput, NotFound
+from headwater.families.adapters import load_with_base
 from headwater.families.load import load
+from headwater.families.tuned_folder import merge_if_float, read_tuned_config
 from headwater.i18n import _
 from headwater.tasks import get_task
 from headwater.tasks.base import TaskMetadata
+from headwater.tasks.rollouts import language_tensors
 from headwater.text.load import load_tokenizer
 from headwater.text.tokenizer import Tokenizer
+from headwater.training.checkpoint import MODEL_FILE
 from headwater.training.state import TrainResult
+from headwater.tuning import set_adapter_tensors
+from headwater.tuning.base import file_name
+from headwater.weights.native import copy_into
+from headwater.weights.safetensors import SafetensorsFile
 
 
 @dataclass
@@ -70,3 +78,18 @@ def load_run(folder: str | Path, result: TrainResult | None = None) -> Predictor
             )
         )
     return Predictor(folder, loaded.model, loaded.tokenizer or load_tokenizer(model_dir), metadata, result)
+
+
+def load_checkpoint(run: str | Path, checkpoint: str | Path) -> Predictor:
+    """The model of a run at one of its checkpoints; of a tuned run, its base with the adapter at that step."""
+    run = Path(run)
+    file = SafetensorsFile(Path(checkpoint) / MODEL_FILE)
+    tensors = language_tensors(file)
+    if is_codec(run / "model") or read_tuned_config(run / "model") is None:
+        predictor = load_run(run)
+        copy_into(predictor.model, tensors, file.where)
+        return predictor
+    tuned = load_with_base(run)
+    set_adapter_tensors(tuned.model, {file_name(path): tensor for path, tensor in tensors.items()}, file.where)
+    merge_if_float(tuned.model)
+    return Predictor(run, tuned.model, tuned.tokenizer or load_tokenizer(run / "model"), tuned.config["metadata"])

@@ -50,9 +50,8 @@ def model_info(open_model: OpenModel) -> dict[str, Any]:
 
 def sample_inputs(stored: StoredModel) -> list[str]:
     """Example inputs of a model: up to three short ones from the samples.jsonl of its run."""
-    run_dirs = {"run": stored.path, "checkpoint": stored.path and stored.path.parent.parent}
-    run_dir = run_dirs.get(stored.kind)
-    if not run_dir:
+    run_dir = stored.path
+    if run_dir is None or stored.kind not in ("run", "checkpoint", "base"):
         return []
     inputs: list[str] = []
     for line in read_jsonl(run_dir / "samples.jsonl")[-40:]:

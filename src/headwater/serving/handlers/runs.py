@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.serving.handlers.attention import AttentionTrace, token_dicts
-from headwater.serving.model_store import ModelStore, checkpoint_steps
+from headwater.serving.model_store import ModelStore, checkpoint_steps, is_tuned_run
 from headwater.serving.schemas import CheckpointRequest, RunRequest, TextRequest, tokenize_request
 from headwater.training.loggers import read_jsonl
 
@@ -30,6 +30,7 @@ def summarize_run(name: str, folder: Path) -> dict[str, Any]:
         "step": lines[-1]["step"] if lines else 0,
         "best_metrics": {k: v for k, v in best.items() if k not in NOT_METRICS and isinstance(v, (int, float))},
         "checkpoints": checkpoint_steps(folder),
+        "has_base": is_tuned_run(folder),
     }
 
 

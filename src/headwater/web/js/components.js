@@ -63,9 +63,9 @@ export function segmentedControl(options, selected, onChange, label) {
 }
 
 /**
- * Tokens as chips. intensity: 0..1 or null of each.
+ * Tokens as chips. intensity: 0..1 or null of each; diverging: -1..1.
  * @param {Token[]} tokens
- * @param {{intensity?: (number | null)[], onPick?: (n: number) => void, selected?: number, title?: (n: number) => string}}
+ * @param {{intensity?: (number | null)[], diverging?: boolean, onPick?: (n: number) => void, selected?: number, title?: (n: number) => string}}
  * [more]
  */
 export function tokenChips(tokens, more = {}) {
@@ -74,8 +74,9 @@ export function tokenChips(tokens, more = {}) {
     { class: "chips" },
     tokens.map((token, n) => {
       const intensity = more.intensity?.[n];
-      const byte = intensity === null || intensity === undefined ? null : 30 + 200 * intensity;
-      const style = byte === null ? {} : { background: color(byte), color: textColor(byte) };
+      const diverging = more.diverging ?? false;
+      const byte = intensity === null || intensity === undefined ? null : diverging ? 127.5 + 127.5 * intensity : 30 + 200 * intensity;
+      const style = byte === null ? {} : { background: color(byte, diverging), color: textColor(byte, diverging) };
       const props = {
         class: `chip${n === more.selected ? " selected" : ""}`,
         style,

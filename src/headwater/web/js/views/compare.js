@@ -9,6 +9,7 @@ import { requestBody, routeUrl } from "../router.js";
 import { formatCount, formatNumber, formatCompact, t, translateName } from "../i18n.js";
 import { hasInput } from "./attention.js";
 import { textForm } from "./input_form.js";
+import { tokenChanges } from "./token_changes.js";
 
 export const requires = "model";
 const MAX_TOKENS = 40;
@@ -37,6 +38,11 @@ export async function mount(root, context) {
         field(t("compare.model"), modelSelect(modelInfo.name, "model", t("compare.model"))),
         field(t("compare.other"), modelSelect(other, "compare", t("compare.other"))),
       ),
+      h(
+        "button",
+        { type: "button", id: "swap", onclick: () => context.setParams({ model: other, compare: modelInfo.name }, true) },
+        t("compare.swap"),
+      ),
     ),
     textForm(context),
     container,
@@ -49,7 +55,13 @@ export async function mount(root, context) {
       if (second.architecture !== modelInfo.architecture) return [...page, h("p", { class: "notice" }, t("compare.incompatible"))];
       if (!hasInput(context)) return [...page, h("p", { class: "notice" }, t("text.empty"))];
       const results = await fetchTraces(requestBody(context.params), pair, context.signal);
-      return [...page, ...tokenLosses(pair, results), nextTokens(pair, results), await heads(pair, results, context)];
+      return [
+        ...page,
+        ...tokenLosses(pair, results),
+        tokenChanges(pair, results),
+        nextTokens(pair, results),
+        await heads(pair, results, context),
+      ];
     });
   await show();
   return { onThemeChange: show };
@@ -59,12 +71,13 @@ export async function mount(root, context) {
 function modelNames(catalog) {
   return catalog.models.flatMap((/** @type {any} */ item) => {
     const run = catalog.runs.find((/** @type {any} */ r) => r.run === item.name);
-    return [item.name, ...(run?.checkpoints ?? []).map((/** @type {number} */ step) => `${item.name}@${step}`)];
+    return [item.name, ...(run?.has_base ? [`${item.name}@base`] : []), ...(run?.checkpoints ?? []).map((/** @type {number} */ step) => `${item.name}@${step}`)];
   });
 }
 
-/** Default comparison: a run's first checkpoint, else another model. @param {string[]} names @param {string} ownName */
+/** Default comparison: a run's base or first checkpoint, else another model. @param {string[]} names @param {string} ownName */
 function defaultComparison(names, ownName) {
+  if (ownName.endsWith("@base")) return ownName.replace(/@base$/, "");
   return (
     names.find((n) => n.startsWith(`${ownName.split("@")[0]}@`) && n !== ownName) ?? names.find((n) => n !== ownName) ?? ownName
   );

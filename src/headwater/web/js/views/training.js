@@ -10,6 +10,7 @@ import { formatCount, formatNumber, t } from "../i18n.js";
 import { CheckpointSlider } from "./checkpoints.js";
 import { state } from "./start.js";
 import { gradNormHeatmap } from "./grad_norms.js";
+import { stepCharts, stepMetricNames } from "./step_metrics.js";
 
 const POLL = 2000;
 const NON_METRICS = new Set([
@@ -42,7 +43,7 @@ export async function mount(root, context) {
     root.append(h("p", { class: "notice" }, t("training.none")), h("pre", {}, "headwater demo\nheadwater ui runs"));
     return;
   }
-  const model = params.model?.replace(/@\d+$/, "");
+  const model = params.model?.replace(/@(\d+|base)$/, "");
   const name = params.run ?? (runs.includes(model) ? model : runs[0]);
   if (!runs.includes(name)) await post("run", { run: name }, context.signal); // raises on an unknown name
   const view = new RunView(context, name, runs);
@@ -68,6 +69,7 @@ export async function mount(root, context) {
 class RunView {
   /** @param {import("../main.js").Context} context @param {string} name @param {string[]} runs */
   constructor(context, name, runs) {
+    const { catalog } = context;
     this.context = context;
     this.name = name;
     /** @type {any[]} */
@@ -117,6 +119,9 @@ class RunView {
       this.status,
       h("span", { class: "spacer" }),
       h("a", { href: routeUrl("attention", { model: name }) }, t("view.attention")),
+      catalog.runs.find((/** @type {any} */ r) => r.run === name)?.has_base
+        ? h("a", { href: routeUrl("compare", { model: `${name}@base`, compare: name }) }, t("training.base"))
+        : null,
       exportButtons(
         `run-${name}`,
         () => this.figure(),
@@ -204,13 +209,8 @@ class RunView {
         ? h("figure", {}, chart({ curves, width, log: scale, x: t("step"), title }))
         : null;
     const [accent, warm, third] = [cssVariable("--accent"), cssVariable("--accent-2"), cssVariable("--accent-3")];
-    const metrics = [...new Set(valid.flatMap((line) => Object.keys(line)))].filter(
-      (name) => !NON_METRICS.has(name) && valid.some((line) => typeof line[name] === "number"),
-    );
-    // of training steps: rewards, margins and divergence of a run on preferences or rewards
-    const stepMetrics = [...new Set(train.flatMap((line) => Object.keys(line)))].filter(
-      (name) => !NON_METRICS.has(name) && train.some((line) => typeof line[name] === "number"),
-    );
+    const stepMetrics = stepMetricNames(train, NON_METRICS);
+    const metrics = stepMetricNames(valid, NON_METRICS).filter((name) => !stepMetrics.includes(name));
     const colors = [accent, warm, third];
     const notes = this.lines.filter((line) => line.note);
     const other = escapeInvisible(this.comparisonRun ?? "");
@@ -240,8 +240,11 @@ class RunView {
           { name: `${other} · ${name}`, color: cssVariable("--text-muted"), points: of(comparisonSplit("valid"), name), dots: true, dashed: true },
         ]),
       ),
-      stepMetrics.map((name) =>
-        plot(`${name} · ${t("training.train")}`, this.withSmoothing(`${name} · ${t("training.train")}`, warm, of(train, name))),
+      stepCharts(
+        { train, valid, other: comparisonSplit("train"), otherName: other },
+        stepMetrics,
+        width,
+        (metric, color, points) => this.withSmoothing(metric, color, points),
       ),
       plot(t("training.lr"), [{ name: t("training.lr"), color: third, points: of(train, "lr") }]),
       plot(t("training.norm"), this.withSmoothing(t("training.norm"), warm, of(train, "grad_norm")), true),
