@@ -1,4 +1,4 @@
-"""What TRL computes of given numbers: run in a Python that has it, with a part's name, an input .npz and an output .npz.
+"""What TRL computes of given numbers, in a Python that has it: trl_oracle.py PART given.npz found.npz.
 
 Parts: preference, reward, grpo and model need trl 1.12; ppo the last TRL whose PPO took a reward function, 0.11.4.
 A trainer's own methods are called on a stand-in for the trainer, which holds their settings alone.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 
 import pytest
 import torch
@@ -155,8 +154,8 @@ from tests.tuning.test_peft_folder import (  # noqa: E402
     folders,  # noqa: F401
     our_logits,
     peft_folder,
-    theirs,
     their_logits,
+    theirs,
     written,
 )
 

@@ -55,7 +55,7 @@ def flags(settings):
 
 
 def lines(folder, *splits):
-    wanted = ("step", "split", "loss", "perplexity")
+    wanted = ("step", "split", "loss", "perplexity", "reward", "margin", "kl")
     log = [line for line in RunDir.open(folder).read_log("metrics.jsonl") if line.get("split") in splits]
     return [{name: line[name] for name in wanted if name in line} for line in log]
 
@@ -157,3 +157,34 @@ def test_a_copy_shares_the_base_and_has_its_own_adapter(base):
         assert torch.equal(model(ids), before) and tuning_of(model).selection.active == "default"
     weight = "decoder.layers.0.ffn.up.weight"
     assert copied.get_parameter(weight) is model.get_parameter(weight)
+
+
+# ---------------------------------------------------------------------------------------------- preferences and rewards
+
+REWARDS = "def words(completions):\n    return [float(len(set(text.split()))) for text in completions]\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["preference", "grpo", "ppo"])
+def test_preferences_and_rewards_in_two_processes(tmp_path, task):
+    """Both processes sample the same answers, and share the steps that learn from them."""
+    answers = ["It is a word.", "No idea."]
+    rows = [{"prompt": f"What is word {n}?", "completion": answers[n % 2]} for n in range(40)]
+    if task == "preference":
+        rows = [{"prompt": row["prompt"], "chosen": answers[1], "rejected": answers[0]} for row in rows]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    chat = tmp_path / "chat.jsonl"
+    chat.write_text("".join(json.dumps({"prompt": r["prompt"], "completion": answers[0]}) + "\n" for r in rows))
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    sizes = {"d_model": 32, "layers": 1, "heads": 2, "d_ff": 64, "vocab": 300, "dropout": 0.0, "quiet": True}
+    headwater.train(chat, task="chat", max_steps=10, eval_every=10, out=tmp_path / "base", **sizes)
+
+    settings = {"init_from": tmp_path / "base", "task": task, "tune": "lora", "max_steps": 6, "eval_every": 3,
+                "eval_examples": 4, "log_every": 1, "lr": 1e-3, "batch_tokens": 400, "checkpoint_steps": 2}  # fmt: skip
+    if task != "preference":
+        reward = f"{tmp_path}/rewards.py:words"
+        settings |= {"reward": reward, "rollouts": 8, "minibatch": 4, "group_size": 4, "answer_tokens": 6}
+    for count in (1, 2):
+        command(data, *flags(settings), "--out", tmp_path / str(count), "--nproc", count)
+    assert_same_run(tmp_path / "2", tmp_path / "1")

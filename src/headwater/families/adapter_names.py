@@ -70,7 +70,7 @@ class PublicNames:
         return list({module.name: module for module in map(self.module_of, linear_paths(model))}.values())
 
     def tables(self, model: Transformer) -> dict[str, str]:
-        """Our paths of the tables of tokens by their public names: one for each stack, also where they share weights."""
+        """Our paths of the tables of tokens by public name: one for each stack, also where they share weights."""
         paths = embedding_paths(model)
         weights = {f"{path}.weight" for path in paths}
         matches = {path: self.names.match_param(f"{path}.weight", weights) for path in paths}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,9 @@ TABLE_SUFFIXES = {".lora_embedding_A": "table_a", ".lora_embedding_B": "table_b"
 LORA_SUFFIXES = {".lora_A.weight": "lora_a", ".lora_B.weight": "lora_b", ".lora_magnitude_vector": "magnitude"}
 
 
+ByModule = dict[str, dict[str, Tensor]]  # tensors of a file by module and kind
+
+
 class LowRankWeights(NamedTuple):
     """The tensors of one adapted module, and its scale s: W + s · B A."""
 
@@ -45,7 +48,7 @@ def read_lora(names: PublicNames, loaded: LoadedModel, config: PeftConfig, file:
     known = [module.name for module in names.modules(loaded.model)]
     expected = config.targets([*known, *tables], names.model_type, "lora")
     dora = config.get("use_dora", bool, False)
-    check_base_copies(names, loaded.model, by_module, file.where)
+    take_base_copies(names, loaded.model, by_module, file.where)
     of_tables = {name: parts for name, parts in by_module.items() if find_table(names, tables, name) is not None}
     of_layers = {name: parts for name, parts in by_module.items() if name not in of_tables}
     needed = {"lora_a", "lora_b", "magnitude"} if dora else {"lora_a", "lora_b"}
@@ -84,17 +87,17 @@ def find_table(names: PublicNames, tables: Mapping[str, str], name: str) -> str 
     return paths[0] if is_table and paths and paths[0] in tables.values() else None
 
 
-def check_base_copies(names: PublicNames, model: Transformer, by_module: dict[str, dict[str, Tensor]], where: object) -> None:
+def take_base_copies(names: PublicNames, model: Transformer, by_module: ByModule, where: object) -> None:
     """Beside an embedding or an output layer peft stores the weight of the base: it must be ours, and is taken out."""
-    for name, parts in by_module.items():
-        copy = parts.pop("base", None)
-        if copy is None:
-            continue
+    for name in [name for name, parts in by_module.items() if "base" in parts]:
+        copy = by_module[name].pop("base")
+        if not by_module[name]:
+            del by_module[name]
         paths = names.paths_of(name)
-        layer = model.get_submodule(paths[0]) if len(paths) == 1 else None
-        weight = None if layer is None else layer.weight
+        layer: Any = model.get_submodule(paths[0]) if len(paths) == 1 else None
         is_packed = isinstance(layer, QuantizedModule)
-        if weight is None or weight.shape != copy.shape or not (is_packed or torch.equal(weight, copy.to(weight.dtype))):
+        same_shape = layer is not None and layer.weight.shape == copy.shape
+        if not same_shape or not (is_packed or torch.equal(layer.weight, copy.to(layer.weight.dtype))):
             raise BadFile(
                 _(
                     "{where}: {name} was trained or resized beside the adapter, its weight is not that of this base; "

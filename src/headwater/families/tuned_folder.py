@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from headwater.core import Model, Transformer
 from headwater.errors import BadFile, Fault, NotFound
@@ -23,7 +23,7 @@ from headwater.i18n import _
 from headwater.io.files import atomic_write, quote, read_limited
 from headwater.io.strict_json import parse_json_object
 from headwater.parts import from_dict, to_dict
-from headwater.tuning.api import adapter_tensors, base_fingerprint, set_adapter_tensors, tune
+from headwater.tuning.api import HasTransformer, adapter_tensors, base_fingerprint, set_adapter_tensors, tune
 from headwater.tuning.base import DEFAULT_NAME, TuningMethod, tuning_of
 from headwater.tuning.merge import can_merge, merge
 from headwater.weights.checks import check_finite
@@ -33,6 +33,7 @@ from headwater.weights.safetensors import SafetensorsFile, write_safetensors
 ADAPTER_NAME = "adapter.safetensors"
 
 Loader = Callable[[str], LoadedModel]
+LoadedBase = TypeVar("LoadedBase", bound=HasTransformer)
 
 
 class TunedConfig(NamedTuple):
@@ -125,7 +126,7 @@ def merge_if_float(model: Transformer) -> None:
         merge(model)
 
 
-def load_base(config: TunedConfig, folder: Path, load: Loader) -> LoadedModel:
+def load_base(config: TunedConfig, folder: Path, load: Callable[[str], LoadedBase]) -> LoadedBase:
     """The base of a tuned model, by its name or by its path from the folder; another base is refused."""
     names = [config.base]
     if config.base_path:
