@@ -68,6 +68,18 @@ def positions_within_documents(document_ids: Tensor) -> Tensor:
     return index - torch.where(is_start, index, 0).cummax(1).values
 
 
+def longest_document(document_ids: Tensor) -> int | None:
+    """The largest distance between two tokens of a document, by index, plus 1; None where values cannot be read."""
+    if document_ids.is_meta or torch.compiler.is_compiling():
+        return None
+    numbers = document_ids.unique(return_inverse=True)[1]  # [B, Q] the same from 0, without gaps
+    index = torch.arange(numbers.shape[1], device=numbers.device).expand_as(numbers)
+    size = (len(numbers), int(numbers.max()) + 1)
+    first = index.new_zeros(size).scatter_reduce(1, numbers, index, "amin", include_self=False)
+    last = index.new_zeros(size).scatter_reduce(1, numbers, index, "amax", include_self=False)
+    return int((last - first).max()) + 1
+
+
 class InputEmbedding(nn.Module):
     """Base class of embeddings: read() checks the input of a stack, forward(inputs, positions) makes its vectors.
 

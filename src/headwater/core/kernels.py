@@ -103,7 +103,7 @@ class Kernel(nn.Module):
 
         K and V are split once and concatenated, because the gradient of n overlapping slices would cost n full copies.
         """
-        back, ahead = (-(-(size or 0) // block_size) for size in mask.rule.window_size)  # in blocks, rounded up
+        back, ahead = (-(-(size or 0) // block_size) for size in mask.window_size)  # in blocks, rounded up
         k_blocks = k.split(block_size, 2)
         v_blocks = v.split(block_size, 2)
         outputs = []
@@ -130,7 +130,7 @@ class SDPAKernel(Kernel):
     def blockwise(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, block_size: int) -> Tensor:
         """A band without a position bias needs no mask tensors."""
         biased = mask.position.has_bias or mask.position.has_query_bias
-        back, ahead = mask.rule.window_size
+        back, ahead = mask.window_size
         if biased or back is None or ahead is None:
             return super().blockwise(q, k, v, mask, block_size)
         if not functional.banded_attention_supported(q, k, v, self.dropout_rate):

@@ -2,7 +2,7 @@
 
 A mask rule is a spec that compares two positions; padding and document ids are arguments of the forward pass.
 `AttentionMask` combines them once per forward pass and knows the cheap cases: nothing is masked, a plain causal mask,
-and a window, which can be computed in blocks.
+and a window, which can be computed in blocks. Packed documents are within a window as wide as the longest of them.
 B batch, Q queries, S keys; positions are integers, [1, Q] where every row has the same.
 """
 
@@ -113,6 +113,7 @@ class AttentionMask:
     q_positions [B|1, Q], k_positions [B|1, S]. attention_mask [B, S]: True where a key is no padding; None: all True.
     q_document_ids [B, Q], k_document_ids [B, S]: tokens attend within their document; None: one document per row.
     aligned: keys and queries are the same tokens in the same order, so that positions differ as indices do.
+    longest_document: no two tokens of a document are further apart than longest_document - 1, by index.
     """
 
     rule: MaskRule
@@ -123,6 +124,16 @@ class AttentionMask:
     q_document_ids: Tensor | None = None
     k_document_ids: Tensor | None = None
     aligned: bool = False
+    longest_document: int | None = None
+
+    @property
+    def window_size(self) -> WindowSize:
+        """That of the rule, within the longest document."""
+        back, ahead = self.rule.window_size
+        if self.longest_document is None:
+            return back, ahead
+        limit = self.longest_document - 1
+        return _min_or_none(back, limit), _min_or_none(ahead, limit)
 
     @property
     def is_causal(self) -> bool:
@@ -134,8 +145,8 @@ class AttentionMask:
 
     @property
     def block_size(self) -> int | None:
-        """Queries per block for a windowed rule; None where one dense mask costs less."""
-        back, ahead = self.rule.window_size
+        """Queries per block for a windowed rule or short documents; None where one dense mask costs less."""
+        back, ahead = self.window_size
         if not self.aligned or back is None or ahead is None:
             return None
         size = max(64, -(-(back + ahead + 1) // 2))

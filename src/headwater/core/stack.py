@@ -26,7 +26,7 @@ from headwater.core.base import (
     check_positive,
 )
 from headwater.core.cache import CacheKey, KVCache
-from headwater.core.embeddings import ModelInputs
+from headwater.core.embeddings import ModelInputs, longest_document
 from headwater.core.masks import AttentionMask, Bidirectional, MaskRule
 from headwater.core.modules import Dropout
 from headwater.core.norms import NoNorm
@@ -290,10 +290,13 @@ class TransformerStack(nn.Module):
         # the masks and rotary tables of each mask group
         groups = []
         documents = inputs.document_ids
+        longest = longest_document(documents) if documents is not None and aligned else None
         for number, (rule, index, _is_recurrent) in enumerate(self.mask_groups):
             k_positions, attention_mask = cache.update_positions(number, positions, inputs.attention_mask)
             encoding = cast(PositionEncoding, self.position_encodings[index])
-            mask = AttentionMask(rule, encoding, positions, k_positions, attention_mask, documents, documents, aligned)
+            mask = AttentionMask(
+                rule, encoding, positions, k_positions, attention_mask, documents, documents, aligned, longest
+            )
             groups.append(MaskGroup.build(mask, positions, x.dtype, number in self.groups_with_tensor))
         cache.advance(positions.shape[1], inputs.attention_mask)
         if memory is None:
