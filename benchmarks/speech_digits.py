@@ -28,8 +28,8 @@ RECIPE = {
     "label_smoothing": 0.1,
     "weight_decay": 0.05,
     "dtype": "bf16",
-    "augment": "speed=0.2,volume=10,noise=5,shift=0.2,time_mask=15,mel_mask=20",
-    "window_seconds": 1.8,
+    "augment": "speed=0.3,equalizer=15,noise=5,shift=0.2,time_mask=15,mel_mask=20",
+    "window_seconds": 1.0,
 }
 
 

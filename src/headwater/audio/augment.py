@@ -1,4 +1,4 @@
-"""Sound augmentation: speed, volume, noise and shift of the samples; SpecAugment's masks of the spectrogram.
+"""Sound augmentation: speed, volume, noise, equalizer and shift of samples; SpecAugment's masks of the spectrogram.
 
 An augmentation has no state: its effect on example `index` is a function of (seed, epoch, index) alone, so a resumed
 run draws the same numbers, in any batch.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +23,16 @@ SPEEDS = (-1.0, -0.5, 0.0, 0.5, 1.0)  # times the largest change; few, because e
 QUIETEST_NOISE = 40.0  # decibels below the sound
 MASKS = 2  # of each kind (SpecAugment's policy LD)
 MAX_MASKED = 0.3  # of the frames of a recording
-LIMITS = {"speed": 0.5, "volume": 40.0, "noise": QUIETEST_NOISE, "shift": 30.0, "time_mask": 1000.0, "mel_mask": 128.0}
+EQUALIZER_BANDS = (100.0, 250.0, 600.0, 1200.0, 2000.0, 3000.0, 4500.0, 8000.0)  # hertz
+LIMITS = {
+    "speed": 0.5,
+    "volume": 40.0,
+    "noise": QUIETEST_NOISE,
+    "equalizer": 40.0,
+    "shift": 30.0,
+    "time_mask": 1000.0,
+    "mel_mask": 128.0,
+}
 
 
 @dataclass(frozen=True)
@@ -30,13 +40,15 @@ class SoundAugmenter:
     """How recordings are changed in training; 0: not at all.
 
     speed: the largest change of speed and pitch, as a fraction (Ko et al. 2015). volume: of the level, in decibels.
-    noise: white noise, so many decibels below the sound or less loud. shift: the longest silence before it, in seconds.
+    noise: white noise, so many decibels below the sound or less loud. equalizer: how much louder or softer each band of
+    frequencies may become, in decibels, as another microphone or room would. shift: the longest silence before, in seconds.
     time_mask, mel_mask: the widest masks, in frames of 10 ms and in mel bins (SpecAugment, Park et al. 2019).
     """
 
     speed: float = 0.0
     volume: float = 0.0
     noise: float = 0.0
+    equalizer: float = 0.0
     shift: float = 0.0
     time_mask: float = 0.0
     mel_mask: float = 0.0
@@ -65,7 +77,7 @@ class SoundAugmenter:
     @property
     def changes_samples(self) -> bool:
         """Whether it changes the samples, of which the spectrogram is then computed again."""
-        return self.speed + self.volume + self.noise + self.shift > 0
+        return self.speed + self.volume + self.noise + self.equalizer + self.shift > 0
 
     @property
     def longest(self) -> float:
@@ -83,7 +95,9 @@ class SoundAugmenter:
         if self.shift:
             before = int(self.shift * SAMPLE_RATE * float(uniform(self.seed, epoch, index, "shift")))
             samples = torch.cat((torch.zeros(before), samples))
-        return self._with_noise(samples, index, epoch) if self.noise else samples
+        if self.noise:
+            samples = self._with_noise(samples, index, epoch)
+        return self._equalized(samples, index, epoch) if self.equalizer else samples
 
     def _with_noise(self, samples: Tensor, index: int, epoch: int) -> Tensor:
         """White noise, from `noise` to QUIETEST_NOISE decibels below the mean level."""
@@ -91,6 +105,14 @@ class SoundAugmenter:
         level = samples.square().mean().sqrt() * 10 ** (-below / 20)
         generator = torch.Generator().manual_seed(int(randint(2**31, self.seed, epoch, index, "noise samples")))
         return samples + level * torch.randn(len(samples), generator=generator)
+
+    def _equalized(self, samples: Tensor, index: int, epoch: int) -> Tensor:
+        """The samples with another gain at each of EQUALIZER_BANDS, and between them as a straight line."""
+        draws = [float(uniform(self.seed, epoch, index, "equalizer", band)) for band in range(len(EQUALIZER_BANDS))]
+        decibels = self.equalizer * (2 * np.array(draws) - 1)
+        hertz = np.fft.rfftfreq(len(samples), 1 / SAMPLE_RATE)
+        gains = torch.from_numpy(10 ** (np.interp(hertz, EQUALIZER_BANDS, decibels) / 20)).float()
+        return torch.fft.irfft(torch.fft.rfft(samples) * gains, n=len(samples))
 
     def mask_mel(self, mel: Tensor, frames: int, index: int, epoch: int) -> Tensor:
         """The spectrogram [mels, T] with masks of its mean, within the first `frames`."""

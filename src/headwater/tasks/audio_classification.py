@@ -28,7 +28,7 @@ from headwater.families.whisper import read_whisper_spec
 from headwater.i18n import _
 from headwater.tasks.base import EvalBatch, Task, TaskConfig, TaskData, TaskMetadata
 from headwater.tasks.batch import TensorBatch
-from headwater.tasks.sounds import MELS, SoundDataset, Windows, load_windows
+from headwater.tasks.sounds import MELS, SoundDataset, Windows, clips_cut_to_window, load_windows
 from headwater.text.tokenizer import Tokenizer
 from headwater.weights.hf_config import HFConfig
 
@@ -83,7 +83,7 @@ class AudioClassification(Task[LabeledSound]):
 
         def build(split: str, rows: Sequence[LabeledSound]) -> tuple[SoundClassDataset, list[LabeledSound]]:
             clips = [Clip(row.path) for row in rows]
-            windows, readable = load_windows(config, clips, split, seconds, augmenter, notes)
+            windows, readable = load_windows(config, clips, split, seconds, augmenter, notes, fit=clips_cut_to_window)
             kept = [rows[i] for i in readable]
             classes = label_ids([row.label for row in kept], names)
             return SoundClassDataset(windows, classes, special_tokens, config), kept

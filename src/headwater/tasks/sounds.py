@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -65,7 +65,8 @@ class Windows:
             mel = self._cached_mel(index)
             frames = int(self.lengths[index])
         else:
-            samples = augmenter.change_samples(self.clips.row(index), index, epoch)
+            heard = self.clips.row(index)[: round(self.seconds * SAMPLE_RATE)]
+            samples = augmenter.change_samples(heard, index, epoch)
             mel = self._mel_of(samples)
             frames = min(len(samples) * FRAMES_PER_SECOND // SAMPLE_RATE, self.frames)
         mel = pad_mel(mel, self.frames)
@@ -218,13 +219,38 @@ def clips_within_window(clips: DecodedClips, seconds: float, split: str, notes: 
     return take_clips(clips, fits)
 
 
+def clips_cut_to_window(clips: DecodedClips, seconds: float, split: str, notes: list[str]) -> DecodedClips:
+    """All clips; a note counts those of which the window holds only the beginning."""
+    longer = int((clips.samples.lengths > seconds * SAMPLE_RATE).sum())
+    if longer:
+        notes.append(
+            _(
+                "{count:,} of {total:,} {split} recordings are longer than {seconds:g} s: only their beginning is heard",
+                count=longer,
+                total=len(clips.samples),
+                split=split,
+                seconds=seconds,
+            )
+        )
+    return clips
+
+
 def load_windows(
-    config: TaskConfig, clips: Sequence[Clip], split: str, seconds: float, augmenter: SoundAugmenter, notes: list[str]
+    config: TaskConfig,
+    clips: Sequence[Clip],
+    split: str,
+    seconds: float,
+    augmenter: SoundAugmenter,
+    notes: list[str],
+    fit: Callable[[DecodedClips, float, str, list[str]], DecodedClips] = clips_within_window,
 ) -> tuple[Windows, np.ndarray]:
-    """The windows of the clips that can be used, and their indices. seconds 0: chosen from these clips."""
+    """The windows of the clips that can be used, and their indices. seconds 0: chosen from these clips.
+
+    fit: what is done with clips that are longer than the window.
+    """
     decoded = load_clips(clips, split, notes)
     seconds = seconds or window_seconds(config, decoded, augmenter, notes)
-    decoded = clips_within_window(decoded, seconds, split, notes)
+    decoded = fit(decoded, seconds, split, notes)
     embed = frames_embedding(config)
     mels = MELS if embed is None else embed.mels
     return Windows(
