@@ -18,7 +18,7 @@ def augmenter(**settings: str) -> SoundAugmenter:
     return SoundAugmenter.from_settings(settings, seed=1)
 
 
-@pytest.mark.parametrize("settings", [{"speed": "0.2"}, {"volume": "12"}, {"noise": "10"}, {"shift": "0.3"}])
+@pytest.mark.parametrize("settings", [{"speed": "0.2"}, {"volume": "12"}, {"noise": "10"}, {"equalizer": "9"}, {"shift": "0.3"}])
 def test_the_same_example_and_epoch_give_the_same_samples(settings):
     change = augmenter(**settings)
     assert torch.equal(change.change_samples(TONE, 3, 1), change.change_samples(TONE, 3, 1))
@@ -36,6 +36,17 @@ def test_noise_is_as_loud_as_said():
         noise = augmenter(noise="20").change_samples(TONE, n, 0) - TONE
         below = 10 * torch.log10(TONE.square().mean() / noise.square().mean())
         assert 19.5 < float(below) < 40.5
+
+
+def test_the_equalizer_changes_each_band_by_no_more_than_said():
+    noise = torch.randn(16_000, generator=torch.Generator().manual_seed(0))
+    for n in range(5):
+        changed = augmenter(equalizer="9").change_samples(noise, n, 0)
+        assert len(changed) == len(noise)
+        decibels = 20 * torch.log10(torch.fft.rfft(changed).abs() / torch.fft.rfft(noise).abs())[10:-10]
+        assert float(decibels.abs().max()) < 9.01
+        assert float(decibels.max() - decibels.min()) > 2  # it is no mere change of volume
+        assert float(decibels.diff().abs().max()) < 0.2  # neighbouring frequencies change alike
 
 
 def test_masks_are_within_the_recording_and_no_wider_than_said():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import struct
+import time
 from dataclasses import replace
 
 import pytest
@@ -265,6 +267,8 @@ def fuzz(theirs, folder, count: int) -> None:
     raw = ct2_file({name: tensor[:4] if tensor.dim() else tensor for name, tensor in ct2_variables(theirs).items()})
     random = np.random.default_rng(0)
     refused = 0
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begin = time.process_time()
     for _unused in range(count):
         mutated = bytearray(raw)
         for _again in range(int(random.integers(1, 6))):
@@ -276,9 +280,12 @@ def fuzz(theirs, folder, count: int) -> None:
         try:
             file = CTranslate2File(path)
             assert sum(file[name].numel() for name in file) <= 8 * len(raw)
-        except BadFile:
+        except BadFile as fault:
+            assert "\n" not in str(fault)
             refused += 1
     assert refused > count // 4
+    assert time.process_time() - begin < 1 + 0.1 * count  # none hangs
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10  # KB
 
 
 # ------------------------------------------------------------------------------------- ggml files, OpenAI's checkpoints
@@ -367,6 +374,8 @@ def fuzz_ggml(small, folder, count: int) -> None:
     raw = headwater.save(small, folder / "ggml.bin").read_bytes()[:40_000]
     random = np.random.default_rng(0)
     refused = 0
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begin = time.process_time()
     for _unused in range(count):
         mutated = bytearray(raw[: int(random.integers(30_000, 40_000))])
         for _again in range(int(random.integers(1, 6))):
@@ -378,9 +387,12 @@ def fuzz_ggml(small, folder, count: int) -> None:
         try:
             file = GgmlFile(path)
             assert sum(file[name].numel() for name in file) <= 8 * len(raw)
-        except BadFile:
+        except BadFile as fault:
+            assert "\n" not in str(fault)
             refused += 1
     assert refused > count // 4
+    assert time.process_time() - begin < 1 + 0.1 * count  # none hangs
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10  # KB
 
 
 # ------------------------------------------------------------------------------------------------ classification

@@ -12,6 +12,8 @@ from headwater.audio.files import read_audio
 from headwater.audio.mel import log_mel
 from headwater.transcription.speech_model import load_speech_model
 
+from .published_speech import ANSWERS, MODELS, SAMPLES
+
 KENNEDY = "And so my fellow Americans ask not what your country can do for you ask what you can do for your country"
 
 
@@ -61,33 +63,39 @@ def test_golden_numbers(english, speech):
     assert float(logits[0].softmax(0)[50361]) == pytest.approx(0.0293032, abs=1e-4)
 
 
-# What faster-whisper 1.2.1 hears in float32, greedily, with word times: segments, and the first and last words.
-HEARD = {
-    ("whisper-tiny.en", "jfk.wav"): (
-        [(0.00, 8.06), (8.06, 10.50)],
-        {"And": (0.00, 0.76), "fellow": (1.46, 1.76), "ask": (2.26, 3.88), "country": (6.02, 6.36)},
-    ),
-    ("whisper-base", "two_cities.wav"): (
-        [(0.84, 4.42), (5.02, 8.02), (8.70, 12.66), (13.44, 16.34), (17.20, 20.24), (21.08, 23.96), (24.54, 28.16),
-         (28.96, 32.20), (32.20, 36.54), (36.54, 41.46)],
-        {"It": (0.84, 1.28), "foolishness.": (7.44, 8.02), "noisiest": (33.32, 33.90), "only.": (40.86, 41.46)},
-    ),
-}  # fmt: skip
+PUBLISHED = json.loads(ANSWERS.read_text())
+
+
+@pytest.fixture(scope="module")
+def heard(files, speech):
+    """What Headwater hears in a sample, greedily and with times of words."""
+    transcripts = {}
+
+    def hear(model, name):
+        files(model)
+        if (model, name) not in transcripts:
+            settings = {"timestamps": "word", "beam_size": 1, "language": "en"}
+            transcripts[model, name] = headwater.transcribe(speech / name, model, **settings)
+        return transcripts[model, name]
+
+    return hear
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "name"), HEARD)
-def test_times_are_those_of_another_implementation(files, speech, model, name):
-    files(model)
-    transcript = headwater.transcribe(speech / name, model, timestamps="word", beam_size=1, language="en")
-    segments, words = HEARD[model, name]
-    ours = [(segment.start, segment.end) for segment in transcript.segments]
-    assert [time for pair in ours for time in pair] == pytest.approx([t for pair in segments for t in pair], abs=0.02)
-    first = {}
-    for word in transcript.words:
-        first.setdefault(word.text.strip(), (word.start, word.end))
-    for word, times in words.items():
-        assert first[word] == pytest.approx(times, abs=0.04)
+@pytest.mark.parametrize("peer", ["faster-whisper", "openai-whisper"])
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("model", MODELS)
+def test_text_and_times_are_those_of_other_implementations(heard, model, name, peer):
+    transcript = heard(model, name)
+    segments = PUBLISHED[peer][model][name]
+    words = [word for segment in segments for word in segment["words"]]
+    assert transcript.text.strip() == "".join(segment["text"] for segment in segments).strip()
+
+    ours = [time for segment in transcript.segments for time in (segment.start, segment.end)]
+    assert ours == pytest.approx([segment[end] for segment in segments for end in ("start", "end")], abs=0.02001)
+    assert [word.text for word in transcript.words] == [text for _start, _end, text in words]
+    ours = [time for word in transcript.words for time in (word.start, word.end)]
+    assert ours == pytest.approx([time for start, end, _text in words for time in (start, end)], abs=0.04001)
 
 
 @pytest.mark.slow

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -60,6 +62,29 @@ def test_interrupted_is_resumed(babbler, sound, tmp_path):
     assert again.segments == whole.segments
     assert resumed[0] == seen[1] > 0
     assert resumed == sorted(resumed)
+
+
+def test_killed_is_resumed_with_the_same_text(babbler, sound, tmp_path):
+    """A process of its own is killed at its second report, again and again, until the recording is done."""
+    settings = {"timestamps": "word", **FAST}
+    whole = headwater.transcribe(sound, babbler, **settings)
+    reports = []
+
+    def kill(segments, done, total):
+        reports.append(done)
+        if len(reports) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    ends = []
+    while not ends or (ends[-1] == -signal.SIGKILL and len(ends) < 20):
+        child = os.fork()
+        if not child:
+            headwater.transcribe(sound, babbler, journal=tmp_path / "journal", on_segments=kill, **settings)
+            os._exit(0)
+        ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    assert len(ends) > 2 and ends[-1] == 0
+    again = headwater.transcribe(sound, babbler, journal=tmp_path / "journal", **settings)
+    assert again.segments == whole.segments
 
 
 def test_a_journal_of_other_settings_is_begun_anew(babbler, sound, tmp_path):
