@@ -18,7 +18,9 @@ def augmenter(**settings: str) -> SoundAugmenter:
     return SoundAugmenter.from_settings(settings, seed=1)
 
 
-@pytest.mark.parametrize("settings", [{"speed": "0.2"}, {"volume": "12"}, {"noise": "10"}, {"equalizer": "9"}, {"shift": "0.3"}])
+@pytest.mark.parametrize(
+    "settings", [{"speed": "0.2"}, {"volume": "12"}, {"noise": "10"}, {"equalizer": "9"}, {"shift": "0.3"}]
+)
 def test_the_same_example_and_epoch_give_the_same_samples(settings):
     change = augmenter(**settings)
     assert torch.equal(change.change_samples(TONE, 3, 1), change.change_samples(TONE, 3, 1))
