@@ -40,8 +40,8 @@ class SoundAugmenter:
     """How recordings are changed in training; 0: not at all.
 
     speed: the largest change of speed and pitch, as a fraction (Ko et al. 2015). volume: of the level, in decibels.
-    noise: white noise, so many decibels below the sound or less loud. equalizer: how much louder or softer each band of
-    frequencies may become, in decibels, as another microphone or room would. shift: the longest silence before, in seconds.
+    noise: white noise, so many decibels below the sound or less loud. equalizer: the largest change of a band of
+    frequencies, in decibels, as another microphone makes it. shift: the longest silence before the sound, in seconds.
     time_mask, mel_mask: the widest masks, in frames of 10 ms and in mel bins (SpecAugment, Park et al. 2019).
     """
 
