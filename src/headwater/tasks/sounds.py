@@ -225,8 +225,7 @@ def clips_cut_to_window(clips: DecodedClips, seconds: float, split: str, notes: 
     if longer:
         notes.append(
             _(
-                "{count:,} of {total:,} {split} recordings are longer than {seconds:g} s: only their beginning is "
-                "heard",
+                "{count:,} of {total:,} {split} recordings are longer than {seconds:g} s; their beginning is used",
                 count=longer,
                 total=len(clips.samples),
                 split=split,
