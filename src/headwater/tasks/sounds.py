@@ -65,8 +65,8 @@ class Windows:
             mel = self._cached_mel(index)
             frames = int(self.lengths[index])
         else:
-            heard = self.clips.row(index)[: round(self.seconds * SAMPLE_RATE)]
-            samples = augmenter.change_samples(heard, index, epoch)
+            clip = self.clips.row(index)[: round(self.seconds * SAMPLE_RATE)]
+            samples = augmenter.change_samples(clip, index, epoch)
             mel = self._mel_of(samples)
             frames = min(len(samples) * FRAMES_PER_SECOND // SAMPLE_RATE, self.frames)
         mel = pad_mel(mel, self.frames)
