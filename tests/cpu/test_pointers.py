@@ -16,7 +16,7 @@ from headwater.core.functional import add_norm, feed_forward, linear
 from headwater.core.norms import LayerNorm, RMSNorm
 from headwater.cpu import build
 from headwater.cpu.adamw8bit import AdamWParams, adamw8bit_step, init_moments
-from headwater.cpu.attention import attention_supported, attention_training_supported, fused_attention
+from headwater.cpu.attention import attention_supported, full_attention_supported, fused_attention
 from headwater.cpu.build import TensorMismatch, checked_ptr, float_ptr, training_library
 from headwater.cpu.linear import gemm_bias_act, linear_grad_input_act, linear_grad_weight, linear_supported
 from headwater.cpu.loss import cross_entropy_grad_
@@ -194,7 +194,7 @@ MISFITS = {
 @pytest.mark.parametrize("what", MISFITS)
 def test_queries_and_keys_that_do_not_fit_do_not_reach_c(what: str):
     q, k, v = qkv(**MISFITS[what])
-    assert not attention_supported(q, k, v) and not attention_training_supported(q, k, v, None)
+    assert not attention_supported(q, k, v) and not full_attention_supported(q, k, v, None)
     with pytest.raises(TensorMismatch):
         fused_attention(q, k, v, None, False, 1.0, 0.0)
 
@@ -203,7 +203,7 @@ def test_a_mask_that_does_not_fit_is_refused():
     q, k, v = qkv()
     with pytest.raises(RuntimeError):
         fused_attention(q, k, v, torch.ones(5, 6, dtype=torch.bool), False, 1.0, 0.0)
-    assert not attention_training_supported(q, k, v, torch.ones(5, 7, dtype=torch.bool, device="meta"))
+    assert not full_attention_supported(q, k, v, torch.ones(5, 7, dtype=torch.bool, device="meta"))
 
 
 @pytest.mark.parametrize("kind", [torch.bool, torch.float32])

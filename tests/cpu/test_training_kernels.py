@@ -12,7 +12,7 @@ from headwater.core import Attention, Block, Causal, Embeddings, FeedForward, La
 from headwater.core.functional import add_dropout, dropout
 from headwater.core.modules import Dropout
 from headwater.cpu import build
-from headwater.cpu.attention import KeyRules, attention_training_supported, fused_attention, fused_banded_attention
+from headwater.cpu.attention import KeyRules, full_attention_supported, fused_attention, fused_banded_attention
 from headwater.cpu.build import supported, training_library
 from headwater.cpu.dropout import DropoutKey, keep_mask
 from headwater.cpu.loss import cross_entropy_grad_
@@ -145,14 +145,17 @@ def test_a_window_is_the_formula_with_a_band(n, window, p, groups):
 
 def test_what_it_does_not_serve_is_left_to_torch():
     q = torch.randn(1, 2, 8, 16, requires_grad=True)
-    assert attention_training_supported(q, q, q, None)
-    with torch.no_grad():
-        assert not attention_training_supported(q, q, q, None)
-    assert not attention_training_supported(q.double(), q.double(), q.double(), None)
+    assert full_attention_supported(q, q, q, None)
+    many = torch.randn(1, 4, 128, 64)
+    with torch.no_grad():  # much work without gradients, little work, and a single new token
+        assert full_attention_supported(many, many, many, None)
+        assert not full_attention_supported(q, q, q, None)
+        assert not full_attention_supported(many[:, :, :1], many, many, None)
+    assert not full_attention_supported(q.double(), q.double(), q.double(), None)
     odd = torch.randn(1, 2, 8, 20, requires_grad=True)
-    assert not attention_training_supported(odd, odd, odd, None)
+    assert not full_attention_supported(odd, odd, odd, None)
     learned = torch.zeros(8, 8, requires_grad=True)
-    assert not attention_training_supported(q, q, q, learned)
+    assert not full_attention_supported(q, q, q, learned)
     assert not supported(q.to("meta"))
 
 

@@ -13,21 +13,11 @@ from headwater.i18n import _
 from headwater.parts import part
 
 
-def gelu_tanh(x: Tensor) -> Tensor:
-    """x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³))): within 5e-4 of the exact form, and not the same."""
-    return F.gelu(x, approximate="tanh")
-
-
-def quick_gelu(x: Tensor) -> Tensor:
-    """x · sigmoid(1.702 x)"""
-    return x * torch.sigmoid(1.702 * x)
-
-
 ACTIVATIONS: dict[str, functional.Activation] = {
     "relu": F.relu,
     "gelu": F.gelu,  # exact: x · Φ(x)
-    "gelu_tanh": gelu_tanh,
-    "quick_gelu": quick_gelu,
+    "gelu_tanh": functional.gelu_tanh,
+    "quick_gelu": functional.quick_gelu,
     "silu": F.silu,
     "tanh": torch.tanh,
 }

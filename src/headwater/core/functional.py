@@ -1,7 +1,7 @@
 """The operations of a Transformer, each as its formula in torch: linear, feed-forward, dropout, norm, attention.
 
-This is the only file of core that calls the C kernels of headwater.cpu. Where they support the tensors (float32 on a
-CPU, mostly in training), a function calls the kernel, which computes the same; else torch computes the formula.
+This is the only file of core that computes by the C kernels of headwater.cpu. Where they support the tensors (float32
+on a CPU, enough of them), a function calls the kernel, which computes the same; else torch computes the formula.
 B batch, H heads, G key/value heads (H is a multiple), Q queries, S keys, D width, K head width, V value head width.
 """
 
@@ -21,6 +21,8 @@ from headwater.cpu import embedding as cpu_embedding
 from headwater.cpu import linear as cpu_linear
 from headwater.cpu import linear_attention as cpu_linear_attention
 from headwater.cpu import norm as cpu_norm
+from headwater.cpu.activations import gelu_tanh as gelu_tanh
+from headwater.cpu.activations import quick_gelu as quick_gelu
 from headwater.cpu.build import supported
 from headwater.cpu.dropout import DropoutMask, fused_dropout
 from headwater.cpu.layout import PANEL_COLUMNS
@@ -147,7 +149,7 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, scale: float, p: float
 ) -> Tensor:
     """eager_attention() by a fused kernel, without the attention weights [B, H, Q, S] in memory."""
-    if cpu_attention.attention_training_supported(q, k, v, attn_mask, p):
+    if cpu_attention.full_attention_supported(q, k, v, attn_mask, p):
         return cpu_attention.fused_attention(q, k, v, attn_mask, is_causal, scale, p)
     if p and q.device.type == "cpu":  # torch has no fused kernel with dropout here
         return eager_attention(q, k, v, causal_mask(q, k) if is_causal else attn_mask, scale, p)

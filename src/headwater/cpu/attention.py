@@ -27,19 +27,29 @@ from headwater.cpu.layout import (
 )
 
 MAX_KEYS = 8192  # beyond, a tile of full attention does not fit into the processor's cache
+MIN_QUERIES = 16  # below which packing the keys would not pay, where there are no gradients
+MIN_MACS = 2**21  # multiply-accumulates of q kᵀ below which calling C would not pay, where there are no gradients
 HIDDEN_ID = -(2**31)  # of a key that no query sees
 
 
 # --------------------------------------------------------------------------------------------------- what C can compute
 
 
-def attention_training_supported(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float = 0.0) -> bool:
-    """Whether training can use the C kernel: gradients are needed, a mask not learned, few enough keys or dropout."""
+def full_attention_supported(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float = 0.0) -> bool:
+    """Whether attention over all keys can be by C: a mask that is not learned, few enough keys or dropout.
+
+    Without gradients there must be enough queries and work: keys are packed first. A single new token is left to torch.
+    """
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     mask_supported = mask is None or (
         not mask.requires_grad and mask.dtype in (torch.bool, torch.float32) and mask.device.type == "cpu"
     )
-    return needs_grad and mask_supported and attention_supported(q, k, v) and (k.shape[2] <= MAX_KEYS or p > 0)
+    return (
+        mask_supported
+        and attention_supported(q, k, v)
+        and (k.shape[2] <= MAX_KEYS or p > 0)
+        and (needs_grad or (q.shape[2] >= MIN_QUERIES and q.numel() * k.shape[2] >= MIN_MACS))
+    )
 
 
 def attention_supported(q: Tensor, k: Tensor, v: Tensor) -> bool:

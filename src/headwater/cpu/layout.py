@@ -23,7 +23,7 @@ VECTOR_SIZE = 8  # floats of a vector
 PANEL_COLUMNS = 16  # columns of a packed panel; rows of attention weights are padded to it
 MOMENT_BLOCK_SIZE = 256  # 8-bit moments that share an exponent
 MOMENT_DROPPED_BITS = 20  # low bits of a float32 that an 8-bit moment does not store
-NONE, RELU, GELU = range(3)  # activations
+NONE, RELU, GELU, GELU_TANH, QUICK_GELU, SILU = range(6)  # activations
 MASK_NONE, MASK_BOOL, MASK_FLOAT = range(3)  # attention masks
 
 TWO_POW_32 = 2**32
@@ -109,6 +109,9 @@ TRAINING_CONSTANTS: Mapping[str, int] = {
     "NONE": NONE,
     "RELU": RELU,
     "GELU": GELU,
+    "GELU_TANH": GELU_TANH,
+    "QUICK_GELU": QUICK_GELU,
+    "SILU": SILU,
     "MASK_NONE": MASK_NONE,
     "MASK_BOOL": MASK_BOOL,
     "MASK_FLOAT": MASK_FLOAT,

@@ -16,14 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
+from headwater.cpu.activations import ACTIVATION_CODES
 from headwater.cpu.build import TensorMismatch, bind, float_ptr, supported, training_constants
-from headwater.cpu.layout import GELU, NONE, PANEL_COLUMNS, RELU, DropoutKey
+from headwater.cpu.layout import NONE, PANEL_COLUMNS, RELU, DropoutKey
 
 MIN_MACS = 2**25  # multiply-accumulates below which packing W, and calling C, would not pay
 NO_DROPOUT = DropoutKey.sample(0.0)
-ACTIVATION_CODES: dict[Callable[[Tensor], Tensor], int] = {F.relu: RELU, F.gelu: GELU}
 
 # ------------------------------------------------------------------------------------------------------- linear layers
 
@@ -34,14 +33,12 @@ def linears(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
 
 
 def linear_supported(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
-    """Whether the C kernel takes these tensors: enough work, whole panels, and gradients are enabled.
+    """Whether the C kernel takes these tensors: enough work, and whole panels.
 
-    Inference is left to torch, so that it gives torch's results to the last bit; so are tensors that do not fit
-    together, which torch refuses.
+    Tensors that do not fit together are left to torch, which refuses them.
     """
     return (
-        torch.is_grad_enabled()
-        and supported(x, weight)  # before any size is read: a graph for any length must not depend on sizes
+        supported(x, weight)  # before any size is read: a graph for any length must not depend on sizes
         and weight.dim() == 2
         and x.shape[-1:] == weight.shape[1:]
         and (bias is None or (bias.shape == weight.shape[:1] and supported(bias)))
@@ -96,6 +93,9 @@ def feed_forward_supported(x: Tensor, up: nn.Linear, act: Callable[[Tensor], Ten
 
 def fused_feed_forward(x: Tensor, up: nn.Linear, act: Callable[[Tensor], Tensor], p: float, down: nn.Linear) -> Tensor:
     """down(dropout(act(up(x)), p))"""
+    if not torch.is_grad_enabled():
+        hidden = gemm_bias_act(as_2d(x), up.weight, True, up.bias, ACTIVATION_CODES[act], DropoutKey.sample(p))[1]
+        return gemm_bias_act(hidden, down.weight, True, down.bias)[0].view(x.shape)
     return _FeedForward.apply(
         x, up.weight, up.bias, down.weight, down.bias, ACTIVATION_CODES[act], DropoutKey.sample(p)
     )
@@ -114,7 +114,7 @@ class _FeedForward(torch.autograd.Function):
         dropout_key: DropoutKey,
     ) -> Tensor:
         x_2d = as_2d(x)  # [M, D]
-        z, hidden = gemm_bias_act(x_2d, up, True, up_bias, act, dropout_key)  # [M, F]
+        z, hidden = gemm_bias_act(x_2d, up, True, up_bias, act, dropout_key, keep_y=True)  # [M, F]
         ctx.act = act
         ctx.dropout_key = dropout_key
         ctx.save_for_backward(x_2d, up, down, z, hidden)
@@ -155,8 +155,11 @@ def gemm_bias_act(
     act: int = NONE,
     dropout_key: DropoutKey = NO_DROPOUT,
     accumulate_into: Tensor | None = None,
+    keep_y: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """y [M, N] = x · Wᵀ + bias if transposed, else x · W; and dropout(act(y)), which for ReLU replaces y in its memory.
+    """y [M, N] = x · Wᵀ + bias if transposed, else x · W; and dropout(act(y)), which replaces y in its memory.
+
+    keep_y: for the backward pass y stays, unless the activation is ReLU, whose output tells its gradient.
 
     accumulate_into [M, N]: what y is added to, in its memory.
     """
@@ -167,7 +170,7 @@ def gemm_bias_act(
     _check_multiple_of_16(n, k)
 
     y = x.new_empty(m, n) if accumulate_into is None else accumulate_into
-    hidden = torch.empty_like(y) if act == GELU else y
+    hidden = torch.empty_like(y) if keep_y and act not in (NONE, RELU) else y
     workspace_size = n * min(k, training_constants()["K_BLOCK"])
     workspace = x.new_empty(workspace_size)
     _kernel("gemm_bias_act")(

@@ -25,15 +25,30 @@ static inline f32x8 normal_cdf8(f32x8 x, f32x8 *density) {
     return (f32x8)(((i32x8)(1.0f - tail) & above) | ((i32x8)tail & ~above));
 }
 
+/* The others are z · σ(gate): gate is a multiple of z (QUICK_GELU, SILU), or a polynomial (GELU_TANH: (1 + tanh a) / 2 = σ(2 a)). */
+static inline f32x8 gate8(int act, f32x8 z) {
+    return act == SILU ? z : act == QUICK_GELU ? z * 1.702f : z * (z * z * 0.0713548163f + 1.59576912f);
+}
+static inline f32x8 gate_grad8(int act, f32x8 z) {
+    return act == SILU ? broadcast8(1) : act == QUICK_GELU ? broadcast8(1.702f) : z * z * 0.214064449f + 1.59576912f;
+}
+static inline f32x8 sigmoid8(f32x8 x) { return 1.0f / (exp8(-x) + 1.0f); }
+
+/* NaN stays NaN. */
 static inline f32x8 activation8(int act, f32x8 z) {
     f32x8 density;
-    return act == RELU ? (f32x8)((i32x8)z & ~(z <= 0)) : z * normal_cdf8(z, &density);  /* NaN stays NaN */
+    if (act == RELU) return (f32x8)((i32x8)z & ~(z <= 0));
+    return z * (act == GELU ? normal_cdf8(z, &density) : sigmoid8(gate8(act, z)));
 }
 
 /* act'(z). For ReLU its output will do as z, after dropout too: it is above 0 only where the gradient is 1. */
 static inline f32x8 activation_grad8(int act, f32x8 z) {
     f32x8 density, cdf;
     if (act == RELU) return (f32x8)((i32x8)broadcast8(1) & ~(z <= 0));
+    if (act != GELU) {
+        f32x8 open = sigmoid8(gate8(act, z));
+        return open + z * open * (1.0f - open) * gate_grad8(act, z);
+    }
     cdf = normal_cdf8(z, &density);
     return cdf + z * density;
 }
@@ -60,7 +75,7 @@ static inline void apply_activation_grad(int64_t rows, int64_t columns, int64_t 
         }
 }
 
-/* `accumulate`: the product is added to Y. In the forward pass there is no z, and for ReLU H may be the memory of Y. In the
+/* `accumulate`: the product is added to Y. In the forward pass there is no z, and H may be the memory of Y. In the
    backward pass sums [num_partitions(M), N] are over rows. Every row is computed alone: its result depends neither on the
    other rows nor on the number of threads. */
 static void gemm_blocked(const float *x, const float *w, int transposed, const float *bias, int accumulate, int64_t m, int64_t n, int64_t k, int act,

@@ -16,7 +16,7 @@
 
 /* ---------------------------------------------------------------------------------------------------------- codes */
 
-enum { NONE, RELU, GELU };                                             /* activations */
+enum { NONE, RELU, GELU, GELU_TANH, QUICK_GELU, SILU };                /* activations */
 enum { MASK_NONE, MASK_BOOL, MASK_FLOAT };                             /* attention masks: True = visible, or a float that is added */
 
 /* -------------------------------------------------------------------------------------------------------- structs */

@@ -7,7 +7,8 @@ const LayoutEntry *layout(void) {
     static const LayoutEntry entries[] = {
         CONSTANT(VECTOR_SIZE), CONSTANT(PANEL_COLUMNS), CONSTANT(K_BLOCK), CONSTANT(M_BLOCK), CONSTANT(ROW_BLOCK), CONSTANT(PARTITIONS),
         CONSTANT(ROW_BLOCKS), CONSTANT(BLOCK_SIZE), CONSTANT(DROPPED_BITS),
-        CONSTANT(NONE), CONSTANT(RELU), CONSTANT(GELU), CONSTANT(MASK_NONE), CONSTANT(MASK_BOOL), CONSTANT(MASK_FLOAT),
+        CONSTANT(NONE), CONSTANT(RELU), CONSTANT(GELU), CONSTANT(GELU_TANH), CONSTANT(QUICK_GELU), CONSTANT(SILU),
+        CONSTANT(MASK_NONE), CONSTANT(MASK_BOOL), CONSTANT(MASK_FLOAT),
         STRUCT(DropoutKey), FIELD(DropoutKey, first), FIELD(DropoutKey, second), FIELD(DropoutKey, threshold), FIELD(DropoutKey, scale),
         STRUCT(Strides), FIELD(Strides, batch), FIELD(Strides, head), FIELD(Strides, position),
         STRUCT(AttentionParams), FIELD(AttentionParams, batch), FIELD(AttentionParams, heads), FIELD(AttentionParams, kv_heads),
