@@ -228,10 +228,7 @@ def test_a_weight_made_anew_before_each_use_is_the_one_used():
 
 @pytest.mark.parametrize(
     "why, x, width",
-    [
-        ("no whole panels", torch.randn(64, 40), 32),
-        ("half precision", torch.randn(64, 32, dtype=torch.bfloat16), 32),
-    ],
+    [("no whole panels", torch.randn(64, 40), 32), ("half precision", torch.randn(64, 32, dtype=torch.bfloat16), 32)],
 )
 def test_torch_does_the_rest(why, x, width):
     layer = Linear(x.shape[-1], width).to(x.dtype)

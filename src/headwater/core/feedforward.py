@@ -12,7 +12,6 @@ from headwater.core.modules import Dropout
 from headwater.i18n import _
 from headwater.parts import part
 
-
 ACTIVATIONS: dict[str, functional.Activation] = {
     "relu": F.relu,
     "gelu": F.gelu,  # exact: x · Φ(x)
