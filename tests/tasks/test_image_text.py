@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +21,10 @@ from headwater.families.load import load, save
 from headwater.families.matching import Matcher, load_matcher
 from headwater.tasks import get_task
 from headwater.tasks.batch import to_tensors
-from headwater.tasks.image_text import positives_of
+from headwater.tasks.contrastive import positives_of
 from headwater.tasks.losses import contrastive_loss
 from headwater.training.api import resume, train
+from headwater.training.distributed import SingleProcess, without_targets
 from headwater.training.state import StepEvent
 from headwater.variants.towers import MAX_LOGIT_SCALE
 
@@ -75,8 +78,7 @@ def test_without_repeats_the_loss_is_that_of_clip():
 
 
 def test_a_repeated_caption_is_no_negative():
-    batch = {"targets": torch.tensor([0, 1, 0]), "image_ids": torch.tensor([0, 1, 2])}
-    positives = positives_of([batch])
+    positives = positives_of(torch.tensor([0, 1, 0]), torch.tensor([0, 1, 2]))
     assert positives.int().tolist() == [[1, 0, 1], [0, 1, 0], [1, 0, 1]]
     perfect = torch.where(positives, 30.0, -30.0)
     assert contrastive_loss(perfect, positives) == pytest.approx(2 * np.log(2), abs=1e-5)  # two equal rows of two
@@ -86,7 +88,7 @@ def test_a_repeated_caption_is_no_negative():
     worse[0, 2] = worse[2, 0] = -30  # the repeated ones pushed apart: CLIP's loss rewards it, this one does not
     assert contrastive_loss(worse, torch.eye(3, dtype=torch.bool)) < 1e-5
     assert contrastive_loss(worse, positives) > 20
-    assert positives_of([{"targets": torch.tensor([0, 1]), "image_ids": torch.tensor([3, 3])}]).all()
+    assert positives_of(torch.tensor([0, 1]), torch.tensor([3, 3])).all()
 
 
 def prepared(pairs, tmp_path, dropout: float):
@@ -115,7 +117,7 @@ def test_gradient_accumulation_is_exact(pairs, tmp_path, dropout):
         model.zero_grad()
         micro_batches = [to_tensors(data.train.collate(indices, 0)) for indices in parts]
         if prepare:
-            task.prepare_step(model, micro_batches, forward_context)
+            task.prepare_step(model, micro_batches, forward_context, SingleProcess())
         total = 0.0
         for index, micro_batch in enumerate(micro_batches):
             with forward_context(index):
@@ -135,6 +137,75 @@ def test_gradient_accumulation_is_exact(pairs, tmp_path, dropout):
     else:  # the second forward pass has the dropout of the first
         again = gradient(parts, prepare=True)
         assert again[0] == value and torch.equal(again[1], accumulated)
+
+
+class TwoRanks(SingleProcess):
+    """One of two processes, of which the other has sent its vectors already."""
+
+    world_size = 2
+
+    def __init__(self, rank, sent):
+        self.rank = rank
+        self.sent = sent
+
+    def all_gather_object(self, value):
+        self.sent[self.rank] = value
+        return [self.sent.get(rank, []) for rank in range(2)]
+
+
+@pytest.mark.parametrize("loss_alone", [False, True])
+def test_the_gradients_of_two_processes_add_up_to_that_of_one(pairs, tmp_path, loss_alone):
+    task, data, model = prepared(pairs, tmp_path, 0.0)
+    batch = next(data.train.batches_from(0)).indices
+
+    def collate(indices):
+        return to_tensors(data.train.collate(indices, 0))
+
+    def add_gradients(micro_batches):
+        return sum(float(loss.detach()) for loss in backward(micro_batches))
+
+    def backward(micro_batches):
+        for micro_batch in micro_batches:
+            loss = task.loss(model, micro_batch, 0.0)
+            loss.backward()
+            yield loss
+
+    def gradient():
+        return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    whole_value = add_gradients([collate(batch)])
+    whole = gradient()
+
+    # rank 0 has two micro-batches, rank 1 one and a filler, as the trainer gives it
+    model.zero_grad()
+    parts = [
+        [collate(batch[0:8:2]), collate(batch[8::2])],
+        [collate(batch[1::2]), without_targets(collate(batch[1:2]))],
+    ]
+    sent: dict = {}
+    for _round in range(2):  # in the first, rank 0 lacks the vectors of rank 1
+        ranks = [[dict(micro_batch) for micro_batch in part] for part in parts]
+        for rank, micro_batches in enumerate(ranks):
+            if not loss_alone:
+                task.prepare_step(model, micro_batches, lambda index: torch.enable_grad(), TwoRanks(rank, sent))
+    if loss_alone:  # the planted fault: every process compares its own pairs alone
+        ranks[1].pop()
+    value = sum(map(add_gradients, ranks))
+    same = torch.allclose(gradient(), whole, atol=2e-5 * float(whole.abs().max()))
+    assert same != loss_alone
+    assert (value == pytest.approx(whole_value, rel=1e-5)) != loss_alone
+
+
+@pytest.mark.slow  # two processes that each import torch
+def test_two_processes_train_the_matcher_of_one(pairs, tmp_path):
+    # 45 rows of 300 / 2 tokens in micro-batches; the ranks have different numbers of them
+    settings = {**TINY, "micro_batch_tokens": 120, "dropout": 0.0}
+    train(pairs, out=tmp_path / "one", quiet=True, **settings)
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    command = [sys.executable, "-m", "headwater", "train", str(pairs), *words, "--out", str(tmp_path / "two")]
+    subprocess.run([*command, "--nproc", "2"], check=True, capture_output=True, timeout=300)
+    one, two = (load(tmp_path / name).model.state_dict() for name in ("one", "two"))
+    assert all(torch.allclose(one[name], two[name], atol=2e-4) for name in one if not name.endswith("k.bias"))
 
 
 def test_the_scale_stays_from_1_to_100(pairs, tmp_path):

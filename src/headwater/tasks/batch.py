@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import fields
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,15 +19,29 @@ from headwater.core.model import Transformer
 from headwater.data.collate import TrainBatch
 from headwater.tasks.losses import count_targets
 
+T = TypeVar("T")
+
 TensorBatch: TypeAlias = Mapping[str, Tensor]
 LossFn: TypeAlias = Callable[
     [Transformer, TensorBatch, float], Tensor
 ]  # (model, batch, label_smoothing) -> summed loss
 
 
-# (model, micro_batches, the context of the forward pass of one): adds what each micro-batch needs from the others
+class Ranks(Protocol):
+    """The processes of a run (headwater.training.distributed)."""
+
+    rank: int
+    world_size: int
+
+    def all_gather_object(self, value: T) -> list[T]:
+        """The object of every rank."""
+        ...
+
+
+# (model, micro_batches, the context of the forward pass of one, ranks): adds what each micro-batch needs from the
+# others, those of other ranks too
 PrepareStep: TypeAlias = Callable[
-    [Transformer, list[dict[str, Tensor]], Callable[[int], AbstractContextManager[object]]], None
+    [Transformer, list[dict[str, Tensor]], Callable[[int], AbstractContextManager[object]], Ranks], None
 ]
 
 
@@ -35,6 +49,7 @@ def no_preparation(
     model: Transformer,
     micro_batches: list[dict[str, Tensor]],
     forward_context: Callable[[int], AbstractContextManager[object]],
+    ranks: Ranks,
 ) -> None:
     """Nothing, where the loss of a micro-batch depends on it alone."""
 

@@ -1,14 +1,8 @@
-"""Matching images and texts (CLIP, Radford et al. 2021): two towers, trained by a contrastive loss on captioned images.
-
-The loss compares every text of a batch with every image, so gradient accumulation needs all of them: the vectors of
-all micro-batches are computed first, without gradients; the gradient of the loss with respect to the vectors is
-exact for the whole batch; then each micro-batch goes forward again and passes its part of it back (Gao et al. 2021).
-"""
+"""Matching of images and texts (CLIP, Radford et al. 2021): two towers, trained by a contrastive loss on captions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,8 +38,8 @@ from headwater.i18n import _
 from headwater.parts import swap
 from headwater.tasks.base import EvalBatch, Predictions, Task, TaskConfig, TaskData, TaskMetadata
 from headwater.tasks.batch import TensorBatch
+from headwater.tasks.contrastive import contrastive_step_loss, prepare_contrastive_step, vectors_of
 from headwater.tasks.image_classification import ImageSize, build_processor, load_pixels, patch_projection, resolve_size
-from headwater.tasks.losses import contrastive_loss
 from headwater.text.tokenizer import Tokenizer
 from headwater.variants.conv_stem import CONV_INIT
 from headwater.variants.image_heads import FirstTokenOf, ProjectionHead
@@ -185,48 +179,10 @@ class ImageText(Task[CaptionedPicture]):
     def loss(self, model: Transformer, batch: TensorBatch, label_smoothing: float) -> Tensor:
         """The contrastive loss of a batch; of a micro-batch its part of that of the whole batch."""
         assert isinstance(model, TwoTowers)
-        model.clamp_scale()
-        texts, images = vectors_of(model, batch)
-        if "text_grads" not in batch:
-            return contrastive_loss(model.similarity(texts, images), positives_of([batch]))
-        # the value of the whole loss once, and the gradient of this micro-batch's vectors
-        passed_back = (texts * batch["text_grads"]).sum() + (images * batch["image_grads"]).sum()
-        for name, grad in (("logit_scale", "scale_grad"), ("logit_offset", "offset_grad")):
-            if grad in batch:
-                passed_back = passed_back + getattr(model, name) * batch[grad]
-        return batch["whole_loss"] + passed_back - passed_back.detach()
+        return contrastive_step_loss(model, batch)
 
-    def prepare_step(
-        self,
-        model: Transformer,
-        micro_batches: list[dict[str, Tensor]],
-        forward_context: Callable[[int], AbstractContextManager[object]],
-    ) -> None:
-        """Give each micro-batch the gradient of the whole batch's loss with respect to its vectors."""
-        if len(micro_batches) < 2:
-            return
-        assert isinstance(model, TwoTowers)
-        model.clamp_scale()
-        pairs = []
-        for index, micro_batch in enumerate(micro_batches):
-            with torch.no_grad(), forward_context(index):
-                pairs.append(vectors_of(model, micro_batch))
-        texts, images = (torch.cat(sides).float().requires_grad_() for sides in zip(*pairs, strict=True))
-
-        # the loss of the whole batch, and its gradients
-        learned: dict[str, Tensor] = {"scale_grad": model.logit_scale}
-        if model.logit_offset is not None:
-            learned["offset_grad"] = model.logit_offset
-        whole_loss = contrastive_loss(model.similarity(texts, images), positives_of(micro_batches))
-        text_grads, image_grads, *others = torch.autograd.grad(whole_loss, (texts, images, *learned.values()))
-
-        sizes = [len(micro_batch["targets"]) for micro_batch in micro_batches]
-        parts = zip(micro_batches, text_grads.split(sizes), image_grads.split(sizes), strict=True)
-        for index, (micro_batch, text_part, image_part) in enumerate(parts):
-            micro_batch |= {"text_grads": text_part, "image_grads": image_part}
-            micro_batch["whole_loss"] = whole_loss.detach() if index == 0 else torch.zeros_like(whole_loss)
-            if index == 0:
-                micro_batch |= dict(zip(learned, others, strict=True))
+    # the gradient of the whole batch, for several micro-batches or processes
+    prepare_step = staticmethod(prepare_contrastive_step)
 
     # ----------------------------------------------------------------------------------------------- predictions
 
@@ -321,18 +277,6 @@ class _Rows:
 
     def __getitem__(self, rows: np.ndarray) -> np.ndarray:
         return self.pixels[self.places[rows]]
-
-
-def vectors_of(model: TwoTowers, batch: TensorBatch) -> tuple[Tensor, Tensor]:
-    """The unit vectors of the captions and of the images of a batch."""
-    return model.text_vectors(batch["ids"]), model.image_vectors(batch["signal"])
-
-
-def positives_of(batches: Sequence[TensorBatch]) -> Tensor:
-    """[T, I] True where a text and an image belong together: of one row, or by the same caption or image."""
-    texts = torch.cat([batch["targets"] for batch in batches])
-    images = torch.cat([batch["image_ids"] for batch in batches])
-    return (texts[:, None] == texts[None]) | (images[:, None] == images[None])
 
 
 def _match(one: CaptionedPicture, other: CaptionedPicture) -> bool:

@@ -45,6 +45,7 @@ from headwater.training.trainer import Trainer
 from headwater.training.tuned import is_tuned
 from headwater.tuning.base import trained_parameters
 from headwater.tuning.embedding import TunedEmbedding
+from headwater.variants.towers import TwoTowers
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,10 @@ def prepare_model(model: Transformer, config: TrainConfig, world_size: int = 1) 
     if config.compile and config.fsdp and world_size > 1:
         raise BadSetting(
             _("compile and fsdp cannot be combined: FSDP2 gathers and frees the weights of each layer; choose one")
+        )
+    if isinstance(model, TwoTowers) and config.fsdp and world_size > 1:
+        raise BadSetting(
+            _("two towers cannot be trained with fsdp, which shards no scalar; leave it out: --nproc alone")
         )
     if config.compile:
         torch._dynamo.config.optimize_ddp = False  # a stack is one graph, not one for each bucket of DDP

@@ -213,7 +213,7 @@ class Trainer:
 
         # forward and backward over the local micro-batches (gradient accumulation), all-reduce in the last of them
         micro_batches, count, tokens, flags = self._local_micro_batches(batch, flags)
-        self.prepare_step(self.model, micro_batches, self.forward_context)
+        self.prepare_step(self.model, micro_batches, self.forward_context, self.dist)
         total_loss = 0.0
         for index, micro_batch in enumerate(micro_batches):
             self.parallel.set_sync(last=index == len(micro_batches) - 1)
