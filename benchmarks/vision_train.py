@@ -42,10 +42,10 @@ COMMON = {
     "eval_examples": 1000,
 }
 RECIPES = {
-    "cifar10": {"d_model": 128, "heads": 2, "layers": 4, "d_ff": 256, "lr": 2e-3, "ema": 0.999,
-                "augment": "flip=0.5,crop=0.125,color=0.2"},
+    "cifar10": {"d_model": 128, "heads": 2, "layers": 4, "d_ff": 256, "lr": 2e-3, "ema": 0.998, "optimizer": "muon",
+                "augment": "flip=0.5,crop=0.125"},
     "fashion": {"d_model": 96, "heads": 4, "layers": 4, "d_ff": 192, "lr": 2e-3, "ema": 0.998,
-                "augment": "flip=0.5,crop=0.08", "batch_tokens": 6400},
+                "augment": "flip=0.5,crop=0.08", "batch_tokens": 6400, "optimizer": "muon"},
     "digits": {"d_model": 64, "heads": 4, "layers": 3, "d_ff": 128, "lr": 2e-3, "augment": "crop=0.125",
                "image_size": 8, "patch_size": 2, "batch_tokens": 1100},
 }  # fmt: skip
