@@ -173,7 +173,7 @@ def test_every_method_trains_and_loads(text, base, tmp_path, method, capsys):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"tune": "lorra", "init_from": "x"}, "tune must be full, head, lora, dora, ia3"),
+        ({"tune": "lorra", "init_from": "x"}, "tune must be full, head, decoder, lora, dora, ia3"),
         ({"tune": "lora"}, "needs a base that was trained before; give --init-from"),
         ({"tune": "lora", "init_from": "x", "fsdp": True}, "fsdp and tune=lora cannot be combined"),
         ({"tune": "lora", "tune_rank": 0}, "tune_rank must be an integer"),

@@ -33,15 +33,6 @@ BLOCK_SECONDS = 20
 MIN_RATE = 1_000
 MAX_RATE = 768_000
 MAX_CHANNELS = 64
-AUDIO_SUFFIXES = frozenset(
-    [".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".aifc", ".au", ".caf", ".w64", ".m4a", ".m4b"]
-    + [".aac", ".wma", ".amr", ".mp4", ".webm", ".mkv", ".mov", ".avi", ".3gp"]
-)
-
-
-def is_audio(path: Path) -> bool:
-    """Whether a file name ends as those of recordings do."""
-    return path.suffix.lower() in AUDIO_SUFFIXES
 
 
 def read_audio(path: str | Path, *, max_seconds: float = MAX_SECONDS, rate: int = SAMPLE_RATE) -> Tensor:

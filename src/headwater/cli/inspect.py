@@ -119,7 +119,7 @@ def inspect_image(args: argparse.Namespace) -> None:
 
 def is_sound(text: str) -> bool:
     """Whether the argument names a recording or a token file."""
-    from headwater.audio.files import is_audio
+    from headwater.audio.file_names import is_audio
 
     path = Path(text)
     return (is_audio(path) or path.suffix == ".npz") and path.is_file()

@@ -15,7 +15,7 @@ from headwater.i18n import _
 
 def looks_like_sounds(arguments: Sequence[str]) -> bool:
     """Whether every argument has the name of a recording, or is a folder that holds some."""
-    from headwater.audio.files import is_audio
+    from headwater.audio.file_names import is_audio
     from headwater.data.readers.recording_folders import find_recordings
 
     paths = [Path(argument) for argument in arguments]

@@ -127,7 +127,12 @@ def _capture_hook(
 
 
 def _weights_of_call(kernel: nn.Module, inputs: Any, output: Any) -> Iterator[tuple[int, Tensor]]:
-    return weights_in_chunks(kernel, *inputs[:4])
+    """The weights on the tokens. An adapter may have put virtual tokens before them: their columns are left out."""
+    q, k, v, mask, _attn_mask, cache = inputs
+    num_tokens = k.shape[2]
+    k, v = cache.update(k, v)  # there is no KV cache to append to: this adds the virtual tokens
+    for first, weights in weights_in_chunks(kernel, q, k, v, mask):
+        yield first, weights[..., k.shape[2] - num_tokens :]
 
 
 def _weights_of_tap(tap: nn.Module, inputs: Any, output: Tensor) -> Iterator[tuple[int, Tensor]]:

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from headwater.audio.files import is_audio
+from headwater.audio.file_names import is_audio
 from headwater.data.examples import EXAMPLE_FORMATS
 from headwater.data.metrics import split_words
 from headwater.errors import BadSetting, nearest

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from headwater.audio.files import is_audio
+from headwater.audio.file_names import is_audio
 from headwater.data.readers.lines import BadRows, DecodeOptions, iter_lines, skip_bad_lines
 from headwater.data.recordings import LabeledSound, Transcribed
 from headwater.errors import Fault

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from headwater.audio.files import is_audio
+from headwater.audio.file_names import is_audio
 from headwater.data.readers.files import split_from_name
 from headwater.data.readers.image_source import SPLIT_NAMES, image_folder_source
 from headwater.data.readers.recording_folders import SOUND_FOLDER, SPEECH_FOLDER, find_recordings, has_transcripts

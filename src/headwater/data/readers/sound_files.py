@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from headwater.audio.files import is_audio
+from headwater.audio.file_names import is_audio
 from headwater.data.recordings import SoundFile
 
 SOUND_FILES = "sound-files"  # the file format
