@@ -106,3 +106,16 @@ def test_every_view_takes_a_tuned_run(store, method):
 def test_the_checkpoint_file_has_the_adapter_alone(runs):
     names = set(SafetensorsFile(runs / "lora" / "checkpoints" / "step-00000004" / MODEL_FILE))
     assert names and all(".changes." in name for name in names)
+
+
+def test_virtual_tokens_stand_before_the_keys_of_the_walkthrough(store):
+    client = TestClient(create_app(store, AccessPolicy("127.0.0.1", 8017)), base_url="http://127.0.0.1:8017")
+    answer = client.post("/api/walkthrough", json={"model": "prefix", "text": "the old"}).json()
+    steps = {step["type"]: step["formulas"] for step in answer["steps"]}
+    shapes = {each["name"]: each["shape"] for step in answer["steps"] for each in step["matrices"]}
+    ((keys, values), (z,)) = (steps[name] for name in ("virtual_tokens", "weighted_values"))
+    of_keys, of_values = keys.split(" = ")[0], values.split(" = ")[0]
+    virtual, tokens = shapes[f"P_{of_keys.removesuffix('_p')}"][0], shapes["z"][0]
+    assert virtual == 16 and z == f"z = A {of_values}"
+    assert shapes[of_keys][0] == shapes[of_values][0] == virtual + tokens
+    assert shapes["A"] == [tokens, virtual + tokens]

@@ -128,11 +128,19 @@ def _capture_hook(
 
 def _weights_of_call(kernel: nn.Module, inputs: Any, output: Any) -> Iterator[tuple[int, Tensor]]:
     """The weights on the tokens. An adapter may have put virtual tokens before them: their columns are left out."""
-    q, k, v, mask, _attn_mask, cache = inputs
-    num_tokens = k.shape[2]
-    k, v = cache.update(k, v)  # there is no KV cache to append to: this adds the virtual tokens
-    for first, weights in weights_in_chunks(kernel, q, k, v, mask):
-        yield first, weights[..., k.shape[2] - num_tokens :]
+    q, k, _v, mask, *_rest = inputs
+    all_k, all_v = keys_and_values(inputs)
+    for first, weights in weights_in_chunks(kernel, q, all_k, all_v, mask):
+        yield first, weights[..., all_k.shape[2] - k.shape[2] :]
+
+
+def keys_and_values(kernel_inputs: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    """k and v [B, G, S, D] as the kernel reads them: those of an adapter's virtual tokens before its inputs.
+
+    Without a KV cache to append to: a pass with one would be changed by this.
+    """
+    _q, k, v, _mask, _attn_mask, *caches = kernel_inputs  # cross-attention has no cache
+    return caches[0].update(k, v) if caches else (k, v)
 
 
 def _weights_of_tap(tap: nn.Module, inputs: Any, output: Tensor) -> Iterator[tuple[int, Tensor]]:

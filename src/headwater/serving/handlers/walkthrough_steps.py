@@ -15,6 +15,7 @@ from headwater.core.feedforward import ACTIVATIONS
 from headwater.core.modules import eval_mode
 from headwater.core.norms import LayerNormLayer, RMSNormLayer
 from headwater.core.positions import RotaryEncoding
+from headwater.inspection.attention import keys_and_values
 from headwater.inspection.inputs import TokenizedInput
 from headwater.inspection.results import to_jsonable
 from headwater.variants.transformer_xl import TransformerXLBias
@@ -187,14 +188,16 @@ class AttentionSteps:
         self.kv_head = self.head * layer.kv_heads // layer.heads
         self.key_axis = "source" if self.is_cross else "tokens"
         self.kernel_call = builder.activations.by_path[f"{role}.kernel"]
+        self.all_k, self.all_v = keys_and_values(self.kernel_call.inputs)
 
     def build(self) -> str:
         """All steps; returns the name of the layer's output."""
         self.add_projections()
         q, k = self.add_head_norms(f"q{self.suffix}", f"k{self.suffix}")
         q, k = self.add_positions(q, k)
+        k, v = self.add_virtual_tokens(k, f"v{self.suffix}")
         self.add_attention_weights(q, k)
-        return self.add_output_projection()
+        return self.add_output_projection(v)
 
     def add_projections(self) -> None:
         """q from the residual stream; k and v from it too, or from the encoder output m."""
@@ -258,11 +261,24 @@ class AttentionSteps:
         self.builder.add_step("rotary", formulas, matrices, rotary_dims=query.shape[-1] - num_unrotated)
         return f"{q}_r", f"{k}_r"
 
+    def add_virtual_tokens(self, k: str, v: str) -> tuple[str, str]:
+        """Keys and values that an adapter has put before those of the tokens."""
+        count = self.all_k.shape[2] - self.kernel_call.inputs[1].shape[2]
+        if not count:
+            return k, v
+        self.key_axis = "keys"
+        matrices = []
+        for name, of_all in ((k, self.all_k), (v, self.all_v)):
+            values = of_all[0, self.kv_head]
+            matrices += [NamedMatrix(f"P_{name}", values[:count], "virtual"), NamedMatrix(f"{name}_p", values, "keys")]
+        self.builder.add_step("virtual_tokens", [f"{name}_p = [P_{name}; {name}]" for name in (k, v)], matrices)
+        return f"{k}_p", f"{v}_p"
+
     def add_attention_weights(self, q: str, k: str) -> None:
         """Scores, mask and softmax: the attention weights [Q, S]."""
-        all_q, all_k, _values, mask, *_rest = self.kernel_call.inputs
+        all_q, _k, _v, mask, *_rest = self.kernel_call.inputs
         kernel: Any = self.layer.kernel
-        scores = kernel.transform_scores(kernel.scale * (all_q[0, self.head] @ all_k[0, self.kv_head].mT))
+        scores = kernel.transform_scores(kernel.scale * (all_q[0, self.head] @ self.all_k[0, self.kv_head].mT))
         bias, allowed = _split_mask(kernel.dense_mask(all_q, mask), self.head, scores)
 
         # S = q kᵀ · scale, soft-capped or biased where the model does
@@ -294,13 +310,13 @@ class AttentionSteps:
     def score_matrix(self, name: str, values: Tensor) -> NamedMatrix:
         return NamedMatrix(name + self.suffix, values, "tokens", self.key_axis)
 
-    def add_output_projection(self) -> str:
+    def add_output_projection(self, v: str) -> str:
         """The weighted sum of the values of this head, then all heads concatenated and projected."""
         layer = self.layer
         suffix = self.suffix
         heads_output = self.kernel_call.output[0]  # [H, Q, D_v]
         z = NamedMatrix(f"z{suffix}", heads_output[self.head])
-        self.builder.add_step("weighted_values", [f"z{suffix} = A{suffix} v{suffix}"], [z])
+        self.builder.add_step("weighted_values", [f"z{suffix} = A{suffix} {v}"], [z])
 
         formula = linear_formula(f"Z{suffix}", layer.out, f"o{suffix}")
         matrices = [
