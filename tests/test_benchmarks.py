@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import statistics
 import sys
 from pathlib import Path
 
@@ -254,16 +255,40 @@ def test_a_crossover_lies_where_both_take_equally_long(bench):
     assert long.ratio(points, "window 256", "full, causal", 4096, "forward", "seconds") is None
 
 
-@pytest.mark.parametrize("task", ["recall", "listops"])
-def test_tasks_of_long_sequences_have_an_answer_in_their_tokens(task, bench):
+def test_recall_has_its_answers_in_its_tokens(bench):
+    """The value of each question is the token type of the one token behind the questions that has its id."""
     quality = bench("long_quality")
-    ids, answers = quality.TASKS[task].draw(20, 256, torch.Generator().manual_seed(0))
-    again, _answers = quality.TASKS[task].draw(20, 256, torch.Generator().manual_seed(0))
-    assert torch.equal(ids, again) and ids.shape == (20, 256) and ids.max() < quality.TASKS[task].vocab
-    assert len(answers.unique()) > 4 and answers.max() < quality.TASKS[task].answers
+    rows = quality.TASKS["recall"].draw(5, 256, torch.Generator().manual_seed(0))
+    again = quality.TASKS["recall"].draw(5, 256, torch.Generator().manual_seed(0))
+    assert all(torch.equal(a, b) for a, b in zip(rows, again, strict=True))
+    assert (rows.labels >= 0).sum(1).tolist() == [quality.QUESTIONS] * 5
+    for ids, labels, types in zip(*rows, strict=True):
+        for question in range(quality.QUESTIONS):
+            (place,) = (ids[quality.QUESTIONS :] == ids[question]).nonzero()[:, 0] + quality.QUESTIONS
+            assert types[question] == 0 and types[place] - 1 == labels[question]
 
 
 def test_an_expression_of_listops_is_computed(bench):
     quality = bench("long_quality")
-    assert quality.evaluate(["[MAX", "2", "9", "[MIN", "4", "7", "]", "0", "]"]) == 9
-    assert quality.evaluate(["[SM", "8", "7", "[MED", "1", "5", "9", "]", "]"]) == 0
+    ids, labels, _types = quality.TASKS["listops"].draw(20, 64, torch.Generator().manual_seed(0))
+    for row, values in zip(ids, labels, strict=True):
+        words = [quality.WORDS[i] for i in row if i]
+        assert value(words) == values[0] and 16 <= len(words) <= 64
+        assert [word.startswith("[") for word in words] == (values[: len(words)] >= 0).tolist()
+    assert value(["[MAX", "2", "9", "[MIN", "4", "7", "]", "0", "]"]) == 9
+    assert value(["[SM", "8", "7", "[MED", "1", "5", "9", "]", "]"]) == 0
+
+
+def value(words):
+    """The value of an expression, with a stack of operators and their arguments."""
+    compute = {"[MIN": min, "[MAX": max, "[MED": lambda x: int(statistics.median(x)), "[SM": lambda x: sum(x) % 10}
+    stack = [[]]
+    for word in words:
+        if word in compute:
+            stack.append([word])
+        elif word == "]":
+            operator, *numbers = stack.pop()
+            stack[-1].append(compute[operator](numbers))
+        else:
+            stack[-1].append(int(word))
+    return stack[0][0]

@@ -62,7 +62,7 @@ class Prefill:
             encode_sources(self.model, self.cache, [sequence.request.source_ids or () for sequence in self.sequences])
         prompts = [sequence.request.prompt_ids for sequence in self.sequences]
         self.cache.crop(len(prompt) - 1 for prompt in prompts)  # removes something only after an interruption
-        limit = token_budget if len(self.sequences) == 1 else None
+        limit = token_budget if len(self.sequences) == 1 and not self.cache.rereads else None
         chunks = [prompt[length:][:limit] for prompt, length in zip(prompts, self.cache.lengths, strict=True)]
         self.logits = forward_last(self.model, self.cache, chunks)
         return self.cache.lengths == [len(prompt) for prompt in prompts]
@@ -119,6 +119,13 @@ class Engine:
         self.drafter = drafter
         self.num_draft_tokens = num_draft_tokens
         self.cache = BatchKVCache(model, max_columns=max_seq_len)
+        must(
+            drafter is None or not self.cache.rereads,
+            "Engine",
+            _("a drafter needs a model with a KV cache"),
+            type(drafter).__name__,
+            _("leave it out; this attention reads whole rows again"),
+        )
         self.waiting: deque[SequenceState] = deque()
         self.prefill: Prefill | None = None
 

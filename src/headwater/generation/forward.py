@@ -1,12 +1,17 @@
-"""Forward passes over a KV cache: logits after new tokens, and the encoder's output for sources."""
+"""Forward passes over a KV cache: logits after new tokens, and the encoder's output for sources.
+
+A model whose attention cannot be cached reads every row again from its start: the same functions, more slowly.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from headwater.core.embeddings import ModelInputs
 from headwater.core.model import Transformer
@@ -87,6 +92,8 @@ def _hidden_states(model: Transformer, cache: BatchKVCache, new_ids: Sequence[Se
     states = dict(cache.states)
     try:
         with _eval_mode(model):
+            if cache.rereads:
+                return _read_again(model, cache, new_ids)
             attention_mask = padding_mask(new_ids, cache.device) if cache.recurrent_groups else None
             inputs = model.inputs(pad_right(new_ids, cache.device), attention_mask)
             hidden_states = model.hidden_states(inputs, memory=cache.memory, cache=cache)
@@ -96,6 +103,32 @@ def _hidden_states(model: Transformer, cache: BatchKVCache, new_ids: Sequence[Se
         cache.rows = rows
         cache.states = states
         raise
+
+
+def _read_again(model: Transformer, cache: BatchKVCache, new_ids: Sequence[Sequence[int]]) -> Tensor:
+    """The hidden states [B, Q, D] of new tokens of a model without a KV cache: each row is read from its start.
+
+    Chunks and buckets depend on the length of a row, so only rows of one length are read together, without padding.
+    """
+    ids = cache.append_ids(pad_right(new_ids, cache.device))  # [B, C]
+    source = cache.source()
+    cache.encoder_output = None
+    lengths = [length + len(new) for length, new in zip(cache.lengths, new_ids, strict=True)]
+    states: dict[int, Tensor] = {}  # of each row's new tokens [Q, D]
+    for length in sorted(set(lengths)):
+        rows = [row for row, of_row in enumerate(lengths) if of_row == length]
+        memory = None if source is None else _select_source(source, rows)
+        read = model.hidden_states(model.inputs(ids[rows, :length]), memory=memory)  # [R, length, D]
+        for row, of_row in zip(rows, read, strict=True):
+            states[row] = of_row[length - len(new_ids[row]) :]
+    cache.advance(max(map(len, new_ids)), None)
+    return pad_sequence([states[row] for row in range(len(new_ids))], batch_first=True)
+
+
+def _select_source(source: ModelInputs, rows: list[int]) -> ModelInputs:
+    assert source.hidden_states is not None and source.attention_mask is not None
+    mask = source.attention_mask[rows]
+    return replace(source, ids=source.ids[rows], attention_mask=mask, hidden_states=source.hidden_states[rows])
 
 
 @torch.inference_mode()

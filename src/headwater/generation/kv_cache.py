@@ -7,6 +7,8 @@ smaller length, which is how rejected drafts are dropped and how an interrupted 
 A recurrent layer (linear attention) has a state for each row instead of columns, however long the row is. It does not
 keep tokens apart, so a cropped row goes back to its state before the last step, or to none; the rest is computed again.
 
+Where attention cannot be cached (LSH attention, chunks), the columns hold token ids, and forward.py reads whole rows.
+
     rows      [ a b c d . . . ]   lengths 4, 7, 2
               [ e f g h i j k ]
               [ l m . . . . . ]
@@ -26,6 +28,8 @@ from headwater.core.model import Transformer
 from headwater.errors import BadInput
 from headwater.i18n import _
 
+TOKEN_IDS: CacheKey = (-1, 0)  # the entry of a cache that holds token ids instead of keys and values
+
 
 class CacheRow(NamedTuple):
     """A row of the cache: the sequence it belongs to, and how many of its tokens are cached."""
@@ -39,6 +43,7 @@ class BatchKVCache:
 
     kv: k and v [R, G, C, D] of each attention, R and C at least the rows and columns in use.
     cross_kv: k and v [R, H, S, D] of the source, for cross-attention; source_mask [R, S] is True where it is real.
+    rereads: the model has no KV cache, so token ids are kept, and the states of a source.
     states: of recurrent layers, tensors [R, …]; before_step: the lengths and states before the last forward pass.
     row_of_token [B, C]: after reorder(), which physical row holds each token's K/V (None: its own). source_rows [B]:
     likewise for the cross-attention K/V.
@@ -52,11 +57,11 @@ class BatchKVCache:
             raise BadInput(
                 _("generate: every token may only see what came before it, this model looks ahead; use a decoder")
             )
-        model.output_stack.require("cache")
+        self.rereads = "cache" in model.output_stack.unsupported
         self.spec = model.output_stack.spec
         self.device = next(model.parameters()).device
         self.left_windows = [group.rule.window_size[0] for group in mask_groups]  # None: without a limit
-        self.recurrent_groups = [index for index, group in enumerate(mask_groups) if group.is_recurrent]
+        self.recurrent_groups = [i for i, group in enumerate(mask_groups) if group.is_recurrent and not self.rereads]
         self.rows = [CacheRow(owner, 0) for owner in owners]
         self.max_columns = max_columns
         self.kv: dict[CacheKey, KVPair] = {}
@@ -166,6 +171,24 @@ class BatchKVCache:
             self.cross_kv[key] = compute()
         k, v = self.cross_kv[key]
         return k[: len(self.start_positions)], v[: len(self.start_positions)]
+
+    def append_ids(self, ids: Tensor) -> Tensor:
+        """Keep the ids [B, Q] of new tokens; returns the ids [B, C] of whole rows, padded on the right."""
+        self.check_capacity(*ids.shape)
+        self.start_positions = self.lengths
+        self.num_new_tokens = ids.shape[1]
+        column = ids[:, None, :, None]  # [B, 1, Q, 1]
+        self.update(0, TOKEN_IDS, column, column[..., :0])
+        return self.kv[TOKEN_IDS][0][: len(ids), 0, : max(self.start_positions) + self.num_new_tokens, 0]
+
+    def source(self) -> ModelInputs | None:
+        """The encoder's output for the decoder to read again; of a single stack None."""
+        memory = self.memory
+        if memory is None or memory.hidden_states is None or self.source_mask is None:
+            return None
+        new = memory.hidden_states[:, None]  # [B, 1, S, D]
+        states, _empty = self.cross(TOKEN_IDS, lambda: (new, new[..., :0]))
+        return ModelInputs(memory.ids, self.source_mask, hidden_states=states[:, 0, : self.source_mask.shape[1]])
 
     # ------------------------------------------------------------------------------------- adding and removing rows
 

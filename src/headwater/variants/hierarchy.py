@@ -61,10 +61,11 @@ class HierarchicalStack(Stack):
 
 @dataclass(frozen=True)
 class Chunks:
-    """A row as chunks: ids and attention_mask [B · C, chunk], padded on the right; present [B, C]: not all padding."""
+    """A row as chunks: tokens with ids and attention_mask [B · C, chunk], padded on the right; present [B, C]: not all
+    padding.
+    """
 
-    ids: Tensor
-    attention_mask: Tensor
+    tokens: ModelInputs
     present: Tensor
 
     @staticmethod
@@ -73,9 +74,13 @@ class Chunks:
         if mask is None:
             mask = torch.ones_like(inputs.ids, dtype=torch.bool)
         missing = -inputs.ids.shape[1] % size
-        ids = F.pad(inputs.ids, (0, missing)).unflatten(1, (-1, size))  # [B, C, chunk]
-        mask = F.pad(mask, (0, missing)).unflatten(1, (-1, size))
-        return Chunks(ids.flatten(0, 1), mask.flatten(0, 1), mask.any(2))
+
+        def cut(x: Tensor) -> Tensor:
+            return F.pad(x, (0, missing)).unflatten(1, (-1, size)).flatten(0, 1)  # [B · C, chunk]
+
+        types = None if inputs.token_types is None else cut(inputs.token_types)
+        tokens = ModelInputs(cut(inputs.ids), cut(mask), token_types=types)
+        return Chunks(tokens, F.pad(mask, (0, missing)).unflatten(1, (-1, size)).any(2))
 
 
 class HierarchicalTransformerStack(TransformerStack):
@@ -93,10 +98,12 @@ class HierarchicalTransformerStack(TransformerStack):
         self._check(inputs, cache, memory)
         rows, length = inputs.ids.shape
         chunks = Chunks.of(inputs, self.spec.chunk)
-        tokens = super().forward(ModelInputs(chunks.ids, chunks.attention_mask), NoCache())  # [B · C, chunk, D]
+        tokens = super().forward(chunks.tokens, NoCache())  # [B · C, chunk, D]
 
         # the mean of each chunk, and what the chunks say to each other
-        weights = chunks.attention_mask[..., None].to(tokens.dtype)
+        mask = chunks.tokens.attention_mask
+        assert mask is not None
+        weights = mask[..., None].to(tokens.dtype)
         means = (tokens * weights).sum(1) / weights.sum(1).clamp(min=1)
         means = means.unflatten(0, (rows, -1))  # [B, C, D]
         summaries = self.top(replace(signal_inputs(means, means.shape[1]), attention_mask=chunks.present), NoCache())
@@ -113,6 +120,7 @@ class HierarchicalTransformerStack(TransformerStack):
             _("a source"): memory is not None,
             _("packed documents"): inputs.document_ids is not None,
             _("positions of the call"): inputs.positions is not None,
+            _("global tokens"): inputs.global_tokens is not None,
             _("padding on the left"): left,
         }
         for what, present in refused.items():
