@@ -15,7 +15,7 @@ import headwater
 from headwater.core import Attention as AttentionPart
 from headwater.core import Block, Embeddings, FeedForward, LMHead, Model, RMSNorm, Rotary, SlidingWindow, Stack, pre
 from headwater.errors import BadInput, BadSetting, TooLong
-from headwater.inspection import alignment, attention, attention_maps
+from headwater.inspection import alignment, attention, attention_maps, attention_weights
 from headwater.inspection.inputs import Token, label_tokens, tokenize_input
 from headwater.inspection.results import group_label, group_tokens, pool_by_group
 from headwater.variants.soft_cap import SoftCap
@@ -44,7 +44,7 @@ STYLES = ["pre", "post", "sandwich", "alibi", "relative", "xl"]
 @pytest.mark.parametrize("rows", [1, 3, 100])
 def test_weights_in_chunks_equal_the_tap(make_model, style, rows, monkeypatch):
     model = make_model("decoder", style)
-    monkeypatch.setattr(attention, "WEIGHTS_PER_CHUNK", rows * 4 * 12)
+    monkeypatch.setattr(attention_weights, "WEIGHTS_PER_CHUNK", rows * 4 * 12)
     result = attention_maps(model, TEXT)
     with torch.no_grad(), headwater.watch(model.model, "decoder.layers.*.self_attn") as activations:
         tokenize_input(model, TEXT).forward()
@@ -98,7 +98,8 @@ def test_a_smaller_budget_stores_uint8_then_pools(causal_lm, monkeypatch):
     cells = sum(m.weights.size for m in exact.maps)
     coarse = attention_maps(causal_lm, text, max_bytes=cells)
     assert coarse.precision == "in steps of 1/255"
-    monkeypatch.setattr(attention, "WEIGHTS_PER_CHUNK", 5 * 4 * len(text))  # chunks that do not end at a pooling window
+    chunk = 5 * 4 * len(text)  # does not end at a pooling window
+    monkeypatch.setattr(attention_weights, "WEIGHTS_PER_CHUNK", chunk)
     pooled = attention_maps(causal_lm, text, max_bytes=cells // 9 + 1)
     assert pooled.precision == "in steps of 1/255, pooled by 3" and pooled.maps[0].pool_size == 3
     for one, two, three in zip(exact.maps, coarse.maps, pooled.maps, strict=True):

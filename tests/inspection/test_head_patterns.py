@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from headwater.inspection import attention, attention_maps, classify_heads
-from headwater.inspection.attention import AttentionSite
+from headwater.inspection import attention_maps, attention_weights, classify_heads
+from headwater.inspection.attention_weights import AttentionSite
 from headwater.inspection.head_patterns import MEASURES, PatternStats, describe_pattern
 from headwater.inspection.inputs import Token, TokenizedInput
 
@@ -108,7 +108,7 @@ def test_chunks_give_the_same_measures():
 
 
 def test_heads_of_a_model_are_those_of_its_maps(encoder_decoder, monkeypatch):
-    monkeypatch.setattr(attention, "WEIGHTS_PER_CHUNK", 64)
+    monkeypatch.setattr(attention_weights, "WEIGHTS_PER_CHUNK", 64)
     result = classify_heads(encoder_decoder, "hello you", "hi there")
     maps = attention_maps(encoder_decoder, "hello you", "hi there")
     assert len(result.heads) == sum(len(m.heads) for m in maps.maps) == 36

@@ -16,7 +16,7 @@ from law_tools import grads, ids, pull, same
 from sparse_kinds import HEADS, KINDS, Kind, Tokens
 
 from headwater.core import functional
-from headwater.inspection.attention import attention_sites, capture_weights
+from headwater.inspection.attention_weights import attention_sites, capture_weights
 from headwater.variants import bigbird, chunked_attention, longformer, transient_global
 
 TRIALS = [(law, name) for name, kind in KINDS.items() for law in kind.laws]

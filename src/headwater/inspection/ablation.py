@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from headwater.core.modules import eval_mode
 from headwater.errors import BadInput, BadSetting
 from headwater.i18n import _
-from headwater.inspection.attention import AttentionSite, select_sites
+from headwater.inspection.attention_weights import AttentionSite, select_sites
 from headwater.inspection.inputs import ModelLike, TextLike, Token, TokenizedInput, tokenize_input
 from headwater.inspection.logit_lens import head_vocab_size, lm_head
 from headwater.inspection.predictions import prediction_position

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from headwater.i18n import _
-from headwater.inspection.attention import AttentionSite, capture_weights, query_key_tokens, select_sites
+from headwater.inspection.attention import query_key_tokens
+from headwater.inspection.attention_weights import AttentionSite, capture_weights, select_sites
 from headwater.inspection.inputs import ModelLike, TextLike, TokenizedInput, tokenize_input
 from headwater.inspection.results import InspectionResult
 

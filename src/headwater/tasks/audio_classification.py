@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,14 @@ from headwater.core import Model
 from headwater.core.model import Transformer
 from headwater.data.collate import SpecialTokens, TrainBatch, label_ids, label_names
 from headwater.data.examples import EXAMPLE_FORMATS
-from headwater.data.metrics import accuracy, class_f1, classification_report
 from headwater.data.recordings import SOUNDS, LabeledSound
 from headwater.errors import BadInput
 from headwater.families.config_writers import find_part
 from headwater.families.whisper import read_whisper_spec
 from headwater.i18n import _
-from headwater.tasks.base import EvalBatch, Task, TaskConfig, TaskData, TaskMetadata
+from headwater.tasks.base import TaskConfig, TaskData, TaskMetadata
 from headwater.tasks.batch import TensorBatch
+from headwater.tasks.labels import LabelTask, label_probabilities
 from headwater.tasks.sounds import MELS, SoundDataset, Windows, clips_cut_to_window, load_windows
 from headwater.text.tokenizer import Tokenizer
 from headwater.weights.hf_config import HFConfig
@@ -46,18 +46,15 @@ class SoundClassDataset(SoundDataset):
         return TrainBatch(slots, np.ones(slots.shape, bool), self.labels[examples], **sounds)
 
 
-class AudioClassification(Task[LabeledSound]):
+class AudioClassification(LabelTask[LabeledSound]):
     """Classes of recordings, from a folder for each class or a table of paths and labels."""
 
     name = SOUNDS
-    verb = "classify"
     example_format = EXAMPLE_FORMATS[SOUNDS]
     augmentable = True
     reads_text = False
     default_position = "learned"
-    default_metric = "accuracy"
     lr_factor = 0.5
-    output_columns = ("label", "probability")
 
     def build_data(
         self,
@@ -113,9 +110,14 @@ class AudioClassification(Task[LabeledSound]):
 
     # ------------------------------------------------------------------------------------------------------ loss
 
+    def logits(self, model: Transformer, batch: TensorBatch) -> Tensor:
+        logits: Tensor = model(batch["signal"])
+        return logits.float()
+
     def loss(self, model: Transformer, batch: TensorBatch, label_smoothing: float) -> Tensor:
-        logits = model(batch["signal"]).float()  # [B, labels]
-        return F.cross_entropy(logits, batch["targets"], reduction="sum", label_smoothing=label_smoothing)
+        return F.cross_entropy(
+            self.logits(model, batch), batch["targets"], reduction="sum", label_smoothing=label_smoothing
+        )
 
     # ----------------------------------------------------------------------------------------------- predictions
 
@@ -130,50 +132,15 @@ class AudioClassification(Task[LabeledSound]):
         **options: Any,
     ) -> list[dict[str, float]]:
         """For each recording the labels with their probabilities, the most probable first."""
-        names = metadata["labels"]
-        outputs = []
-        for path in inputs:
-            probs = model(sound_signal(model, path)).softmax(-1)[0]  # [labels]
-            order = probs.argsort(descending=True).tolist()
-            outputs.append({names[n]: round(float(probs[n]), 4) for n in order})
-        return outputs
-
-    def predict_rows(
-        self, model: Transformer, data: TaskData, batches: Iterable[EvalBatch], beam: int = 1
-    ) -> dict[int, str]:
-        outputs: dict[int, str] = {}
-        with torch.no_grad():
-            for rows, batch in batches:
-                chosen = model(batch["signal"]).argmax(-1).tolist()
-                outputs |= {int(row): data.labels[n] for row, n in zip(rows, chosen, strict=True)}
-        return outputs
-
-    def reference(self, example: LabeledSound) -> str:
-        return example.label
-
-    def output_cells(self, output: Mapping[str, float]) -> tuple[str, float]:
-        """The most probable label, which comes first, and its probability."""
-        return next(iter(output.items()))
-
-    def output_line(self, output: Mapping[str, float]) -> str:
-        label, probability = self.output_cells(output)
-        return f"{label}\t{probability:.3f}"
+        logits = [model(sound_signal(model, path)) for path in inputs]
+        return label_probabilities(torch.cat(logits), metadata["labels"])
 
     @property
     def command(self) -> str:
         return "headwater classify {run} recording.wav"
 
-    def metrics(self, outputs: list[str], references: list[str], data: TaskData) -> dict[str, float]:
-        return {"accuracy": accuracy(outputs, references), "macro_f1": class_f1(outputs, references)["macro"]}
-
-    def report(self, outputs: list[str], references: list[str]) -> Mapping[str, Any]:
-        return classification_report(outputs, references)
-
     def format_input(self, example: LabeledSound) -> str:
         return "/".join(Path(example.path).parts[-2:])
-
-    def format_output(self, example: LabeledSound, output: str) -> str:
-        return output
 
 
 def sound_signal(model: Transformer, path: str | Path) -> Tensor:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -15,14 +14,11 @@ from headwater.data.augment import Augmenter
 from headwater.data.collate import SpecialTokens, TrainBatch, classification_batch, label_ids, label_names
 from headwater.data.dataset import Dataset
 from headwater.data.examples import EXAMPLE_FORMATS, LabeledText
-from headwater.data.metrics import accuracy, class_f1, classification_report
 from headwater.data.ragged import Ragged, encode_rows
 from headwater.errors import BadInput
 from headwater.families.builders import encoder, with_token_types
 from headwater.i18n import _
 from headwater.tasks.base import (
-    EvalBatch,
-    Task,
     TaskConfig,
     TaskData,
     TaskMetadata,
@@ -32,6 +28,7 @@ from headwater.tasks.base import (
     stack_sizes,
 )
 from headwater.tasks.batch import TensorBatch, forward_hidden, forward_logits, to_tensors
+from headwater.tasks.labels import LabelTask, label_probabilities
 from headwater.tasks.losses import cross_entropy
 from headwater.text.tokenizer import Tokenizer
 
@@ -68,15 +65,12 @@ def classification_loss(model: Transformer, batch: TensorBatch, label_smoothing:
     return cross_entropy(model.head(hidden_states, inputs), batch["targets"], label_smoothing)
 
 
-class Classification(Task[LabeledText]):
+class Classification(LabelTask[LabeledText]):
     """Sequence classification."""
 
     name = "classification"
-    verb = "classify"
     example_format = EXAMPLE_FORMATS["classification"]
     augmentable = True
-    default_metric = "accuracy"
-    output_columns = ("label", "probability")
 
     def build_data(
         self,
@@ -135,49 +129,20 @@ class Classification(Task[LabeledText]):
         Two texts are a tuple, or stand in one text with a tab between them.
         """
         special_tokens = SpecialTokens.from_tokenizer(tokenizer)
-        names = metadata["labels"]
         pairs = [text.partition("\t")[::2] if isinstance(text, str) else text for text in inputs]
         firsts, seconds = zip(*pairs, strict=True)
         rows, more = (encode_rows(tokenizer, side) for side in (firsts, seconds))
         rows = rows.truncate(metadata.get("truncate_to") or int(rows.lengths.max(initial=0)))
         no_labels = np.zeros(len(inputs), np.int64)
         batch = classification_batch(rows, no_labels, special_tokens, more if any(seconds) else None)
-        probs = forward_logits(model, to_tensors(batch)).softmax(-1)  # [B, labels]
-        orders = probs.argsort(descending=True).tolist()
-        return [{names[n]: round(float(row[n]), 4) for n in order} for row, order in zip(probs, orders, strict=True)]
+        return label_probabilities(forward_logits(model, to_tensors(batch)), metadata["labels"])
 
-    def predict_rows(
-        self, model: Transformer, data: TaskData, batches: Iterable[EvalBatch], beam: int = 1
-    ) -> dict[int, str]:
-        outputs: dict[int, str] = {}
-        for rows, batch in batches:
-            chosen = forward_logits(model, batch).argmax(-1).tolist()
-            outputs |= {int(row): data.labels[n] for row, n in zip(rows, chosen, strict=True)}
-        return outputs
-
-    def reference(self, example: LabeledText) -> str:
-        return example.label
+    def logits(self, model: Transformer, batch: TensorBatch) -> Tensor:
+        return forward_logits(model, batch)
 
     def encode_input(self, tokenizer: Tokenizer, text: str) -> list[int]:
         """With the special tokens of the tokenizer; a mask token in the text is parsed as one."""
         return tokenizer.encode(text, parse_special=tokenizer.mask_id is not None)
 
-    def output_cells(self, output: Mapping[str, float]) -> tuple[str, float]:
-        """The most probable label, which comes first, and its probability."""
-        return next(iter(output.items()))
-
-    def output_line(self, output: Mapping[str, float]) -> str:
-        label, probability = self.output_cells(output)
-        return f"{label}\t{probability:.3f}"
-
-    def metrics(self, outputs: list[str], references: list[str], data: TaskData) -> dict[str, float]:
-        return {"accuracy": accuracy(outputs, references), "macro_f1": class_f1(outputs, references)["macro"]}
-
-    def report(self, outputs: list[str], references: list[str]) -> Mapping[str, Any]:
-        return classification_report(outputs, references)
-
     def format_input(self, example: LabeledText) -> str:
         return example.text
-
-    def format_output(self, example: LabeledText, output: str) -> str:
-        return output

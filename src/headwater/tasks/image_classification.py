@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,13 +30,13 @@ from headwater.core.model import Transformer
 from headwater.data.collate import SpecialTokens, TrainBatch, label_ids, label_names
 from headwater.data.dataset import Dataset, evenly_spaced
 from headwater.data.examples import EXAMPLE_FORMATS, LabeledImage
-from headwater.data.metrics import accuracy, class_f1, classification_report
 from headwater.errors import BadInput, BadSetting, Fault
 from headwater.families.config_writers import find_part
 from headwater.families.load import find_model, load_spec
 from headwater.i18n import _
-from headwater.tasks.base import EvalBatch, Task, TaskConfig, TaskData, TaskMetadata
+from headwater.tasks.base import TaskConfig, TaskData, TaskMetadata
 from headwater.tasks.batch import TensorBatch
+from headwater.tasks.labels import LabelTask, label_probabilities
 from headwater.text.tokenizer import Tokenizer
 from headwater.variants.conv_stem import CONV_INIT, conv_stem_for
 from headwater.variants.patches import LinearProjection, Patches, PatchProjectionSpec
@@ -96,17 +96,14 @@ class ImageDataset(Dataset):
         return TrainBatch(slots, np.ones(slots.shape, bool), self.labels[examples], signal=signal, **mixed)
 
 
-class ImageClassification(Task[LabeledImage]):
+class ImageClassification(LabelTask[LabeledImage]):
     """Classes of images, from a folder for each class or a table of paths and labels."""
 
     name = "image-classification"
-    verb = "classify"
     example_format = EXAMPLE_FORMATS["image-classification"]
     augmentable = True
     reads_text = False
     default_position = "learned"
-    default_metric = "accuracy"
-    output_columns = ("label", "probability")
 
     def build_data(
         self,
@@ -150,9 +147,13 @@ class ImageClassification(Task[LabeledImage]):
 
     # ------------------------------------------------------------------------------------------------------ loss
 
+    def logits(self, model: Transformer, batch: TensorBatch) -> Tensor:
+        logits: Tensor = model(batch["signal"])
+        return logits.float()
+
     def loss(self, model: Transformer, batch: TensorBatch, label_smoothing: float) -> Tensor:
         """Cross-entropy, of both classes where an image is mixed of two."""
-        logits = model(batch["signal"]).float()  # [B, labels]
+        logits = self.logits(model, batch)
         first_loss = F.cross_entropy(logits, batch["targets"], reduction="none", label_smoothing=label_smoothing)
         if "mixed_targets" not in batch:
             return first_loss.sum()
@@ -174,47 +175,14 @@ class ImageClassification(Task[LabeledImage]):
         """For each image file, or its pixels, the labels with their probabilities, the most probable first."""
         processor = ImageProcessor.from_config(metadata["processor"])
         images = [image if isinstance(image, np.ndarray) else read_image(image) for image in inputs]
-        probs = model(processor(images)).softmax(-1)  # [B, labels]
-        names = metadata["labels"]
-        orders = probs.argsort(descending=True).tolist()
-        return [{names[n]: round(float(row[n]), 4) for n in order} for row, order in zip(probs, orders, strict=True)]
-
-    def predict_rows(
-        self, model: Transformer, data: TaskData, batches: Iterable[EvalBatch], beam: int = 1
-    ) -> dict[int, str]:
-        outputs: dict[int, str] = {}
-        with torch.no_grad():
-            for rows, batch in batches:
-                chosen = model(batch["signal"]).argmax(-1).tolist()
-                outputs |= {int(row): data.labels[n] for row, n in zip(rows, chosen, strict=True)}
-        return outputs
-
-    def reference(self, example: LabeledImage) -> str:
-        return example.label
-
-    def output_cells(self, output: Mapping[str, float]) -> tuple[str, float]:
-        """The most probable label, which comes first, and its probability."""
-        return next(iter(output.items()))
-
-    def output_line(self, output: Mapping[str, float]) -> str:
-        label, probability = self.output_cells(output)
-        return f"{label}\t{probability:.3f}"
+        return label_probabilities(model(processor(images)), metadata["labels"])
 
     @property
     def command(self) -> str:
         return "headwater classify {run} photo.jpg"
 
-    def metrics(self, outputs: list[str], references: list[str], data: TaskData) -> dict[str, float]:
-        return {"accuracy": accuracy(outputs, references), "macro_f1": class_f1(outputs, references)["macro"]}
-
-    def report(self, outputs: list[str], references: list[str]) -> Mapping[str, Any]:
-        return classification_report(outputs, references)
-
     def format_input(self, example: LabeledImage) -> str:
         return "/".join(Path(example.path).parts[-2:])
-
-    def format_output(self, example: LabeledImage, output: str) -> str:
-        return output
 
 
 # --------------------------------------------------------------------------------------------------- sizes and pixels

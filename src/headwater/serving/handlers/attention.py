@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from headwater.errors import BadInput, Unavailable, nearest
 from headwater.i18n import _
-from headwater.inspection.attention import AttentionSite, attention_sites, capture_weights, query_key_tokens
+from headwater.inspection.attention import query_key_tokens
+from headwater.inspection.attention_weights import AttentionSite, attention_sites, capture_weights
 from headwater.inspection.head_patterns import MEASURES, PATTERNS, HeadPattern, PatternStats
 from headwater.inspection.inputs import TokenizedInput
 from headwater.inspection.results import to_jsonable

@@ -15,7 +15,7 @@ from headwater.core.feedforward import ACTIVATIONS
 from headwater.core.modules import eval_mode
 from headwater.core.norms import LayerNormLayer, RMSNormLayer
 from headwater.core.positions import RotaryEncoding
-from headwater.inspection.attention import keys_and_values
+from headwater.inspection.attention_weights import keys_and_values
 from headwater.inspection.inputs import TokenizedInput
 from headwater.inspection.results import to_jsonable
 from headwater.variants.transformer_xl import TransformerXLBias
