@@ -14,6 +14,7 @@ from headwater.core import Attention, Block, ClassificationHead, FeedForward, La
 from headwater.errors import BadInput
 from headwater.families.builders import decoder
 from headwater.families.load import save
+from headwater.inspection.hooks import watch
 from headwater.inspection.image_maps import attribute, image_maps, rollout
 from headwater.variants.image_heads import PatchMean
 from headwater.variants.patches import Patches
@@ -39,6 +40,20 @@ def test_maps_have_the_grid_of_the_patches(first_tokens):
     assert (maps.attention.sum((2, 3)) <= 1 + 1e-5).all() and maps.rollout.sum() <= 1 + 1e-5
 
 
+def test_the_query_may_be_a_patch():
+    model = vit().build(seed=0)
+    with watch(model, "encoder.layers.*.self_attn.kernel.weights") as seen:
+        model(PIXELS)
+    weights = torch.stack([seen[path][0] for path in seen])
+    maps = image_maps(model, PIXELS, patch=7)
+    assert np.allclose(maps.attention.reshape(2, 2, 12), weights[:, :, 1 + 7, 1:], atol=1e-6)
+    assert np.allclose(maps.rollout.flatten(), rollout(weights)[1 + 7, 1:], atol=1e-6)
+    assert not np.allclose(maps.attention, image_maps(model, PIXELS, patch=8).attention, atol=1e-6)
+    assert np.allclose(maps.output, model(PIXELS)[0].detach(), atol=1e-5)
+    with pytest.raises(BadInput, match="patch must be from 0 to 11, got 12: the image has 12 patches"):
+        image_maps(model, PIXELS, patch=12)
+
+
 def test_rollout_is_the_product_of_the_layers():
     weights = torch.rand(3, 2, 5, 5, generator=torch.Generator().manual_seed(0)).softmax(-1)
     expected = torch.eye(5)
@@ -53,7 +68,7 @@ def test_without_layers_attribution_is_the_whole_output():
     """With a head that is linear in the mean of the patches, the attributions add up to the logit."""
     stack = Stack(16, Patches((12, 16), (4, 4), first_tokens=0), ())
     model = Model(encoder=stack, head=ClassificationHead(3, Pooled(PatchMean(0)))).build(seed=0)
-    credit, best = attribute(model, PIXELS)
+    credit, best, _output = attribute(model, PIXELS)
     assert float(credit.sum()) == pytest.approx(float(model(PIXELS)[0].max() - model.head.out.bias[best]), abs=1e-5)
 
 

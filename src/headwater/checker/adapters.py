@@ -21,12 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwater.checker.patch_call import NUM_PATCHES, PatchCall
 from headwater.core.cache import dynamic_cache
 from headwater.core.masks import WindowSize
 from headwater.core.model import Transformer
-from headwater.errors import BadSetting
+from headwater.errors import BadInput, BadSetting
 from headwater.i18n import _
 from headwater.inspection.hooks import extract_logits
+from headwater.variants.patches import PatchesLayer
+from headwater.variants.towers import TwoTowers
 
 OPTIONAL_INPUTS = ("attention_mask", "source", "source_attention_mask", "document_ids")
 
@@ -37,7 +40,7 @@ INPUT_FEATURES = {"attention_mask": "padding", "document_ids": "packing"}  # of 
 class ModelAdapter:
     """How to call a model. receptive_fields: by module path, how far back and ahead the inputs of a position reach.
 
-    padding_sides: where its rows may be padded.
+    padding_sides: where its rows may be padded. length: of every row, where the model decides it.
     """
 
     call: Callable[..., Any]
@@ -50,6 +53,7 @@ class ModelAdapter:
     description: str
     receptive_fields: tuple[tuple[str, WindowSize], ...] = ()
     padding_sides: tuple[str, ...] = ("left", "right")
+    length: int | None = None
 
     def __call__(self, ids: Tensor, **model_kwargs: Tensor | None) -> Tensor:
         present = {name: value for name, value in model_kwargs.items() if value is not None}
@@ -84,6 +88,7 @@ def adapt(
         causal=defaults["causal"] if causal is None else causal,
         description=description,
         padding_sides=defaults.get("padding_sides", ("left", "right")),
+        length=defaults.get("length"),
         receptive_fields=(("", receptive_field),) if receptive_field else defaults.get("receptive_fields", ()),
     )
 
@@ -112,6 +117,10 @@ def _find_vocab_size(model: nn.Module) -> int:
 
 def _headwater_adapter(model: Transformer) -> dict[str, Any]:
     """The adapter fields of a headwater model."""
+    if isinstance(model, TwoTowers):
+        raise BadInput(_("check: two towers are two models; check model.text and model.image"))
+    if model.encoder is not None and isinstance(model.encoder.embed, PatchesLayer):
+        return _image_adapter(model, model.encoder.embed)
     is_encoder_decoder = model.encoder is not None and model.decoder is not None
 
     def call(ids: Tensor, **kwargs: Tensor) -> Tensor:
@@ -149,6 +158,18 @@ def _headwater_adapter(model: Transformer) -> dict[str, Any]:
         getattr(model.spec.encoder and model.spec.encoder.embed, "vocab", None) if is_encoder_decoder else None
     )
     return defaults
+
+
+def _image_adapter(model: Transformer, embed: PatchesLayer) -> dict[str, Any]:
+    """The adapter fields of an image model."""
+    call = PatchCall(model, embed)
+    return {
+        "call": call,
+        "causal": False,
+        "vocab": NUM_PATCHES,
+        "length": call.length,
+        "description": _("a headwater model of images, where a token is a patch of random pixels"),
+    }
 
 
 def _receptive_fields(model: Transformer) -> tuple[tuple[str, WindowSize], ...]:

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from headwater.checker.adapters import adapt
 from headwater.checker.claims import ModelUnderTest, Violation, preserved_state
-from headwater.checker.laws import CLAIMS_BY_LAW, Probes
+from headwater.checker.image_laws import patch_claims, size_claims
+from headwater.checker.laws import CLAIMS_BY_LAW as CLAIMS_OF_ALL
+from headwater.checker.laws import Probes
 from headwater.checker.verdicts import (
     DETACHED_REMEDY,
     FUTURE_GRADIENT_REMEDY,
@@ -30,13 +32,18 @@ from headwater.checker.verdicts import (
     skip_reason,
     violation_message,
 )
+from headwater.core.model import Transformer
 from headwater.errors import BadInput, BadSetting, nearest
 from headwater.i18n import _
 from headwater.inspection.gradients import BackwardTrace, random_projection_loss
 from headwater.inspection.hooks import extract_logits
 from headwater.training.nonfinite import by_position, is_nonfinite
+from headwater.variants.patches import PatchesLayer
 
-LAWS = ("numbers", *CLAIMS_BY_LAW, "gradients")
+CLAIMS_BY_LAW = {**CLAIMS_OF_ALL, "patches": patch_claims, "sizes": size_claims}
+LAWS = ("numbers", *CLAIMS_OF_ALL, "gradients")
+IMAGE_LAWS = ("numbers", "batch", "backend", "patches", "sizes", "gradients")
+ALL_LAWS = ("numbers", *CLAIMS_BY_LAW, "gradients")
 PADDING_SIDES = ("left", "right")
 PRIME_LENGTHS = (13, 17, 11, 19, 23, 29, 31, 37, 41, 43)  # a length that no weight has identifies the position axis
 
@@ -53,7 +60,7 @@ def check(
     num_probes: int = 4,
     seed: int = 0,
     padding_sides: Iterable[str] = PADDING_SIDES,
-    laws: Iterable[str] = LAWS,
+    laws: Iterable[str] | None = None,
 ) -> CheckReport:
     """Run the model on pairs of inputs whose outputs must agree, and report where they do not.
 
@@ -62,17 +69,18 @@ def check(
     causal: whether a position must not see later ones; guessed if None, and stated in the report.
     receptive_field: how far back and ahead a position may depend on others through all layers, for windowed attention.
     length, num_probes: tokens per row, and positions that are changed in it. padding_sides: where rows may be padded.
-    seed: of the random tokens. laws: the laws to check, by default all of LAWS.
+    seed: of the random tokens. laws: the laws to check, by default all of LAWS, or of IMAGE_LAWS.
     """
     start_time = time.monotonic()
-    laws = tuple(laws)
+    laws = None if laws is None else tuple(laws)
     padding_sides = tuple(padding_sides)
     _validate(model, laws, padding_sides, num_probes, length)
     with preserved_state(model):
         adapter = adapt(model, call, step, vocab, causal, receptive_field, length or 5)
         tested = ModelUnderTest(model, adapter, seed)
         probes = _make_probes(tested, length, num_probes, padding_sides)
-        verdicts = [verdict for law in LAWS if law in laws for verdict in _check_law(law, tested, probes)]
+        chosen = laws_of(model) if laws is None else [law for law in ALL_LAWS if law in laws]
+        verdicts = [verdict for law in chosen for verdict in _check_law(law, tested, probes)]
         verdicts = [_skip_if_consequence(verdict, verdicts) for verdict in verdicts]
     description = _(
         "{call}, {mode}, {vocab} tokens",
@@ -86,8 +94,14 @@ def check(
     )
 
 
+def laws_of(model: nn.Module) -> tuple[str, ...]:
+    """The laws of a model of images, or of tokens."""
+    encoder = model.encoder if isinstance(model, Transformer) else None
+    return IMAGE_LAWS if encoder is not None and isinstance(encoder.embed, PatchesLayer) else LAWS
+
+
 def _validate(
-    model: nn.Module, laws: tuple[str, ...], padding_sides: tuple[str, ...], num_probes: int, length: int | None
+    model: nn.Module, laws: tuple[str, ...] | None, padding_sides: tuple[str, ...], num_probes: int, length: int | None
 ) -> None:
     """Raise BadSetting or BadInput for arguments of check() that are not valid."""
     if not isinstance(model, nn.Module):
@@ -100,7 +114,7 @@ def _validate(
     if any(p.is_meta for p in model.parameters()):
         raise BadInput(_("check: the model must have weights, this one is on the meta device; build it first"))
 
-    for what, names, known in ((_("law"), laws, LAWS), (_("side"), padding_sides, PADDING_SIDES)):
+    for what, names, known in ((_("law"), laws or (), ALL_LAWS), (_("side"), padding_sides, PADDING_SIDES)):
         for name in names:
             if name not in known:
                 raise BadSetting(
@@ -132,10 +146,20 @@ def _make_probes(tested: ModelUnderTest, length: int | None, num_probes: int, pa
     if default_length < needed <= 512:
         default_length = needed
 
+    fixed = tested.adapter.length
+    if fixed is not None and length not in (None, fixed):
+        raise BadSetting(
+            _(
+                "check: images of this model have {fixed} tokens, got length {length}; leave it out",
+                fixed=fixed,
+                length=length,
+            )
+        )
+
     pad_id = getattr(getattr(tested.model, "config", None), "pad_token_id", None)
     probes = Probes(
         tested.adapter,
-        length or default_length,
+        fixed or length or default_length,
         num_probes,
         generator=torch.Generator().manual_seed(tested.seed),
         device=tested.device,

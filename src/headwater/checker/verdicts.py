@@ -142,6 +142,8 @@ PASSED_MESSAGES = {
     "batch": _("other rows change nothing"),
     "cache": _("decoding with a KV cache gives the logits of the full forward pass"),
     "backend": _("fused attention and the eager formula agree"),
+    "patches": _("a patch makes its own vector, and a masked one is not seen"),
+    "sizes": _("an image of another size is read, alone as in a batch"),
 }
 SKIP_REASONS = {
     "future": _("the model may be bidirectional; causal=True makes this a law"),
@@ -150,6 +152,8 @@ SKIP_REASONS = {
     "positions": _("padding on the left is excluded, or no padding mask is known; pass call=, with attention_mask"),
     "documents": _("it takes no document ids"),
     "cache": _("no cache is known for it; pass step="),
+    "patches": _("it reads no images, or its patches overlap"),
+    "sizes": _("it reads no images"),
 }
 REMEDIES = {
     "future": _(
@@ -175,6 +179,8 @@ REMEDIES = {
         "key ≤ query + (k - q). Keep every earlier token in the cache, and continue the positions after them."
     ),
     "backend": _("Compare the mask, the scale and the dropout of the two back ends."),
+    "patches": _("Cut the image row by row, and put the mask token in the place of the vector, before the positions."),
+    "sizes": _("Interpolate the positions of the patches for each image, and keep those of the first tokens."),
 }
 NONFINITE_REMEDY = _(
     "Check what it divides by, and rows that may attend to no key: mask with the smallest number of "

@@ -36,23 +36,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from headwater.checker.api import LAWS, PADDING_SIDES, check
+    from headwater.checker.api import PADDING_SIDES, check
 
-    report = check(
-        resolve_model(args.model, args.vocab, args.seed),
-        vocab=args.vocab,
-        causal=False if args.bidirectional else None,
-        length=args.length,
-        num_probes=args.probes,
-        seed=args.seed,
-        padding_sides=PADDING_SIDES if args.pad == "both" else [args.pad],
-        laws=[law.strip() for law in args.only.split(",")] if args.only else LAWS,
-    )
-    if args.json:
-        print(json.dumps(report.to_dict(), indent=2, ensure_ascii=False))
-    else:
-        print_report(report)
-    return 0 if report.ok else CheckFailed.exit_code
+    reports = [
+        check(
+            model,
+            vocab=args.vocab,
+            causal=False if args.bidirectional else None,
+            length=args.length,
+            num_probes=args.probes,
+            seed=args.seed,
+            padding_sides=PADDING_SIDES if args.pad == "both" else [args.pad],
+            laws=[law.strip() for law in args.only.split(",")] if args.only else None,
+        )
+        for model in towers(resolve_model(args.model, args.vocab, args.seed))
+    ]
+    for report in reports:
+        if args.json:
+            print(json.dumps(report.to_dict(), indent=2, ensure_ascii=False))
+        else:
+            print_report(report)
+    return 0 if all(report.ok for report in reports) else CheckFailed.exit_code
+
+
+def towers(model: nn.Module) -> list[nn.Module]:
+    """The text and the image tower of a matcher, or the model itself."""
+    from headwater.variants.towers import TwoTowers
+
+    return [model.text, model.image] if isinstance(model, TwoTowers) else [model]
 
 
 def resolve_model(name: str, vocab: int | None, seed: int) -> nn.Module:

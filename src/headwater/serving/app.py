@@ -27,7 +27,7 @@ from headwater.i18n import _
 from headwater.inspection.position_plots import position_effects
 from headwater.serving import schemas
 from headwater.serving.errors import Busy, MethodNotAllowed, RouteNotFound, error_body
-from headwater.serving.handlers import attribution, chat, check, model, next_token, runs, walkthrough
+from headwater.serving.handlers import attribution, chat, check, image, model, next_token, runs, walkthrough
 from headwater.serving.handlers.attention import TraceCache
 from headwater.serving.handlers.next_token import LogitsCache
 from headwater.serving.model_store import ModelStore
@@ -146,6 +146,9 @@ class AppState:
     def ablate_layer(self, request: schemas.AblateLayerRequest) -> Any:
         return attribution.ablate_layer(self.model_store.open(request.model), request)
 
+    def image(self, request: schemas.ImageRequest) -> Any:
+        return image.inspect_image(self.model_store.open(request.model), request)
+
     def walkthrough(self, request: schemas.WalkthroughRequest) -> Any:
         return walkthrough.walkthrough(self.model_store.open(request.model), request)
 
@@ -193,6 +196,7 @@ ROUTES: dict[str, type[schemas.ApiRequest]] = {
     "attribution": schemas.AttributionRequest,
     "ablate_head": schemas.AblateHeadRequest,
     "ablate_layer": schemas.AblateLayerRequest,
+    "image": schemas.ImageRequest,
     "walkthrough": schemas.WalkthroughRequest,
     "check": schemas.CheckRequest,
     "run": schemas.RunRequest,

@@ -42,6 +42,13 @@ class CheckRequest(ModelRequest):
     laws: Annotated[list[Name], Field(max_length=20)] = []
 
 
+class ImageRequest(ModelRequest):
+    """An image file in base64. patch: the query of the attention, counted row by row; none is the class token."""
+
+    image: Annotated[str, Field(min_length=1, max_length=MAX_BODY_BYTES)]
+    patch: Index | None = None
+
+
 class TextRequest(ModelRequest):
     """Input text: that of a single stack or of the decoder; source: that of the encoder. Token ids win over texts."""
 

@@ -17,12 +17,19 @@ from headwater.parts import part
 
 @part
 class FirstTokenOf(PoolingSpec):
-    """Pooling: the hidden state of the first token with this id (CLIP's end of text); token 0 where there is none."""
+    """Pooling: the hidden state of the first token with this id (CLIP's end of text), else of the first token.
+
+    Padding is not looked at.
+    """
 
     token_id: int
 
     def pool(self, x: Tensor, inputs: ModelInputs) -> Tensor:
-        return _rows_at(x, (inputs.ids == self.token_id).int().argmax(1))
+        is_wanted = inputs.ids == self.token_id
+        if inputs.attention_mask is None:
+            return _rows_at(x, is_wanted.int().argmax(1))
+        is_token = inputs.attention_mask.int()
+        return _rows_at(x, (is_token + is_token * is_wanted.int()).argmax(1))  # 2 where found, 1 at other tokens
 
 
 @part
@@ -30,7 +37,10 @@ class HighestToken(PoolingSpec):
     """Pooling: the hidden state of the token with the highest id (the end of text of the first CLIP models)."""
 
     def pool(self, x: Tensor, inputs: ModelInputs) -> Tensor:
-        return _rows_at(x, inputs.ids.int().argmax(1))
+        ids = inputs.ids.int()
+        if inputs.attention_mask is not None:
+            ids = ids.masked_fill(~inputs.attention_mask, -1)
+        return _rows_at(x, ids.argmax(1))
 
 
 @part

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
-from headwater.checker.api import LAWS, check
+from headwater.checker.api import check, laws_of
 from headwater.core.modules import eval_mode
 from headwater.core.stack import TransformerStack
 from headwater.serving.model_store import OpenModel
 from headwater.serving.schemas import CheckRequest
+from headwater.variants.towers import TwoTowers
 
 PROBE_LENGTH = 13  # tokens
 MIN_CHANGE = 1e-6  # relative to the largest hidden state: above rounding error
@@ -18,8 +19,10 @@ MIN_CHANGE = 1e-6  # relative to the largest hidden state: above rounding error
 
 def check_model(open_model: OpenModel, request: CheckRequest) -> dict[str, Any]:
     """The report of the checker; with the dependency matrix if all laws, or the law "future", are requested."""
-    report = check(open_model.inspected.model, num_probes=2, laws=request.laws or LAWS)
-    with_dependencies = not request.laws or "future" in request.laws
+    model = open_model.inspected.model
+    tower = model.image if isinstance(model, TwoTowers) else model
+    report = check(tower, num_probes=2, laws=request.laws or None)
+    with_dependencies = "future" in laws_of(tower) and (not request.laws or "future" in request.laws)
     dependencies = dependency_matrix(open_model) if with_dependencies else None
     return {**report.to_dict(), "dependencies": dependencies}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headwater.checker.api import LAWS
+from headwater.checker.api import laws_of
 from headwater.core.model import Transformer
 from headwater.core.norms import NoNorm
 from headwater.core.stack import TransformerStack
@@ -15,13 +15,16 @@ from headwater.serving.model_store import OpenModel, StoredModel
 from headwater.serving.schemas import TextRequest, tokenize_request
 from headwater.text.tokenizer import Tokenizer
 from headwater.training.loggers import read_jsonl
+from headwater.variants.patches import Patches
+from headwater.variants.towers import TwoTowers
 
 
 def model_info(open_model: OpenModel) -> dict[str, Any]:
     """Facts about a model: architecture, sizes, tokenizer, head and task."""
     inspected = open_model.inspected
     model = inspected.model
-    embed: Any = model.output_stack.spec.embed
+    tower = model.image if isinstance(model, TwoTowers) else model
+    embed: Any = tower.output_stack.spec.embed
     tokenizer = inspected.tokenizer
     config = getattr(open_model.loaded, "config", {})
     return {
@@ -30,12 +33,13 @@ def model_info(open_model: OpenModel) -> dict[str, Any]:
         "architecture": open_model.architecture,
         "family": str(config.get("model_type") or "headwater"),
         "parameters": num_parameters(meta_model(model.spec)),  # a quantized model stores its weights as blocks
-        "d_model": model.output_stack.spec.d_model,
-        "layers": _num_layers(model),
-        "vocab_size": embed.vocab,
-        "heads": _first_branch(model.output_stack).layer.heads,
-        "head_type": type(model.spec.head).__name__,
-        "has_lm_head": has_lm_head(model),
+        "input": "image" if isinstance(embed, Patches) else "text",
+        "d_model": tower.output_stack.spec.d_model,
+        "layers": _num_layers(tower),
+        "vocab_size": getattr(embed, "vocab", 0),
+        "heads": _first_branch(tower.output_stack).layer.heads,
+        "head_type": type(tower.spec.head).__name__,
+        "has_lm_head": has_lm_head(tower),
         "task": inspected.metadata.get("task", ""),
         "labels": list(inspected.labels)[:50],
         "tokenizer_size": len(tokenizer) if tokenizer is not None else 0,
@@ -43,7 +47,7 @@ def model_info(open_model: OpenModel) -> dict[str, Any]:
         "mask_token_id": tokenizer.mask_id if tokenizer is not None else None,
         "max_positions": inspected.max_positions,
         "eos_token_ids": list(inspected.eos_ids),
-        "laws": list(LAWS),
+        "laws": list(laws_of(tower)),
         "examples": sample_inputs(open_model.stored),
     }
 

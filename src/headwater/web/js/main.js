@@ -19,12 +19,16 @@ import { language, loadLanguage, t } from "./i18n.js";
 /**
  * @typedef {{update?: (params: Record<string, string>) => boolean, onThemeChange?: () => void, destroy?: () => void}} Mounted
  */
-/** @typedef {{mount: (root: HTMLElement, context: Context) => Promise<Mounted | void>, requires?: string}} View */
+/**
+ * requires: "model" if it shows a model. input: what that model must read, "text" by default, or "any".
+ * @typedef {{mount: (root: HTMLElement, context: Context) => Promise<Mounted | void>, requires?: string, input?: string}} View
+ */
 
 /** Views are imported on demand. @type {Record<string, () => Promise<View>>} */
 const VIEWS = {
   start: () => import("./views/start.js"),
   attention: () => import("./views/attention.js"),
+  image: () => import("./views/image.js"),
   "next-token": () => import("./views/next_token.js"),
   attribution: () => import("./views/attribution.js"),
   chat: () => import("./views/chat.js"),
@@ -148,6 +152,7 @@ async function render(force = false) {
     const modelInfo = view.requires === "model" ? await fetchModelInfo(params.model, abortController.signal) : null;
     if (abortController.signal.aborted) return;
     if (view.requires === "model" && !modelInfo) return navigate("start", {}, true);
+    if (modelInfo && ![modelInfo.input, "any"].includes(view.input ?? "text")) return replaceChildren(root, otherInput(name, modelInfo));
     const setParams = (/** @type {Record<string, any>} */ changes, push = false) =>
       navigate(name, { ...currentRoute().params, ...changes }, !push);
     const mounted = await view.mount(root, { params, modelInfo, catalog, signal: abortController.signal, setParams });
@@ -165,6 +170,13 @@ async function render(force = false) {
     root.dataset.ready = "yes";
     performance.mark("drawn");
   }
+}
+
+/** What a view says of a model that reads something else. @param {string} view @param {any} modelInfo */
+function otherInput(view, modelInfo) {
+  const other = modelInfo.input === "image" ? "image" : "attention";
+  const link = h("a", { href: routeUrl(other, { model: modelInfo.name }) }, t(`view.${other}`));
+  return h("div", { class: "stack" }, h("h1", {}, t(`view.${view}`)), h("p", { class: "notice" }, t(`input.${modelInfo.input}`), " ", link));
 }
 
 /** @param {string | undefined} name @param {AbortSignal} signal */

@@ -9,6 +9,7 @@ import { architectureDiagram, maskLabel } from "./architecture_diagram.js";
 import { renderPositions, tokenizerCard } from "./positions.js";
 
 export const requires = "model";
+export const input = "any";
 
 /** @param {HTMLElement} root @param {import("../main.js").Context} context */
 export async function mount(root, context) {
@@ -18,20 +19,25 @@ export async function mount(root, context) {
   const show = () =>
     withLoading(container, signal, async () => {
       const data = await post("model_structure", { model: params.model }, signal);
-      const positions = h("div", {});
-      renderPositions(positions, context);
       return [
         architectureDiagram(data, params),
         encoderDecoderTable(data),
         tree(data, params),
         costs(data),
-        card(t("architecture.positions"), h("p", { class: "muted" }, t("architecture.positions.lead")), positions),
-        tokenizerCard(context),
+        ...(context.modelInfo.input === "text" ? textCards(context) : []),
         code(data),
       ];
     });
   await show();
   return { onThemeChange: show };
+}
+
+/** Positions of tokens, and the tokenizer. @param {import("../main.js").Context} context */
+function textCards(context) {
+  const positions = h("div", {});
+  renderPositions(positions, context);
+  const lead = h("p", { class: "muted" }, t("architecture.positions.lead"));
+  return [card(t("architecture.positions"), lead, positions), tokenizerCard(context)];
 }
 
 // ----------------------------------------------------------------------------------------------- encoder and decoder

@@ -8,6 +8,7 @@ import { card, heading, withLoading } from "../components.js";
 import { localized, t, translateName } from "../i18n.js";
 
 export const requires = "model";
+export const input = "any";
 const ICONS = /** @type {Record<string, string>} */ ({ passed: "✓", failed: "✗", warning: "!", skipped: "–" });
 
 /** @param {HTMLElement} root @param {import("../main.js").Context} context */

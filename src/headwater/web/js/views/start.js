@@ -79,20 +79,23 @@ function modelCard(modelInfo) {
     : modelInfo.has_lm_head
       ? t("about.tokens")
       : t("about.states");
-  const views = [
+  const textViews = [
     "attention",
     "next-token",
     "attribution",
     "chat",
     "walkthrough",
-    "architecture",
     "compare",
+  ];
+  const views = [
+    ...(modelInfo.input === "image" ? ["image"] : textViews),
+    "architecture",
     "check",
     ...(modelInfo.kind === "run" ? ["training"] : []),
   ];
   return [
     h("h2", {}, modelInfo.name),
-    h("p", {}, t(`about.${modelInfo.architecture}`)),
+    h("p", {}, t(`about.${modelInfo.input === "image" ? "image" : modelInfo.architecture}`)),
     h(
       "p",
       {},
@@ -104,7 +107,7 @@ function modelCard(modelInfo) {
         exact: formatCount(modelInfo.parameters),
       }),
     ),
-    h("p", {}, head, " ", modelInfo.kind === "random" ? t("about.random") : t("about.vocab_size", { size: formatCount(modelInfo.tokenizer_size) })),
+    h("p", {}, head, " ", aboutVocabulary(modelInfo)),
     h(
       "div",
       { class: "view-links" },
@@ -118,4 +121,10 @@ function modelCard(modelInfo) {
       ),
     ),
   ];
+}
+
+/** @param {any} modelInfo */
+function aboutVocabulary(modelInfo) {
+  if (modelInfo.kind === "random") return t("about.random");
+  return modelInfo.input === "image" ? "" : t("about.vocab_size", { size: formatCount(modelInfo.tokenizer_size) });
 }
