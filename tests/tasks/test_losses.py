@@ -7,8 +7,13 @@ import torch
 from torch.nn import functional as F
 
 from headwater.data.collate import IGNORE_INDEX
-from headwater.tasks import losses
+from headwater.families.builders import decoder
+from headwater.quantization.layers import quantize
+from headwater.tasks import logprobs, losses
+from headwater.tasks.language_model import lm_loss
+from headwater.tasks.logprobs import target_logprobs
 from headwater.tasks.losses import chunked_cross_entropy, count_targets, cross_entropy, span_loss
+from headwater.tuning import LoRA, tune
 
 
 def formula(logits, labels, smoothing):
@@ -134,3 +139,44 @@ def test_a_span_is_two_choices_among_the_places_that_may_be_chosen():
     masked = scores.masked_fill(~keep[..., None], -torch.inf)
     wanted = sum(-masked[i, :, s].log_softmax(0)[at[i]] for i in (0, 1) for s, at in ((0, starts), (1, ends))) / 2
     torch.testing.assert_close(span_loss(scores, starts, ends, keep), wanted)
+
+
+@pytest.mark.parametrize("kind", ["quantized", "LoRA", "LoRA over quantized"])
+def test_a_head_with_an_adapter_or_in_few_bits_gives_the_same_in_chunks(kind, monkeypatch):
+    """The loss and the log-probabilities, with their gradients; all logits are never there at one time."""
+    monkeypatch.setattr(losses, "RECOMPUTED_ROWS", 5)
+    monkeypatch.setattr(logprobs, "RECOMPUTED_ROWS", 5)
+    model = decoder(48, d_model=32, heads=2, layers=1, d_ff=32, dropout=0.0).build(seed=0)
+    if "quantized" in kind:
+        quantize(model, "int8", ["head.out"])
+    if "LoRA" in kind:
+        tune(model, LoRA(r=2, target=("*attn.q", "head.out")))
+        for name, parameter in model.named_parameters():
+            if "lora_b" in name:
+                torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(4))
+    ids = torch.randint(0, 48, (3, 7), generator=torch.Generator().manual_seed(1))
+    targets = ids.roll(-1, 1).masked_fill(torch.rand(3, 7, generator=torch.Generator().manual_seed(2)) < 0.4, -100)
+    batch = {"ids": ids, "targets": targets}
+    learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+    def check(got, want):
+        torch.testing.assert_close(got, want)
+        for a, b in zip(*(torch.autograd.grad(each, learned.values(), allow_unused=True) for each in (got, want)),
+                        strict=True):  # fmt: skip
+            torch.testing.assert_close(a, b)
+
+    widest = 0
+
+    def keep_widest(module, inputs, output):
+        nonlocal widest
+        widest = max(widest, output.flatten(0, -2).shape[0])
+
+    hook = model.head.out.register_forward_hook(keep_widest)
+    loss, chosen = lm_loss(model, batch, 0.1), target_logprobs(model, batch, 0.7)
+    assert widest == 5
+    hook.remove()
+    check(loss, cross_entropy(model(ids), targets, 0.1))
+    log_p = torch.log_softmax(model(ids) / 0.7, -1).gather(2, targets.clamp(min=0)[..., None])[..., 0]
+    weights = torch.randn(3, 7, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(chosen, log_p.masked_fill(targets == IGNORE_INDEX, 0))
+    check((chosen * weights).sum(), (log_p.masked_fill(targets == IGNORE_INDEX, 0) * weights).sum())

@@ -26,8 +26,9 @@ from headwater.generation.api import TextModel, generate
 from headwater.i18n import _
 from headwater.tasks.base import Task, TaskConfig, TaskData, TaskMetadata, stack_sizes
 from headwater.tasks.batch import TensorBatch, forward_hidden
-from headwater.tasks.losses import chunked_cross_entropy, cross_entropy
+from headwater.tasks.losses import chunked_cross_entropy, cross_entropy, recomputed_cross_entropy
 from headwater.text.tokenizer import Tokenizer
+from headwater.tuning.paths import LINEAR_TYPES
 
 MIN_TRAIN_TOKENS = 16  # a text with fewer is refused
 DEFAULT_VALID_FRACTION = 0.05
@@ -46,10 +47,13 @@ def lm_head_loss(
     head: Any, hidden_states: Tensor, inputs: ModelInputs, targets: Tensor, label_smoothing: float
 ) -> Tensor:
     """Cross-entropy of the logits of a language model head, without holding all logits where it is one matrix."""
-    if type(getattr(head, "out", None)) is not nn.Linear:  # a head that is more than a matrix computes its own logits
+    out = getattr(head, "out", None)
+    if not isinstance(out, LINEAR_TYPES):  # a head that is more than a matrix computes its own logits
         return cross_entropy(head(hidden_states, inputs), targets, label_smoothing)
     hidden_states = head.transform(hidden_states)
     hidden_states = hidden_states if head.scale == 1.0 else hidden_states * head.scale
+    if type(out) is not nn.Linear:
+        return recomputed_cross_entropy(hidden_states, out, targets, label_smoothing)
     return chunked_cross_entropy(hidden_states, head.out.weight, head.out.bias, targets, label_smoothing)
 
 

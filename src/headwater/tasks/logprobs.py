@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from headwater.core.embeddings import ModelInputs
 from headwater.core.model import Transformer
 from headwater.data.collate import IGNORE_INDEX
 from headwater.tasks.batch import TensorBatch, forward_hidden
-from headwater.tasks.losses import CHUNK_ROWS
+from headwater.tasks.losses import CHUNK_ROWS, RECOMPUTED_ROWS
+from headwater.tuning.paths import LINEAR_TYPES
 
 
 def target_logprobs(model: Transformer, batch: TensorBatch, temperature: float = 1.0) -> Tensor:
@@ -38,14 +40,33 @@ def head_logprobs(
     has_target = targets != IGNORE_INDEX
     out = hidden_states.new_zeros(targets.shape, dtype=torch.float32)
     labels = targets[has_target]
-    if type(getattr(head, "out", None)) is nn.Linear:
+    layer = getattr(head, "out", None)
+    if not isinstance(layer, LINEAR_TYPES):  # a head that is more than a matrix computes its own logits
+        chosen = _logprobs(head(hidden_states, inputs)[has_target], labels, temperature)
+    elif type(layer) is nn.Linear:
         x = head.transform(hidden_states)[has_target] * (head.scale / temperature)
-        bias = None if head.out.bias is None else head.out.bias / temperature
-        chosen = _ChunkedLogprobs.apply(x, head.out.weight, bias, labels)
-    else:  # a head that is more than a matrix computes its own logits
-        logits = head(hidden_states, inputs)[has_target].float() / temperature
-        chosen = torch.log_softmax(logits, -1).gather(1, labels[:, None])[:, 0]
+        bias = None if layer.bias is None else layer.bias / temperature
+        chosen = _ChunkedLogprobs.apply(x, layer.weight, bias, labels)
+    else:
+        chosen = _recomputed_logprobs(
+            head.transform(hidden_states)[has_target] * head.scale, layer, labels, temperature
+        )
     return out.masked_scatter(has_target, chosen)
+
+
+def _logprobs(logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """[N] of logits [N, V]"""
+    return torch.log_softmax(logits.float() / temperature, -1).gather(1, labels[:, None])[:, 0]
+
+
+def _recomputed_logprobs(x: Tensor, out: nn.Module, labels: Tensor, temperature: float) -> Tensor:
+    """[N] of an output layer that is quantized or has an adapter: the backward pass computes the logits again."""
+
+    def chunk_logprobs(rows: Tensor, targets: Tensor) -> Tensor:
+        return _logprobs(out(rows), targets, temperature)
+
+    chunks = zip(x.split(RECOMPUTED_ROWS), labels.split(RECOMPUTED_ROWS), strict=True)
+    return torch.cat([checkpoint(chunk_logprobs, rows, targets, use_reentrant=False) for rows, targets in chunks])
 
 
 def sum_rows(logprobs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

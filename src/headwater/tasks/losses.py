@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from headwater.cpu import memory
 from headwater.cpu.build import supported
@@ -19,6 +20,7 @@ from headwater.cpu.loss import cross_entropy_grad_
 from headwater.data.collate import IGNORE_INDEX
 
 CHUNK_ROWS = 512  # tokens whose logits over the vocabulary exist at one time
+RECOMPUTED_ROWS = 128  # the same where the backward pass computes them again, with several tensors of their size
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
@@ -47,6 +49,23 @@ def chunked_cross_entropy(
     return _ChunkedCE.apply(
         hidden_states.flatten(0, -2), weight, bias, rows, targets, label_smoothing, torch.is_grad_enabled()
     )
+
+
+def recomputed_cross_entropy(
+    hidden_states: Tensor, out: nn.Module, labels: Tensor, label_smoothing: float = 0.0
+) -> Tensor:
+    """cross_entropy(out(hidden_states), labels) of an output layer that is quantized or has an adapter.
+
+    The logits of a chunk are computed again in the backward pass; ignored labels cost nothing.
+    """
+
+    def chunk_loss(x: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(out(x), targets, label_smoothing)
+
+    counted = labels != IGNORE_INDEX
+    chunks = zip(hidden_states[counted].split(RECOMPUTED_ROWS), labels[counted].split(RECOMPUTED_ROWS), strict=True)
+    losses = [checkpoint(chunk_loss, x, targets, use_reentrant=False) for x, targets in chunks]
+    return torch.stack(losses).sum()
 
 
 class _ChunkedCE(torch.autograd.Function):

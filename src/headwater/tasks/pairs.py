@@ -1,22 +1,90 @@
-"""Datasets of preference pairs: the chosen answers of a batch and then the rejected ones, as rows of one batch."""
+"""Preference pairs: their datasets, and what DPO and reward models have in common, a reward for either answer.
+
+A batch has the chosen answers first and then the rejected ones, as rows of one batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
+from headwater.core.model import Transformer
 from headwater.data.answers import AnswerRow, AnswerRows, ChatEncoder, answer_batch, text_spans
-from headwater.data.collate import SpecialTokens, TrainBatch
+from headwater.data.collate import IGNORE_INDEX, SpecialTokens, TrainBatch
 from headwater.data.conversations import PreferencePair
 from headwater.data.dataset import Dataset
 from headwater.data.step_metrics import MetricMeans
 from headwater.errors import BadInput
 from headwater.i18n import _
-from headwater.tasks.base import Task, TaskConfig, TaskData
+from headwater.tasks.base import EvalBatch, Task, TaskConfig, TaskData
+from headwater.tasks.batch import TensorBatch
 from headwater.tasks.chat import DEFAULT_CHAT_LENGTH, chat_encoder
 from headwater.text.tokenizer import Tokenizer
+
+
+class PairRewards(NamedTuple):
+    """The rewards of both answers of a pair."""
+
+    chosen: float
+    rejected: float
+
+    @property
+    def margin(self) -> float:
+        return self.chosen - self.rejected
+
+
+def pair_metrics(rewards: Sequence[PairRewards]) -> dict[str, float]:
+    """The percentage of pairs whose chosen answer has the higher reward, and the mean rewards and margin."""
+    count = max(1, len(rewards))
+    return {
+        "accuracy": 100 * sum(pair.margin > 0 for pair in rewards) / count,
+        "margin": sum(pair.margin for pair in rewards) / count,
+        "reward_chosen": sum(pair.chosen for pair in rewards) / count,
+        "reward_rejected": sum(pair.rejected for pair in rewards) / count,
+    }
+
+
+class PairTask(Task[PreferencePair]):
+    """A task that learns from pairs. A subclass says what the rewards of a batch are, and its loss."""
+
+    @abstractmethod
+    def batch_rewards(self, model: Transformer, batch: TensorBatch) -> tuple[Tensor, Tensor]:
+        """[B] the rewards of the chosen answers, and of the rejected ones."""
+
+    def num_targets(self, batch: TensorBatch) -> int:
+        """The number of pairs."""
+        return int((batch["targets"] != IGNORE_INDEX).any(1).sum()) // 2
+
+    def predict_rows(
+        self, model: Transformer, data: TaskData, batches: Iterable[EvalBatch], beam: int = 1
+    ) -> dict[int, PairRewards]:
+        """The rewards of each pair."""
+        outputs: dict[int, PairRewards] = {}
+        for rows, batch in batches:
+            chosen, rejected = self.batch_rewards(model, batch)
+            for row, first, second in zip(rows, chosen.tolist(), rejected.tolist(), strict=True):
+                outputs[int(row)] = PairRewards(first, second)
+        return outputs
+
+    def reference(self, example: PreferencePair) -> str:
+        return ""
+
+    def metrics(self, outputs: list[PairRewards], references: list[str], data: TaskData) -> dict[str, float]:
+        return pair_metrics(outputs)
+
+    def format_input(self, example: PreferencePair) -> str:
+        return example.prompt[-1].content
+
+    def output_line(self, output: Any) -> str:
+        return f"{output.chosen:+.3f} > {output.rejected:+.3f}" if isinstance(output, PairRewards) else str(output)
+
+
+# ----------------------------------------------------------------------------------------------------------- datasets
 
 
 @dataclass(frozen=True)

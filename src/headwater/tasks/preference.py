@@ -7,8 +7,8 @@ so that a step costs one model, not two, and a resumed run has the same referenc
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,16 +17,15 @@ from torch import Tensor
 from headwater.core.base import choose
 from headwater.core.model import Transformer
 from headwater.core.modules import eval_mode
-from headwater.data.collate import IGNORE_INDEX
 from headwater.data.conversations import PREFERENCE_FORMAT, PreferencePair
 from headwater.data.step_metrics import MetricMeans
 from headwater.errors import BadSetting
 from headwater.i18n import _
-from headwater.tasks.base import EvalBatch, TaskConfig, TaskData
+from headwater.tasks.base import TaskConfig, TaskData
 from headwater.tasks.batch import TensorBatch, to_tensors
 from headwater.tasks.chat import ChatModelTask
 from headwater.tasks.logprobs import sum_rows, target_logprobs
-from headwater.tasks.pairs import PairDataset, build_pair_data
+from headwater.tasks.pairs import PairDataset, PairRewards, PairTask, build_pair_data, pair_metrics
 from headwater.tasks.preference_losses import PREFERENCE_LOSSES, LossSettings, PairLogprobs
 from headwater.text.tokenizer import Tokenizer
 
@@ -47,18 +46,7 @@ class PreferenceConfig(Protocol):
     def label_smoothing(self) -> float: ...
 
 
-class PairRewards(NamedTuple):
-    """The implicit rewards of a pair, β times how much likelier each answer has become."""
-
-    chosen: float
-    rejected: float
-
-    @property
-    def margin(self) -> float:
-        return self.chosen - self.rejected
-
-
-class Preference(ChatModelTask[PreferencePair]):
+class Preference(PairTask, ChatModelTask[PreferencePair]):
     """DPO (sigmoid), IPO, hinge, robust DPO, SimPO and ORPO."""
 
     name = "preference"
@@ -130,10 +118,6 @@ class Preference(ChatModelTask[PreferencePair]):
         for name, value in means.items():
             self.recorded.add(name, len(rewards) * value, len(rewards))
 
-    def num_targets(self, batch: TensorBatch) -> int:
-        """The number of pairs."""
-        return int((batch["targets"] != IGNORE_INDEX).any(1).sum()) // 2
-
     def pair_logprobs(self, model: Transformer, batch: TensorBatch) -> PairLogprobs:
         """The log-probabilities of both answers of each pair."""
         inputs = {name: value for name, value in batch.items() if name != "attention_mask"}  # padding is on the right
@@ -150,39 +134,8 @@ class Preference(ChatModelTask[PreferencePair]):
             return beta * pairs.chosen_ratio, beta * pairs.rejected_ratio
         return beta * pairs.chosen_mean, beta * pairs.rejected_mean
 
-    def predict_rows(
-        self, model: Transformer, data: TaskData, batches: Iterable[EvalBatch], beam: int = 1
-    ) -> dict[int, PairRewards]:
-        """The rewards of each pair."""
-        outputs: dict[int, PairRewards] = {}
-        for rows, batch in batches:
-            chosen, rejected = self.rewards(self.pair_logprobs(model, batch))
-            for row, first, second in zip(rows, chosen.tolist(), rejected.tolist(), strict=True):
-                outputs[int(row)] = PairRewards(first, second)
-        return outputs
-
-    def reference(self, example: PreferencePair) -> str:
-        return ""
-
-    def metrics(self, outputs: list[PairRewards], references: list[str], data: TaskData) -> dict[str, float]:
-        return pair_metrics(outputs)
-
-    def format_input(self, example: PreferencePair) -> str:
-        return example.prompt[-1].content
-
-    def output_line(self, output: Any) -> str:
-        return f"{output.chosen:+.3f} > {output.rejected:+.3f}" if isinstance(output, PairRewards) else str(output)
-
-
-def pair_metrics(rewards: Sequence[PairRewards]) -> dict[str, float]:
-    """The percentage of pairs whose chosen answer has the higher reward, and the mean rewards and margin."""
-    count = max(1, len(rewards))
-    return {
-        "accuracy": 100 * sum(pair.margin > 0 for pair in rewards) / count,
-        "margin": sum(pair.margin for pair in rewards) / count,
-        "reward_chosen": sum(pair.chosen for pair in rewards) / count,
-        "reward_rejected": sum(pair.rejected for pair in rewards) / count,
-    }
+    def batch_rewards(self, model: Transformer, batch: TensorBatch) -> tuple[Tensor, Tensor]:
+        return self.rewards(self.pair_logprobs(model, batch))
 
 
 def compute_reference(model: Transformer, dataset: PairDataset) -> None:

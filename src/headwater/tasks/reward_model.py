@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +16,9 @@ from headwater.data.answers import ChatEncoder
 from headwater.data.collate import IGNORE_INDEX, SpecialTokens
 from headwater.data.conversations import REWARD_FORMAT, ChatTurn, PreferencePair
 from headwater.families.builders import decoder
-from headwater.tasks.base import EvalBatch, Task, TaskConfig, TaskData, TaskMetadata, stack_sizes
+from headwater.tasks.base import TaskConfig, TaskData, TaskMetadata, stack_sizes
 from headwater.tasks.batch import TensorBatch, forward_logits
-from headwater.tasks.pairs import build_pair_data
-from headwater.tasks.preference import PairRewards, pair_metrics
+from headwater.tasks.pairs import PairTask, build_pair_data
 from headwater.tasks.preference_losses import bradley_terry_loss
 from headwater.text.tokenizer import Tokenizer, pad_sequences
 
@@ -27,7 +26,7 @@ BATCH_SIZE = 32  # texts that are scored at once
 REWARD_HEAD = ClassificationHead(1, pooler=Pooled(LastToken()), bias=False)
 
 
-class RewardModel(Task[PreferencePair]):
+class RewardModel(PairTask):
     """Bradley-Terry: -log σ(r chosen - r rejected - margin)."""
 
     name = "reward"
@@ -63,14 +62,14 @@ class RewardModel(Task[PreferencePair]):
     # ---------------------------------------------------------------------------------------------------------- loss
 
     def loss(self, model: Transformer, batch: TensorBatch, label_smoothing: float) -> Tensor:
-        chosen, rejected = forward_logits(model, batch)[:, 0].float().chunk(2)
+        chosen, rejected = self.batch_rewards(model, batch)
         losses = bradley_terry_loss(chosen, rejected, batch["margins"], self.center)
         is_pair = (batch["targets"] != IGNORE_INDEX).any(1)[: len(losses)]  # a filler has no targets
         return losses.where(is_pair, torch.zeros_like(losses)).sum()
 
-    def num_targets(self, batch: TensorBatch) -> int:
-        """The number of pairs."""
-        return int((batch["targets"] != IGNORE_INDEX).any(1).sum()) // 2
+    def batch_rewards(self, model: Transformer, batch: TensorBatch) -> tuple[Tensor, Tensor]:
+        chosen, rejected = forward_logits(model, batch)[:, 0].float().chunk(2)
+        return chosen, rejected
 
     # --------------------------------------------------------------------------------------------------- predictions
 
@@ -85,28 +84,6 @@ class RewardModel(Task[PreferencePair]):
         """The rewards of pairs of prompt and answer."""
         conversations = [((ChatTurn("user", prompt),), answer) for prompt, answer in inputs]
         return score_answers(model, tokenizer, conversations)
-
-    def predict_rows(
-        self, model: Transformer, data: TaskData, batches: Iterable[EvalBatch], beam: int = 1
-    ) -> dict[int, PairRewards]:
-        outputs: dict[int, PairRewards] = {}
-        for rows, batch in batches:
-            chosen, rejected = forward_logits(model, batch)[:, 0].float().chunk(2)
-            for row, first, second in zip(rows, chosen.tolist(), rejected.tolist(), strict=True):
-                outputs[int(row)] = PairRewards(first, second)
-        return outputs
-
-    def reference(self, example: PreferencePair) -> str:
-        return ""
-
-    def metrics(self, outputs: list[PairRewards], references: list[str], data: TaskData) -> dict[str, float]:
-        return pair_metrics(outputs)
-
-    def format_input(self, example: PreferencePair) -> str:
-        return example.prompt[-1].content
-
-    def output_line(self, output: Any) -> str:
-        return f"{output.chosen:+.3f} > {output.rejected:+.3f}" if isinstance(output, PairRewards) else str(output)
 
     @property
     def command(self) -> str:
