@@ -166,6 +166,17 @@ def test_svg_is_drawn_where_resvg_is_installed():
     assert pixels[100, 400].tolist() == [255, 255, 255]
 
 
+@pytest.mark.parametrize("unit", ["", "px", "mm", "pt"])
+def test_svg_without_a_view_box_has_the_proportions_of_its_size(unit):
+    pytest.importorskip("resvg_py", reason="SVG needs the package resvg-py")
+    size = f'width="20{unit}" height="40{unit}"'
+    svg = f'<svg xmlns="http://www.w3.org/2000/svg" {size}><rect width="100%" height="50%" fill="red"/></svg>'
+    pixels = decode_image(svg.encode())
+    height, width = pixels.shape[:2]
+    assert 1.9 < height / width < 2.1 and 490 < height < 530  # resvg rounds the size before it enlarges
+    assert pixels[100, 200].tolist() == [255, 0, 0] and pixels[400, 200].tolist() == [255, 255, 255]
+
+
 def test_svg_that_opens_files_is_refused():
     pytest.importorskip("resvg_py", reason="SVG needs the package resvg-py")
     assert "links to other files" in refused(b'<svg xmlns="x"><image href="/etc/passwd"/></svg>')

@@ -123,7 +123,11 @@ class ImageText(Task[CaptionedPicture]):
     ) -> TaskData:
         if len({row.text for row in train}) < 2:
             raise BadInput(
-                _("matching needs at least two different captions, all are {text!r}", text=train[0].text[:60])
+                _(
+                    "matching learns from at least two different captions, all in the training set are {text!r}; "
+                    "give more captions, or --valid FILE",
+                    text=train[0].text[:60],
+                )
             )
         size = resolve_size(config, [row.path for row in train])
         processor = build_processor(config, size)

@@ -33,6 +33,7 @@ SUFFIXES = frozenset(
 )
 BACKGROUND = (255, 255, 255)  # behind transparent pixels
 SVG_SIDE = 512  # pixels of the longer side of a drawn SVG
+SVG_DPI = 96.0  # of drawings in millimeters or points
 Pixels: TypeAlias = np.ndarray  # [H, W, 3] uint8
 
 
@@ -187,7 +188,7 @@ def _draw_svg(data: bytes, name: object) -> bytes:
         raise BadFile(_("{name} links to other files, which is not allowed; draw it as PNG first", name=name))
     width, height = _svg_shape(text)
     try:
-        return bytes(resvg_py.svg_to_bytes(svg_string=text, width=width, height=height))
+        return bytes(resvg_py.svg_to_bytes(svg_string=text, width=width, height=height, dpi=SVG_DPI))
     except Exception as error:  # of a damaged drawing
         raise BadFile(
             _("{name} cannot be read as an image ({reason}); is it damaged?", name=name, reason=_reason(error))
@@ -199,7 +200,8 @@ def _svg_shape(text: str) -> tuple[int, int]:
     start = re.search(r"<svg\b[^>]*>", text)
     tag = start[0] if start else ""
     box = re.search(r"viewBox\s*=\s*[\"']\s*[-\d.e]+[ ,]+[-\d.e]+[ ,]+([\d.]+)[ ,]+([\d.]+)", tag)
-    sizes = [re.search(rf"\b{side}\s*=\s*[\"']\s*([\d.]+)(?:px)?\s*[\"']", tag) for side in ("width", "height")]
+    unit = "(?:px|pt|pc|mm|cm|in)?"  # the same for both sides, so that it cancels in their proportion
+    sizes = [re.search(rf"\b{side}\s*=\s*[\"']\s*([\d.]+){unit}\s*[\"']", tag) for side in ("width", "height")]
     shape = box.groups() if box else [match[1] for match in sizes if match]
     try:
         width, height = (float(value) for value in shape)
