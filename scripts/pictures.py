@@ -13,10 +13,15 @@ import sys
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.parse import urlencode
 
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
+
+import headwater
+from headwater.serving.model_store import build_tiny_model
+from headwater.weights.native import save_native
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "img"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -48,7 +53,17 @@ def pictures(run: str, first: int) -> list[Picture]:
         Picture("page-walkthrough", "walkthrough", date, locale="zh-CN"),
         Picture("page-compare", "compare", {**date, "compare": f"{run}@{first}"}, locale="zh-CN", full=True),
         Picture("page-training", "training", {"run": run}),
+        Picture("page-visibility", "visibility", {"model": "bigbird", "length": "128", "position": "60"}, full=True),
     ]
+
+
+def save_bigbird(folder: Path) -> Path:
+    """An untrained encoder with BigBird attention: who sees whom does not depend on weights."""
+    tokenizer = build_tiny_model("tiny encoder").tokenizer
+    spec = headwater.encoder(len(tokenizer), d_model=16, heads=2, layers=3, attention="bigbird:block=8,random=1")
+    save_native(folder / "bigbird", spec.build(seed=0), {"task": "masked-lm"})
+    tokenizer.save(folder / "bigbird")
+    return folder / "bigbird"
 
 
 def take(browser: Browser, address: str, picture: Picture) -> None:
@@ -66,8 +81,10 @@ def take(browser: Browser, address: str, picture: Picture) -> None:
 
 def main(run: Path) -> None:
     first = min(int(folder.name.partition("-")[2]) for folder in (run / "checkpoints").glob("step-*"))
+    folder = TemporaryDirectory()
+    models = [str(run), "smollm2", str(save_bigbird(Path(folder.name)))]
     server = subprocess.Popen(
-        [sys.executable, "-m", "headwater", "ui", str(run), "smollm2", "--port", "0"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "headwater", "ui", *models, "--port", "0"], stdout=subprocess.PIPE, text=True
     )
     try:
         assert server.stdout is not None
@@ -80,6 +97,7 @@ def main(run: Path) -> None:
             browser.close()
     finally:
         server.terminate()
+        folder.cleanup()
 
 
 if __name__ == "__main__":

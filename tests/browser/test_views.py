@@ -31,6 +31,7 @@ DRAWN = {  # view -> selector of an element that is present when it is drawn
     "walkthrough": ".step canvas, .step .candidates",
     "architecture": "svg.diagram .box",
     "compare": ".matrices canvas, .notice",
+    "visibility": ".edges[data-drawn] canvas",
     "check": ".laws li",
     "training": ".charts svg",
 }

@@ -27,7 +27,17 @@ from headwater.i18n import _
 from headwater.inspection.position_plots import position_effects
 from headwater.serving import schemas
 from headwater.serving.errors import Busy, MethodNotAllowed, RouteNotFound, error_body
-from headwater.serving.handlers import attribution, chat, check, image, model, next_token, runs, walkthrough
+from headwater.serving.handlers import (
+    attribution,
+    chat,
+    check,
+    image,
+    model,
+    next_token,
+    runs,
+    visibility,
+    walkthrough,
+)
 from headwater.serving.handlers.attention import TraceCache
 from headwater.serving.handlers.next_token import LogitsCache
 from headwater.serving.model_store import ModelStore
@@ -155,6 +165,9 @@ class AppState:
     def check(self, request: schemas.CheckRequest) -> Any:
         return check.check_model(self.model_store.open(request.model), request)
 
+    def visibility(self, request: schemas.VisibilityRequest) -> Any:
+        return visibility.visibility(self.model_store.open(request.model), request)
+
     def run(self, request: schemas.RunRequest) -> Any:
         return runs.read_run(self.model_store, request)
 
@@ -199,6 +212,7 @@ ROUTES: dict[str, type[schemas.ApiRequest]] = {
     "image": schemas.ImageRequest,
     "walkthrough": schemas.WalkthroughRequest,
     "check": schemas.CheckRequest,
+    "visibility": schemas.VisibilityRequest,
     "run": schemas.RunRequest,
     "checkpoint": schemas.CheckpointRequest,
     "attention_tile": schemas.TileRequest,

@@ -49,6 +49,14 @@ class ImageRequest(ModelRequest):
     patch: Index | None = None
 
 
+class VisibilityRequest(ModelRequest):
+    """Who sees whom in one layer of a text of `length` tokens; position: None is the middle."""
+
+    layer: Index = 0
+    length: Annotated[int, Field(ge=8, le=4096)] = 64
+    position: Annotated[int, Field(ge=0, lt=4096)] | None = None
+
+
 class TextRequest(ModelRequest):
     """Input text: that of a single stack or of the decoder; source: that of the encoder. Token ids win over texts."""
 

@@ -35,6 +35,7 @@ const VIEWS = {
   walkthrough: () => import("./views/walkthrough.js"),
   architecture: () => import("./views/architecture.js"),
   compare: () => import("./views/compare.js"),
+  visibility: () => import("./views/visibility.js"),
   check: () => import("./views/check.js"),
   training: () => import("./views/training.js"),
 };
