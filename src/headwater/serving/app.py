@@ -27,17 +27,7 @@ from headwater.i18n import _
 from headwater.inspection.position_plots import position_effects
 from headwater.serving import schemas
 from headwater.serving.errors import Busy, MethodNotAllowed, RouteNotFound, error_body
-from headwater.serving.handlers import (
-    attribution,
-    chat,
-    check,
-    image,
-    model,
-    next_token,
-    runs,
-    visibility,
-    walkthrough,
-)
+from headwater.serving.handlers import attribution, chat, check, image, model, next_token, runs, visibility, walkthrough
 from headwater.serving.handlers.attention import TraceCache
 from headwater.serving.handlers.next_token import LogitsCache
 from headwater.serving.model_store import ModelStore
