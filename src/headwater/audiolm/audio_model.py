@@ -65,7 +65,6 @@ class AudioModel:
 
     # ----------------------------------------------------------------------------------------------- clips and tokens
 
-    @torch.inference_mode()
     def encode(self, path: str | Path, max_seconds: float = MAX_SECONDS) -> Voice:
         """The tokens of a recording, or those that a .npz file holds."""
         if Path(path).suffix == ".npz":
@@ -78,12 +77,7 @@ class AudioModel:
                     path=self.path,
                 )
             )
-        samples = read_audio(path, max_seconds=max_seconds)
-        semantic = self.semantic_codec.encode(samples[None])[0]
-        if self.sample_rate != self.semantic_codec.sample_rate:
-            samples = read_audio(path, max_seconds=max_seconds, rate=self.sample_rate)
-        fine = codec.encode(samples[None, None], self.tokens.books)[0]
-        return Voice(semantic, fine)
+        return encode_recording(path, codec, self.semantic_codec, self.tokens.books, max_seconds)
 
     @torch.inference_mode()
     def decode(self, fine: Tensor) -> Tensor:
@@ -128,6 +122,18 @@ class AudioModel:
     def _codes(self, semantic: Tensor, voice: Voice, rules: Sequence[SamplingRule]) -> Tensor:
         coarse = write_coarse(self.model, self.tokens, semantic, voice, rules[1])
         return write_fine(self.model, self.tokens, coarse, voice, rules[2])
+
+
+@torch.no_grad()
+def encode_recording(
+    path: str | Path, codec: EnCodecModel, semantic_codec: SemanticCodec, books: int, max_seconds: float = MAX_SECONDS
+) -> Voice:
+    """The tokens of a recording, which each of the two codecs hears at its own rate."""
+    samples = read_audio(path, max_seconds=max_seconds)
+    semantic = semantic_codec.encode(samples[None])[0].clone()
+    if codec.spec.sampling_rate != semantic_codec.sample_rate:
+        samples = read_audio(path, max_seconds=max_seconds, rate=codec.spec.sampling_rate)
+    return Voice(semantic, codec.encode(samples[None, None], books)[0])
 
 
 def open_audio_model(name: str | Path) -> AudioModel:

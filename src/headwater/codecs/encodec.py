@@ -5,11 +5,15 @@
 
 A frame stands for the product of the ratios in samples (320 at 24 kHz); its ids are one for each codebook, the first
 the coarsest. A sound [B, C, T] becomes ids [B, frames, K].
+
+The 48 kHz model reads chunks of a second, each divided by its level; neighbours overlap by 1 % and are cross-faded.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +31,7 @@ from headwater.weights.hf_config import HFConfig
 from headwater.weights.name_map import name_map
 
 MAX_LSTM_LAYERS = 4
+QUIETEST_LEVEL = 1e-8  # added to the level of a chunk, so that silence can be divided by it
 
 
 @part
@@ -35,6 +40,8 @@ class EnCodec(CodecSpec):
 
     group_norm: a norm after each convolution in place of weight normalization. shortcut: a convolution around each
     residual block. compress: the inner channels of a residual block are that many times fewer.
+    chunk_seconds: the length of the chunks that are encoded one by one (0: the whole sound is one); overlap: the part
+    of each that the next one has too. normalize: each chunk is divided by its level.
     """
 
     sampling_rate: int = 24000
@@ -55,6 +62,9 @@ class EnCodec(CodecSpec):
     group_norm: bool = False
     shortcut: bool = True
     padding: str = "reflect"
+    chunk_seconds: float = 0.0
+    overlap: float = 0.0
+    normalize: bool = False
 
     def __post_init__(self) -> None:
         sizes = ("sampling_rate", "channels", "filters", "width", "blocks", "compress", "lstm_layers", "num_books")
@@ -66,6 +76,19 @@ class EnCodec(CodecSpec):
         must(in_range, self, _("ratios must be 1 to 10 numbers up to 1024"), self.ratios, _("(8, 5, 4, 2) is usual"))
         known = self.padding in ("reflect", "constant", "replicate")
         must(known, self, _("padding must be reflect, constant or replicate"), self.padding, _("reflect is usual"))
+        has_samples = 0 <= self.chunk_seconds <= 3600 and bool(self.chunk_length) == bool(self.chunk_seconds)
+        must(has_samples, self, _("chunk_seconds must be from 0 to 3600"), self.chunk_seconds, _("1 is usual"))
+        must(0 <= self.overlap < 1, self, _("overlap must be from 0 and below 1"), self.overlap, _("0.01 is usual"))
+
+    @property
+    def chunk_length(self) -> int:
+        """Samples of a chunk; 0: the whole sound is one."""
+        return int(self.chunk_seconds * self.sampling_rate)
+
+    @property
+    def chunk_stride(self) -> int:
+        """Samples from the beginning of a chunk to that of the next."""
+        return max(1, int((1 - self.overlap) * self.chunk_length))
 
     @property
     def hop(self) -> int:
@@ -76,11 +99,19 @@ class EnCodec(CodecSpec):
         return EnCodecModel(self)
 
 
+class SoundChunk(NamedTuple):
+    """A chunk of sounds: its ids [B, frames, K], and its level [B, 1, 1], by which what is decoded is multiplied."""
+
+    ids: Tensor
+    level: Tensor
+
+
 class EnCodecModel(Codec):
     """The encoder, the codebooks and the decoder of EnCodec."""
 
     def __init__(self, spec: EnCodec) -> None:
         super().__init__(spec, spec.num_codes)
+        self.spec: EnCodec = spec
         self.channels = spec.channels
         self.hop = spec.hop
         self.num_books = spec.num_books
@@ -94,8 +125,47 @@ class EnCodecModel(Codec):
         bits = math.log2(self.num_codes) * self.frame_rate
         return min(self.num_books, max(1, int(kilobits * 1000 / bits)))
 
+    @property
+    def in_chunks(self) -> bool:
+        """Whether a sound is more than its ids: chunks, or a level."""
+        return self.spec.normalize or self.spec.chunk_length > 0
+
     def encode(self, signal: Tensor, num_books: int | None = None) -> Tensor:
         """Sounds [B, C, T] to ids [B, frames, K] of the first num_books codebooks."""
+        if self.in_chunks:
+            raise BadInput(
+                _("codec: it encodes normalized chunks (48 kHz), of which ids are a part; use encode_chunks")
+            )
+        self._check_sounds(signal)
+        return self._ids(signal, num_books)
+
+    def encode_chunks(self, signal: Tensor, num_books: int | None = None) -> list[SoundChunk]:
+        """Sounds [B, C, T] to their chunks; the last may be shorter."""
+        self._check_sounds(signal)
+        length = self.spec.chunk_length or signal.shape[-1]
+        stride = self.spec.chunk_stride if self.spec.chunk_length else length
+        chunks = []
+        for first in range(0, signal.shape[-1], stride):
+            chunk = signal[..., first : first + length]
+            level = chunk.new_ones(len(chunk), 1, 1)
+            if self.spec.normalize:
+                mono = chunk.mean(1, keepdim=True)
+                level = mono.square().mean(-1, keepdim=True).sqrt() + QUIETEST_LEVEL
+            chunks.append(SoundChunk(self._ids(chunk / level, num_books), level))
+        return chunks
+
+    def decode_chunks(self, chunks: Sequence[SoundChunk]) -> Tensor:
+        """Chunks to sounds [B, C, T], where they overlap cross-faded."""
+        if not chunks:
+            raise BadInput(_("codec: there must be a chunk at least, got none; encode a sound"))
+        sounds = [self._sounds(chunk.ids) * chunk.level for chunk in chunks]
+        return cross_fade(sounds, self.spec.chunk_stride) if self.spec.chunk_length else sounds[0]
+
+    def _ids(self, signal: Tensor, num_books: int | None) -> Tensor:
+        return self.quantizer.encode(self.encoder(signal).transpose(1, 2), num_books)
+
+    def _check_sounds(self, signal: Tensor) -> None:
+        """Refuse what is no batch of sounds with the codec's channels."""
         if (
             not signal.is_floating_point()
             or signal.dim() != 3
@@ -109,10 +179,14 @@ class EnCodecModel(Codec):
                     got=describe(signal),
                 )
             )
-        return self.quantizer.encode(self.encoder(signal).transpose(1, 2), num_books)
 
     def decode(self, ids: Tensor) -> Tensor:
         """Ids [B, frames, K] of the first K codebooks to sounds [B, C, frames · hop]."""
+        if self.in_chunks:
+            raise BadInput(_("codec: it decodes normalized chunks (48 kHz), not ids alone; use decode_chunks"))
+        return self._sounds(ids)
+
+    def _sounds(self, ids: Tensor) -> Tensor:
         self.check_ids(ids)
         if ids.dim() != 3 or not 1 <= ids.shape[2] <= self.num_books:
             raise BadInput(
@@ -123,6 +197,24 @@ class EnCodecModel(Codec):
                 )
             )
         return self.decoder(self.quantizer.decode(ids).transpose(1, 2))
+
+
+def cross_fade(sounds: Sequence[Tensor], stride: int) -> Tensor:
+    """The sum of sounds [B, C, N] that begin `stride` samples after each other, weighted by triangles.
+
+    Where one alone is heard the weights cancel; where two overlap, one fades out as the other fades in.
+    """
+    length = sounds[0].shape[-1]
+    times = torch.linspace(0, 1, length + 2, dtype=sounds[0].dtype, device=sounds[0].device)[1:-1]
+    triangle = 0.5 - (times - 0.5).abs()  # [N]
+    total = sounds[0].new_zeros(*sounds[0].shape[:-1], stride * (len(sounds) - 1) + sounds[-1].shape[-1])
+    weights = total.new_zeros(total.shape[-1])
+    for number, sound in enumerate(sounds):
+        weight = triangle[: sound.shape[-1]]
+        place = slice(number * stride, number * stride + sound.shape[-1])
+        total[..., place] += weight * sound
+        weights[place] += weight
+    return total / weights
 
 
 class SoundEncoder(nn.Module):
@@ -301,9 +393,9 @@ def config_of_encodec(spec: EnCodec) -> dict[str, object]:
         "target_bandwidths": [bits * spec.num_books / 1000],
         "sampling_rate": spec.sampling_rate,
         "audio_channels": spec.channels,
-        "normalize": False,
-        "chunk_length_s": None,
-        "overlap": None,
+        "normalize": spec.normalize,
+        "chunk_length_s": spec.chunk_seconds or None,
+        "overlap": spec.overlap if spec.chunk_seconds else None,
         "hidden_size": spec.width,
         "num_filters": spec.filters,
         "num_residual_layers": spec.blocks,
@@ -335,17 +427,9 @@ def encodec_names() -> list[str]:
 
 @register_codec("encodec", name_map(_names()), config_of_encodec)
 def read_encodec(config: HFConfig) -> EnCodec:
-    """transformers' config.json of EnCodec. The 48 kHz model, which normalizes chunks of a second, is refused."""
-    if config.get_bool("normalize", default=False) or "chunk_length_s" in config:
-        raise BadFile(
-            _(
-                "{where}: EnCodec in normalized chunks (48 kHz) cannot be read; use the 24 or 32 kHz one",
-                where=config.where,
-            )
-        )
+    """transformers' config.json of EnCodec."""
     if config.get_float("trim_right_ratio", default=1.0) != 1.0:
         raise BadFile(_("{where}: trim_right_ratio must be 1, as in all published models", where=config.where))
-    config.ignore("overlap", "chunk_length_s")
     sampling_rate = config.get_int("sampling_rate", maximum=1_000_000, default=24000)
     ratios = tuple(config.get_list("upsampling_ratios", int, [8, 5, 4, 2]))
     num_codes = config.get_int("codebook_size", default=1024)
@@ -374,4 +458,7 @@ def read_encodec(config: HFConfig) -> EnCodec:
         == "time_group_norm",
         shortcut=config.get_bool("use_conv_shortcut", default=True),
         padding=config.get_str("pad_mode", choices=("reflect", "constant", "replicate"), default="reflect"),
+        chunk_seconds=config.get_float("chunk_length_s", maximum=3600, default=0.0),
+        overlap=config.get_float("overlap", maximum=0.999, default=0.0),
+        normalize=config.get_bool("normalize", default=False),
     )

@@ -62,7 +62,7 @@ class SoundCodecModel(EnCodecModel):
 
     def __init__(self, spec: SoundCodec) -> None:
         super().__init__(spec)
-        self.sound_spec = spec
+        self.spec: SoundCodec = spec
         self.quantizer = ResidualCodebooks(spec.num_books, spec.num_codes, spec.width, spec.decay, spec.min_count)
         for module in self.modules():
             if isinstance(module, NormedWeight):
@@ -77,7 +77,7 @@ class SoundCodecModel(EnCodecModel):
     def loss(self, sounds: Tensor) -> Tensor:
         """The training loss of sounds [B, C, T], a mean over them."""
         output = self(sounds)
-        spec = self.sound_spec
+        spec = self.spec
         waveform = (output.reconstruction - sounds).abs().mean()
         spectral = spectral_distance(output.reconstruction, sounds)
         return spec.time_weight * waveform + spectral + spec.commitment * output.quantized.commitment

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from headwater.audio.files import read_audio
 from headwater.audio.write import spectrogram_image, write_wav
-from headwater.audiolm.audio_model import AUDIOLM_TEMPERATURES, SEMANTIC_FOLDER, AudioModel
+from headwater.audiolm.audio_model import AUDIOLM_TEMPERATURES, SEMANTIC_FOLDER, AudioModel, encode_recording
 from headwater.audiolm.baselines import baseline_bits
 from headwater.audiolm.crops import CropDataset, trained_tokens
 from headwater.audiolm.semantic import SemanticCodec
@@ -51,6 +51,7 @@ from headwater.vision.sheets import write_png
 from headwater.weights.native import save_native
 
 DEFAULT_SEMANTIC_CODES = 256
+MAX_BOOKS = 8  # of a codec: EnCodec has 32, of which each adds little to those before
 PROMPT_SECONDS = 2.0  # of the clip that is continued in the plots folder
 CONTINUED_SECONDS = 3.0
 
@@ -333,6 +334,10 @@ def open_sound_codec(name: str) -> EnCodecModel | None:
     codec = load_codec(find_model(name))
     if not isinstance(codec, EnCodecModel) or not isinstance(codec.spec, EnCodec):
         raise BadSetting(_("{codec} must be a codec of sounds, it is one of pictures", codec=name))
+    if codec.in_chunks or codec.channels != 1:
+        raise BadSetting(
+            _("{codec} must be a codec of whole sounds in mono, such as EnCodec for 24 kHz; give another", codec=name)
+        )
     return codec
 
 
@@ -359,17 +364,16 @@ def read_voices(
     for path in paths:
         try:
             if path.endswith(TOKEN_SUFFIX):
-                voices.append(read_voice(path))
-            elif codec is not None and semantic is not None:
-                samples = read_audio(path)
-                rate = round(codec.frame_rate * codec.hop)
-                sound = samples if rate == semantic.sample_rate else read_audio(path, rate=rate)
-                with torch.inference_mode():
-                    fine = codec.encode(sound[None, None])[0].clone()
-                voices.append(Voice(semantic.encode(samples[None])[0].clone(), fine))
-            if len(voices[-1].semantic) < 2 or len(voices[-1].fine) < 2:
-                voices.pop()
+                voice = read_voice(path)
+            elif codec is None or semantic is None:
+                bad.append(_("{path}: there is no codec for recordings; give --codec", path=path))
+                continue
+            else:
+                voice = encode_recording(path, codec, semantic, min(codec.num_books, MAX_BOOKS))
+            if len(voice.semantic) < 2 or len(voice.fine) < 2:
                 bad.append(_("{path}: it is shorter than two tokens", path=path))
+            else:
+                voices.append(voice)
         except Fault as fault:
             bad.append(str(fault))
     if bad:

@@ -143,7 +143,7 @@ class Task(ABC, Generic[E]):
         """The task with the settings of one run; itself where it has none of its own."""
         return self
 
-    def extend_tokenizer(self, tokenizer: Tokenizer, config: TaskConfig) -> Tokenizer:
+    def extend_tokenizer(self, tokenizer: Tokenizer, config: TaskConfig, examples: Sequence[E]) -> Tokenizer:
         """A tokenizer that was trained on the texts, with the special tokens of the task."""
         return tokenizer
 

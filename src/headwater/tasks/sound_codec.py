@@ -47,13 +47,12 @@ EXAMPLE_SECONDS = 4
 # --------------------------------------------------------------------------------------------------------------- sounds
 
 
-def load_sounds(paths: Sequence[str], notes: list[str]) -> tuple[list[np.ndarray], np.ndarray]:
-    """Samples [n] int16 at 16 kHz of the recordings that can be read, and their indices; a note names the others."""
+def load_sounds(paths: Sequence[str], notes: list[str]) -> list[np.ndarray]:
+    """Samples [n] int16 at 16 kHz of the recordings that can be read; a note names the others."""
     sounds: list[np.ndarray] = []
-    good: list[int] = []
     bad: list[str] = []
     bytes_left = MAX_SAMPLE_BYTES
-    for n, path in enumerate(paths):
+    for path in paths:
         try:
             samples = read_audio(path, max_seconds=bytes_left / 2 / SAMPLE_RATE)
         except Fault as fault:
@@ -64,12 +63,11 @@ def load_sounds(paths: Sequence[str], notes: list[str]) -> tuple[list[np.ndarray
             continue
         sounds.append((samples.clamp(-1, 1) * 32767).round().short().numpy())
         bytes_left -= 2 * len(samples)
-        good.append(n)
     if bad:
         notes.append(_("{count:,} recordings cannot be used and are left out: {first}", count=len(bad), first=bad[0]))
-    if not good:
+    if not sounds:
         raise BadInput(_("no recording can be used: {first}", first=bad[0] if bad else "-"))
-    return sounds, np.array(good)
+    return sounds
 
 
 def to_sounds(samples: Tensor) -> Tensor:
@@ -137,7 +135,7 @@ class SoundCodecTask(Task[SoundFile]):
         notes: list[str] = []
 
         def build(rows: Sequence[SoundFile], moving: bool) -> SoundCropDataset:
-            sounds, _good = load_sounds([row.path for row in rows], notes)
+            sounds = load_sounds([row.path for row in rows], notes)
             return SoundCropDataset(sounds, special_tokens, config.batch_tokens, config.seed, moving)
 
         train_set = build(train, moving=True)

@@ -26,7 +26,7 @@ from headwater.data.error_rates import error_rates, is_unspaced
 from headwater.data.examples import EXAMPLE_FORMATS
 from headwater.data.ragged import Ragged
 from headwater.data.recordings import SPEECH, Transcribed
-from headwater.errors import BadSetting
+from headwater.errors import BadInput, BadSetting
 from headwater.families.hf_folder import LoadedModel
 from headwater.families.whisper import read_whisper_spec
 from headwater.i18n import _
@@ -46,7 +46,7 @@ from headwater.transcription.api import transcribe
 from headwater.transcription.rules import OutputRules
 from headwater.transcription.search import MAX_OUTPUT_TOKENS, SearchSettings, decode_window
 from headwater.transcription.speech_model import EncodedWindow, SpeechModel
-from headwater.transcription.tokens import SpeechTokens, speech_tokenizer, trained_tokens
+from headwater.transcription.tokens import SpeechTokens, language_code, speech_tokenizer, trained_tokens
 from headwater.weights.hf_config import HFConfig
 
 TEXT_POSITIONS = 448
@@ -90,8 +90,8 @@ class SpeechRecognition(Task[Transcribed]):
     default_metric = "wer"
     lr_factor = 0.5
 
-    def extend_tokenizer(self, tokenizer: Tokenizer, config: TaskConfig) -> Tokenizer:
-        return speech_tokenizer(tokenizer, config.language)
+    def extend_tokenizer(self, tokenizer: Tokenizer, config: TaskConfig, examples: Sequence[Transcribed]) -> Tokenizer:
+        return speech_tokenizer(tokenizer, languages_of(config, examples))
 
     def build_data(
         self,
@@ -103,20 +103,20 @@ class SpeechRecognition(Task[Transcribed]):
     ) -> TaskData:
         frames_embedding(config)  # refuses a model that reads no sound
         tokens = trained_tokens(tokenizer, "")
-        default_language = check_language(config, tokens)
+        language = default_language(config, tokens)
         augmenter = SoundAugmenter.from_settings(config.augment, config.seed)
         notes: list[str] = []
         seconds = config.window_seconds if not config.init_from else 0.0
 
         def build(split: str, rows: Sequence[Transcribed]) -> tuple[SpeechDataset, list[Transcribed]]:
+            rows = with_known_languages(rows, language, tokens, split, notes)
             clips = [Clip(row.path, row.start, row.end) for row in rows]
             windows, readable = load_windows(config, clips, split, seconds, augmenter, notes)
             kept = [rows[i] for i in readable]
             note_fast_speech(kept, windows, split, notes)
             texts = Ragged.from_rows([tokens.encode(row.text) for row in kept])
             short = rows_within_max_length(config, texts.lengths, split, notes)
-            languages = [row.language or default_language for row in kept]
-            prompts = np.array([tokens.prompt((), language, timestamps=False) for language in languages], np.int64)
+            prompts = np.array([tokens.prompt((), row.language, timestamps=False) for row in kept], np.int64)
             if len(short) < len(kept):
                 windows = windows.take_rows(short)
             dataset = SpeechDataset(windows, texts.take(short), prompts[short], tokens, config)
@@ -131,7 +131,7 @@ class SpeechRecognition(Task[Transcribed]):
         data = TaskData(task, tokenizer, train_set, valid_set, valid_rows, notes=notes, num_tokens=num_tokens)
         data.settings = {"window_seconds": seconds}
         data.window_seconds = seconds
-        spoken = {row.language or default_language for row in train_rows}
+        spoken = {row.language for row in train_rows}
         data.language = spoken.pop() if len(spoken) == 1 else ""
         return data
 
@@ -243,21 +243,53 @@ def speech_spec(config: TaskConfig, vocab_size: int) -> Model:
     return read_whisper_spec(HFConfig(sizes), "language")
 
 
-def check_language(config: TaskConfig, tokens: SpeechTokens) -> str:
-    """The code of --language, which a multilingual model must know; else the only one, or English."""
-    if not config.language:
-        return "en" if "en" in tokens.languages else next(iter(tokens.languages))
-    if not tokens.multilingual:
-        if config.init_from and config.language not in ("en", "English"):
-            raise BadSetting(
-                _(
-                    "--init-from {init_from} hears English only, got --language {language}; start from whisper-base",
-                    init_from=config.init_from,
-                    language=config.language[:40],
-                )
+def languages_of(config: TaskConfig, rows: Sequence[Transcribed]) -> list[str]:
+    """The codes of the languages of a model from scratch: --language, and those of the rows; English for the others."""
+    default = language_code(config.language or "en")
+    if not default:
+        raise BadSetting(
+            _(
+                "--language must be a code such as en or the English name of a language, got {language!r}",
+                language=config.language[:40],
             )
-        return next(iter(tokens.languages))
-    return tokens.find_language(config.language)
+        )
+    spoken = {row.language for row in rows} | ({""} if config.language else set())
+    return sorted({language_code(name) if name else default for name in spoken} - {""}) or [default]
+
+
+def with_known_languages(
+    rows: Sequence[Transcribed], default: str, tokens: SpeechTokens, split: str, notes: list[str]
+) -> list[Transcribed]:
+    """The rows in languages that the model knows, each with its code; a note counts the others."""
+    known: list[Transcribed] = []
+    reasons: list[str] = []
+    for row in rows:
+        try:
+            language = tokens.find_language(row.language) if row.language else default
+            known.append(row._replace(language=language))
+        except BadSetting as fault:
+            reasons.append(str(fault))
+    if reasons:
+        notes.append(
+            _(
+                "{count:,} of {total:,} {split} recordings are in languages that the model does not know and are left "
+                "out: {reason}",
+                count=len(reasons),
+                total=len(rows),
+                split=split,
+                reason=reasons[0],
+            )
+        )
+    if not known:
+        raise BadInput(_("{split}: no recording can be used; {problem}", split=split, problem=(reasons or ["-"])[0]))
+    return known
+
+
+def default_language(config: TaskConfig, tokens: SpeechTokens) -> str:
+    """The code of --language, which the model must know; else English, or the only one."""
+    if config.language:
+        return tokens.find_language(config.language)
+    return "en" if "en" in tokens.languages else next(iter(tokens.languages))
 
 
 def memory_of(model: Transformer, batch: TensorBatch) -> ModelInputs:

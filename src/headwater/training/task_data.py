@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +157,7 @@ def build_task_data(
     return task_data
 
 
-def load_or_train_tokenizer(config: TrainConfig, examples: Iterable[Example], task: Task[Any]) -> Tokenizer:
+def load_or_train_tokenizer(config: TrainConfig, examples: Sequence[Example], task: Task[Any]) -> Tokenizer:
     wanted = config.tokenizer
     if wanted == "auto":
         if config.init_from:
@@ -175,4 +175,4 @@ def load_or_train_tokenizer(config: TrainConfig, examples: Iterable[Example], ta
         return load_tokenizer(wanted)
     texts = (text for example in examples for text in example.texts)
     trained = train_tokenizer(texts, wanted, config.vocab, task.num_sentinels)
-    return task.extend_tokenizer(trained, config)
+    return task.extend_tokenizer(trained, config, examples)

@@ -8,6 +8,7 @@ They follow the text tokens in this order. An English-only model has the same, a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -116,9 +117,10 @@ class SpeechTokens:
         return {names[code].lower(): code for code in self.languages if code in names}
 
     def find_language(self, name: str) -> str:
-        """The code of a language, given by its code or its English name."""
+        """The code of a language, given by its code, a locale (zh-CN) or its English name."""
         code = name.strip().lower()
         code = self.language_names.get(code, code)
+        code = code if code in self.languages else language_code(code) or code
         if not self.multilingual:
             only = self.only_language
             if code != only:
@@ -222,9 +224,19 @@ def _ids(values: Iterable[object], vocab: int) -> tuple[int, ...]:
     return tuple(token for token in values if type(token) is int and 0 <= token < vocab)
 
 
-def speech_tokenizer(tokenizer: Tokenizer, language: str) -> Tokenizer:
+def language_code(name: str) -> str:
+    """The code of a language, given by its code, a locale (zh-CN) or its English name; empty where there is none."""
+    from babel import Locale
+
+    names = Locale("en").languages
+    name = name.strip().lower()
+    code = re.split("[-_]", name)[0]
+    return code if code in names else next((code for code in names if names[code].lower() == name), "")
+
+
+def speech_tokenizer(tokenizer: Tokenizer, languages: Sequence[str]) -> Tokenizer:
     """A tokenizer that was trained on transcripts, with the special tokens of a speech model after its own."""
-    names = ["endoftext", "startoftranscript", language or "en", "translate", "transcribe", "startoflm", "startofprev"]
+    names = ["endoftext", "startoftranscript", *languages, "translate", "transcribe", "startoflm", "startofprev"]
     spec = tokenizer.spec
     first = len(tokenizer)
     special = [f"<|{name}|>" for name in (*names, "nospeech", "notimestamps")]
