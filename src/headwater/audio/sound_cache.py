@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +34,8 @@ class Clip(NamedTuple):
     end: float = 0.0
 
 
-class CachedRows(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class CachedRows:
     """Rows of unequal length [n, width] in one mapped file. Row i is values[offsets[i]:offsets[i + 1]]."""
 
     values: np.ndarray  # [total, width]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -120,8 +121,8 @@ def cache_encoder_states(model: Transformer, datasets: Sequence[SoundDataset], c
     for dataset in datasets:
         windows = dataset.windows
         key = f"{windows.clips.samples.key}-states{windows.frames}-{fingerprint}"
-        rows = _encoder_rows(model, windows, config.dtype)
-        dataset.encoder_states = cached_rows(key, lambda rows=rows: rows, np.float16, encoder.spec.d_model)
+        rows = partial(_encoder_rows, model, windows, config.dtype)
+        dataset.encoder_states = cached_rows(key, rows, np.float16, encoder.spec.d_model)
         size += dataset.encoder_states.values.nbytes
     return size / 1e9
 

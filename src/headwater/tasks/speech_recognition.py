@@ -202,7 +202,7 @@ class SpeechRecognition(Task[Transcribed]):
             else:
                 settings = SearchSettings(beam_size=beam, timestamps=False)
                 ids = [
-                    decode_window(speech_model, window, prompt, settings).ids
+                    list(decode_window(speech_model, window, prompt, settings).ids)
                     for window, prompt in zip(windows_of(memory), prompts.tolist(), strict=True)
                 ]
             outputs |= {int(row): tokens.text(each).strip() for row, each in zip(rows, ids, strict=True)}

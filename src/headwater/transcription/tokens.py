@@ -9,7 +9,7 @@ They follow the text tokens in this order. An English-only model has the same, a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -228,9 +228,9 @@ def language_code(name: str) -> str:
     """The code of a language, given by its code, a locale (zh-CN) or its English name; empty where there is none."""
     from babel import Locale
 
-    names = Locale("en").languages
+    names: Mapping[str, str] = Locale("en").languages  # code -> English name
     name = name.strip().lower()
-    code = re.split("[-_]", name)[0]
+    code: str = re.split("[-_]", name)[0]
     return code if code in names else next((code for code in names if names[code].lower() == name), "")
 
 
