@@ -20,10 +20,10 @@ from pathlib import Path
 import headwater
 from headwater.audiolm.baselines import baseline_bits
 from headwater.audiolm.crops import CropDataset
+from headwater.audiolm.recordings import read_voices
 from headwater.audiolm.voice import Voice
 from headwater.data.collate import SpecialTokens
 from headwater.tasks import get_task
-from headwater.tasks.audio_language_model import read_voices
 from headwater.tasks.base import EvalBatch
 from headwater.tasks.batch import to_tensors
 from headwater.variants.audiolm import STAGES
@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--out", type=Path, help="folder of the run; one that is there is measured again")
     parser.add_argument("--max-time", default="22m")
+    parser.add_argument("--max-steps", type=int, default=0, help="in place of a time")
     parser.add_argument("--d-model", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--dropout", type=float, default=0.2)
@@ -101,7 +102,7 @@ def main() -> None:
                 valid=[str(data / "valid")],
                 task="audio-language-model",
                 out=str(run),
-                max_time=args.max_time,
+                **({"max_steps": args.max_steps} if args.max_steps else {"max_time": args.max_time}),
                 d_model=args.d_model,
                 heads=args.d_model // 32,
                 layers=args.layers,

@@ -47,16 +47,19 @@ def cut(recordings: Path, folder: Path) -> None:
 def train(data: Path, out: Path, args: argparse.Namespace) -> None:
     """The codec, then the three stages."""
     codec = Path(f"{out}-codec")
+    codec_limit, limit = {"max_time": args.codec_time}, {"max_time": args.max_time}
+    if args.steps:
+        codec_limit, limit = ({"max_steps": steps} for steps in args.steps)
     shared = {"valid": [str(data / "valid")], "dtype": args.dtype}
     if not (codec / "model").is_dir():
         headwater.train(
-            str(data / "train"), task="sound-codec", out=str(codec), max_time=args.codec_time, d_model=64, heads=1,
-            layers=1, d_ff=64, batch_tokens=args.codec_batch, **{**shared, "dtype": "fp32"},
+            str(data / "train"), task="sound-codec", out=str(codec), d_model=64, heads=1,
+            layers=1, d_ff=64, batch_tokens=args.codec_batch, **codec_limit, **{**shared, "dtype": "fp32"},
         )  # fmt: skip
     if not (out / "model").is_dir():
         headwater.train(
-            str(data / "train"), task="audio-language-model", codec=str(codec), out=str(out), max_time=args.max_time,
-            d_model=128, heads=4, layers=3, d_ff=512, dropout=0.1, batch_tokens=8000, **shared,
+            str(data / "train"), task="audio-language-model", codec=str(codec), out=str(out),
+            d_model=128, heads=4, layers=3, d_ff=512, dropout=0.1, batch_tokens=8000, **limit, **shared,
         )  # fmt: skip
 
 
@@ -96,6 +99,7 @@ def main() -> None:
     parser.add_argument("--codec-time", default="8m")
     parser.add_argument("--codec-batch", type=int, default=1600, help="codes of a batch; 200 are half a second")
     parser.add_argument("--max-time", default="7m")
+    parser.add_argument("--steps", type=int, nargs=2, default=(), help="of the codec and of AudioLM, in place of times")
     parser.add_argument("--dtype", default="bf16", help="of the Transformers")
     parser.add_argument("--picture", type=Path)
     args = parser.parse_args()

@@ -62,6 +62,19 @@ def test_subtitles_are_parts_of_a_recording(tmp_path):
     assert "ends before it starts" in "".join(summary.splits["train"].bad_rows.summary_lines())
 
 
+def test_common_voice_keeps_its_recordings_in_clips(tmp_path):
+    touch(tmp_path / "clips" / "a.mp3", tmp_path / "b.mp3")
+    columns = "client_id\tpath\tsentence\tup_votes\tlocale\n"
+    (tmp_path / "train.tsv").write_text(
+        columns + "s1\ta.mp3\tHello.\t2\tfr\ns2\tb.mp3\tBye.\t2\tfr\ns2\tc.mp3\t-\t2\tfr\n"
+    )
+    summary, splits = read(tmp_path / "train.tsv")
+    rows = splits["train"]
+    assert [row.path for row in rows] == [str(tmp_path / "clips" / "a.mp3"), str(tmp_path / "b.mp3")]
+    assert [(row.text, row.speaker, row.language) for row in rows] == [("Hello.", "s1", "fr"), ("Bye.", "s2", "fr")]
+    assert summary.splits["train"].bad_rows.to_dict()["rows"] == 1  # there is no c.mp3
+
+
 TABLES = {"table.tsv": "path\ttext\n{rows}", "table.csv": "audio,sentence\n{rows}", "table.jsonl": "{rows}"}
 
 

@@ -13,13 +13,15 @@ from safetensors.torch import load_file
 import headwater
 from headwater.audio.files import read_audio
 from headwater.audio.mel import log_mel
-from headwater.audiolm.audio_model import open_audio_model
+from headwater.audiolm.audio_model import Recording, encode_recording, open_audio_model
 from headwater.audiolm.baselines import baseline_bits
 from headwater.audiolm.crops import CropDataset, trained_tokens
+from headwater.audiolm.recordings import read_voices
 from headwater.audiolm.semantic import SemanticCodec, SemanticTokens
 from headwater.audiolm.stages import SamplingRule, flatten_codes, unflatten_codes
 from headwater.audiolm.voice import Voice, read_voice, write_voice
 from headwater.cli import main
+from headwater.codecs import EnCodec, save_codec
 from headwater.codecs.sound_codec import SoundCodec, snr
 from headwater.data.collate import IGNORE_INDEX, SpecialTokens
 from headwater.errors import BadInput, BadSetting
@@ -218,6 +220,35 @@ def test_baselines_know_constant_and_repeated_tokens():
     assert bits["unigram"]["semantic"] == pytest.approx(math.log2(12), abs=0.3)
     assert bits["repeat"]["semantic"] < 0.6 * bits["unigram"]["semantic"]
     assert bits["unigram"]["fine"] < 0.1
+
+
+def test_long_recordings_are_encoded_in_pieces(tmp_path, monkeypatch):
+    """No more memory for long ones; a last piece that is too short, and what needs a codec, are left out."""
+    monkeypatch.setattr("headwater.audiolm.recordings.PIECE_SECONDS", 1)
+    codec = SoundCodec(filters=4, num_books=3, num_codes=8).build(seed=0).eval()
+    semantic = SemanticCodec.of(4, "", seed=0)
+    soundfile.write(tmp_path / "long.wav", tone(1, seconds=2.51), RATE)
+    write_voice(tmp_path / "tokens.npz", Voice(torch.tensor([1, 2, 3]), torch.tensor([[1, 2, 3]] * 4)), 2)
+    paths = [str(tmp_path / name) for name in ("long.wav", "tokens.npz", "missing.wav")]
+    notes = []
+    voices = read_voices(paths, codec, semantic, notes)
+    assert [len(voice.semantic) for voice in voices] == [50, 50, 25, 3]
+    assert len(notes) == 1 and "missing.wav does not exist" in notes[0]
+
+    recording = Recording(*(read_audio(paths[0])[RATE : 2 * RATE],) * 2)  # the second piece, alone
+    alone = encode_recording(recording, codec, semantic, books=3)
+    assert torch.equal(alone.fine, voices[1].fine) and torch.equal(alone.semantic, voices[1].semantic)
+
+    assert len(read_voices(paths[:2], None, None, notes)) == 1
+    assert "long.wav: there is no codec for recordings" in notes[-1]
+
+
+@pytest.mark.parametrize("change", [{"channels": 2}, {"normalize": True}])
+def test_a_codec_of_chunks_or_stereo_is_refused(sounds, tmp_path, change):
+    codec = EnCodec(RATE, filters=4, width=8, ratios=(8, 5, 4, 2), num_books=3, num_codes=16, **change).build(seed=0)
+    save_codec(codec, tmp_path / "codec", "encodec")
+    with pytest.raises(BadSetting, match="whole sounds in mono"):
+        headwater.train(sounds, task="audio-language-model", codec=tmp_path / "codec", out=tmp_path / "run", **TINY)
 
 
 def test_clips_of_different_codecs_are_refused():

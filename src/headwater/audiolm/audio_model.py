@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,7 +77,8 @@ class AudioModel:
                     path=self.path,
                 )
             )
-        return encode_recording(path, codec, self.semantic_codec, self.tokens.books, max_seconds)
+        recording = read_recording(path, codec, self.semantic_codec, max_seconds)
+        return encode_recording(recording, codec, self.semantic_codec, self.tokens.books)
 
     @torch.inference_mode()
     def decode(self, fine: Tensor) -> Tensor:
@@ -124,16 +125,28 @@ class AudioModel:
         return write_fine(self.model, self.tokens, coarse, voice, rules[2])
 
 
+class Recording(NamedTuple):
+    """The samples [N] of a recording at the rates of the two codecs."""
+
+    semantic: Tensor
+    sound: Tensor
+
+
+def read_recording(
+    path: str | Path, codec: EnCodecModel, semantic_codec: SemanticCodec, max_seconds: float
+) -> Recording:
+    """Read a recording for both codecs."""
+    samples = read_audio(path, max_seconds=max_seconds, rate=semantic_codec.sample_rate)
+    rate = codec.spec.sampling_rate
+    same = rate == semantic_codec.sample_rate
+    return Recording(samples, samples if same else read_audio(path, max_seconds=max_seconds, rate=rate))
+
+
 @torch.no_grad()
-def encode_recording(
-    path: str | Path, codec: EnCodecModel, semantic_codec: SemanticCodec, books: int, max_seconds: float = MAX_SECONDS
-) -> Voice:
-    """The tokens of a recording, which each of the two codecs hears at its own rate."""
-    samples = read_audio(path, max_seconds=max_seconds)
-    semantic = semantic_codec.encode(samples[None])[0].clone()
-    if codec.spec.sampling_rate != semantic_codec.sample_rate:
-        samples = read_audio(path, max_seconds=max_seconds, rate=codec.spec.sampling_rate)
-    return Voice(semantic, codec.encode(samples[None, None], books)[0])
+def encode_recording(recording: Recording, codec: EnCodecModel, semantic_codec: SemanticCodec, books: int) -> Voice:
+    """The tokens of a recording."""
+    semantic = semantic_codec.encode(recording.semantic[None])[0].clone()  # no inference tensor
+    return Voice(semantic, codec.encode(recording.sound[None, None], books)[0])
 
 
 def open_audio_model(name: str | Path) -> AudioModel:

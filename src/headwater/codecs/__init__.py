@@ -8,6 +8,7 @@ from __future__ import annotations
 from headwater.codecs.base import Codec, CodecSpec, PictureCodec
 from headwater.codecs.dvae import DVAE
 from headwater.codecs.encodec import EnCodec
+from headwater.codecs.encodec_files import read_encodec
 from headwater.codecs.folder import find_codec, is_codec, load_codec, read_codec_metadata, read_codec_spec, save_codec
 from headwater.codecs.vqgan import VQGAN
 from headwater.codecs.vqvae import VQVAE
@@ -25,5 +26,6 @@ __all__ = [
     "load_codec",
     "read_codec_metadata",
     "read_codec_spec",
+    "read_encodec",
     "save_codec",
 ]

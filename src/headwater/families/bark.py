@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headwater.codecs.encodec import encodec_names
+from headwater.codecs.encodec_files import encodec_names
 from headwater.core import (
     Attention,
     Bidirectional,

@@ -6,7 +6,7 @@ musicgen           with a T5 encoder, and a linear layer where the widths differ
 
 from __future__ import annotations
 
-from headwater.codecs.encodec import encodec_names
+from headwater.codecs.encodec_files import encodec_names
 from headwater.core import (
     Attention,
     Block,

@@ -20,25 +20,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headwater.audio.files import read_audio
 from headwater.audio.write import spectrogram_image, write_wav
-from headwater.audiolm.audio_model import AUDIOLM_TEMPERATURES, SEMANTIC_FOLDER, AudioModel, encode_recording
+from headwater.audiolm.audio_model import AUDIOLM_TEMPERATURES, SEMANTIC_FOLDER, AudioModel
 from headwater.audiolm.baselines import baseline_bits
 from headwater.audiolm.crops import CropDataset, trained_tokens
+from headwater.audiolm.recordings import fit_semantic, open_sound_codec, read_voices
 from headwater.audiolm.semantic import SemanticCodec
 from headwater.audiolm.stages import SamplingRule
-from headwater.audiolm.voice import Voice, read_voice
-from headwater.codecs import load_codec, save_codec
-from headwater.codecs.encodec import EnCodec, EnCodecModel
+from headwater.codecs import save_codec
+from headwater.codecs.encodec import EnCodecModel
 from headwater.codecs.folder import CODEC_FOLDER
 from headwater.core import Embeddings, LMHead, Model
 from headwater.core.model import Transformer
 from headwater.data.collate import IGNORE_INDEX, SpecialTokens
 from headwater.data.readers.sound_files import TOKEN_SUFFIX
 from headwater.data.recordings import SoundFile, sound_format
-from headwater.errors import BadInput, BadSetting, Fault
+from headwater.errors import BadInput, BadSetting
 from headwater.families.builders import decoder, encoder
-from headwater.families.load import find_model
 from headwater.i18n import _
 from headwater.parts import swap
 from headwater.tasks.base import EvalBatch, Task, TaskConfig, TaskData, TaskMetadata, stack_sizes
@@ -51,7 +49,6 @@ from headwater.vision.sheets import write_png
 from headwater.weights.native import save_native
 
 DEFAULT_SEMANTIC_CODES = 256
-MAX_BOOKS = 8  # of a codec: EnCodec has 32, of which each adds little to those before
 PROMPT_SECONDS = 2.0  # of the clip that is continued in the plots folder
 CONTINUED_SECONDS = 3.0
 
@@ -80,6 +77,7 @@ class AudioLanguageModelTask(Task[SoundFile]):
     example_format = sound_format("audio-language-model")
     default_metric = "loss"
     default_steps = 2000
+    generates_text = True  # tokens of sound, which are learned as those of text
     reads_text = False
 
     # ------------------------------------------------------------------------------------------------ data and model
@@ -104,7 +102,9 @@ class AudioLanguageModelTask(Task[SoundFile]):
                         "and give --codec, or give token files (.npz)"
                     )
                 )
-            semantic = fit_semantic(config, recordings, notes)
+            semantic = fit_semantic(
+                recordings, config.vocab or DEFAULT_SEMANTIC_CODES, config.semantic_model, config.seed
+            )
 
         sides = [read_voices([row.path for row in rows], codec, semantic, notes) for rows in (train, valid)]
         frame_rate = codec.frame_rate if codec is not None else None
@@ -325,62 +325,6 @@ def with_tokens(spec: AudioLM, tokens: AudioTokens) -> AudioLM:
         tokens=tokens,
         tied=tuple(tied),
     )
-
-
-def open_sound_codec(name: str) -> EnCodecModel | None:
-    """The codec of a run or a folder; None where none is named."""
-    if not name:
-        return None
-    codec = load_codec(find_model(name))
-    if not isinstance(codec, EnCodecModel) or not isinstance(codec.spec, EnCodec):
-        raise BadSetting(_("{codec} must be a codec of sounds, it is one of pictures", codec=name))
-    if codec.in_chunks or codec.channels != 1:
-        raise BadSetting(
-            _("{codec} must be a codec of whole sounds in mono, such as EnCodec for 24 kHz; give another", codec=name)
-        )
-    return codec
-
-
-def fit_semantic(config: TaskConfig, paths: Sequence[str], notes: list[str]) -> SemanticCodec:
-    """K-means over the features of the training recordings."""
-    codec = SemanticCodec.of(config.vocab or DEFAULT_SEMANTIC_CODES, config.semantic_model, config.seed)
-    features: list[Tensor] = []
-    for path in paths:
-        try:
-            features.append(codec.features(read_audio(path)))
-        except Fault:
-            continue  # read_voices() says so
-    if not features:
-        raise BadInput(_("no recording can be used: {first}", first=paths[0]))
-    return codec.fit(torch.cat(features), config.seed)
-
-
-def read_voices(
-    paths: Sequence[str], codec: EnCodecModel | None, semantic: SemanticCodec | None, notes: list[str]
-) -> list[Voice]:
-    """The tokens of recordings and token files; those that cannot be used are named in a note."""
-    voices: list[Voice] = []
-    bad: list[str] = []
-    for path in paths:
-        try:
-            if path.endswith(TOKEN_SUFFIX):
-                voice = read_voice(path)
-            elif codec is None or semantic is None:
-                bad.append(_("{path}: there is no codec for recordings; give --codec", path=path))
-                continue
-            else:
-                voice = encode_recording(path, codec, semantic, min(codec.num_books, MAX_BOOKS))
-            if len(voice.semantic) < 2 or len(voice.fine) < 2:
-                bad.append(_("{path}: it is shorter than two tokens", path=path))
-            else:
-                voices.append(voice)
-        except Fault as fault:
-            bad.append(str(fault))
-    if bad:
-        notes.append(_("{count:,} recordings cannot be used and are left out: {first}", count=len(bad), first=bad[0]))
-    if not voices:
-        raise BadInput(_("no recording can be used: {first}", first=bad[0] if bad else "-"))
-    return voices
 
 
 def _describe_baselines(bits: dict[str, dict[str, float]]) -> str:

@@ -125,7 +125,7 @@ class Task(ABC, Generic[E]):
 
     # its model
     default_steps: int = 0  # of a run that names no steps, epochs or time; 0: a number of epochs
-    generates_text: bool = False
+    generates_text: bool = False  # or other tokens, one after the other: from scratch it learns with Muon
     needs_pretrained: bool = False  # whether it can only tune a model
     has_valid_loss: bool = True  # False: it is evaluated by its metrics alone
     uses_dropout: bool = True  # False: probabilities are compared with those of another model, which dropout would blur

@@ -6,6 +6,7 @@ the loss is. Where nothing in the encoder learns, its states are computed once, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from headwater.data.collate import IGNORE_INDEX, SpecialTokens, TrainBatch
 from headwater.data.error_rates import error_rates, is_unspaced
 from headwater.data.examples import EXAMPLE_FORMATS
 from headwater.data.ragged import Ragged
+from headwater.data.readers.columns import language_code
 from headwater.data.recordings import SPEECH, Transcribed
 from headwater.errors import BadInput, BadSetting
 from headwater.families.hf_folder import LoadedModel
@@ -46,7 +48,7 @@ from headwater.transcription.api import transcribe
 from headwater.transcription.rules import OutputRules
 from headwater.transcription.search import MAX_OUTPUT_TOKENS, SearchSettings, decode_window
 from headwater.transcription.speech_model import EncodedWindow, SpeechModel
-from headwater.transcription.tokens import SpeechTokens, language_code, speech_tokenizer, trained_tokens
+from headwater.transcription.tokens import SpeechTokens, speech_tokenizer, trained_tokens
 from headwater.weights.hf_config import HFConfig
 
 TEXT_POSITIONS = 448
@@ -245,16 +247,22 @@ def speech_spec(config: TaskConfig, vocab_size: int) -> Model:
 
 def languages_of(config: TaskConfig, rows: Sequence[Transcribed]) -> list[str]:
     """The codes of the languages of a model from scratch: --language, and those of the rows; English for the others."""
-    default = language_code(config.language or "en")
+    default = code_of(config.language or "en")
     if not default:
         raise BadSetting(
             _(
-                "--language must be a code such as en or the English name of a language, got {language!r}",
+                "--language must be a code such as en or the name of a language, got {language!r}",
                 language=config.language[:40],
             )
         )
     spoken = {row.language for row in rows} | ({""} if config.language else set())
-    return sorted({language_code(name) if name else default for name in spoken} - {""}) or [default]
+    return sorted({code_of(name) if name else default for name in spoken} - {""}) or [default]
+
+
+def code_of(language: str) -> str:
+    """The code of a language, given by its name or a code of two or three letters; empty where it is neither."""
+    name = language.strip().lower()
+    return language_code(name) or (name if re.fullmatch("[a-z]{2,3}", name) else "")
 
 
 def with_known_languages(

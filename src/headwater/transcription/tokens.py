@@ -8,11 +8,11 @@ They follow the text tokens in this order. An English-only model has the same, a
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from headwater.data.readers.columns import language_code
 from headwater.errors import BadFile, BadSetting, nearest
 from headwater.families.hf_folder import LoadedModel
 from headwater.i18n import _
@@ -117,7 +117,7 @@ class SpeechTokens:
         return {names[code].lower(): code for code in self.languages if code in names}
 
     def find_language(self, name: str) -> str:
-        """The code of a language, given by its code, a locale (zh-CN) or its English name."""
+        """The code of a language, given by its code, a locale (zh-CN) or its name."""
         code = name.strip().lower()
         code = self.language_names.get(code, code)
         code = code if code in self.languages else language_code(code) or code
@@ -222,16 +222,6 @@ def find_speech_tokens(tokenizer: Tokenizer, vocab: int, where: object = "tokeni
 def _ids(values: Iterable[object], vocab: int) -> tuple[int, ...]:
     """Those of the values that are token ids."""
     return tuple(token for token in values if type(token) is int and 0 <= token < vocab)
-
-
-def language_code(name: str) -> str:
-    """The code of a language, given by its code, a locale (zh-CN) or its English name; empty where there is none."""
-    from babel import Locale
-
-    names: Mapping[str, str] = Locale("en").languages  # code -> English name
-    name = name.strip().lower()
-    code: str = re.split("[-_]", name)[0]
-    return code if code in names else next((code for code in names if names[code].lower() == name), "")
 
 
 def speech_tokenizer(tokenizer: Tokenizer, languages: Sequence[str]) -> Tokenizer:

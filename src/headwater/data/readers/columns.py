@@ -189,6 +189,7 @@ NAMES_BY_ROLE: dict[str, tuple[str, ...]] = {  # role -> common names, best firs
     "path": ("path", "image", "picture", "file", "filename", "file_name", "image_path", "audio", "wav", "recording",
              "图片", "录音"),
     "speaker": ("speaker", "speaker_id", "client_id", "说话人"),
+    "language": ("language", "locale", "语言"),
     "text": ("text", "caption", "sentence", "review", "content", "body", "comment", "tweet", "sentence1", "premise",
              "transcript", "transcription", "文本", "内容", "评论", "句子"),
     "second": ("second", "text_b", "sentence2", "hypothesis"),

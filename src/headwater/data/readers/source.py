@@ -25,6 +25,7 @@ from headwater.errors import BadFile
 from headwater.i18n import _
 
 SAMPLE_ROWS = 500
+CLIPS = "clips"  # where Common Voice keeps the recordings of its tables
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,9 @@ class DataSource:
         column = self.roles.get(self.example_format.file_role)
         if not column or not isinstance(cells.get(column), str):
             return cells
-        file = folder / str(cells[column]).strip()
-        if not file.is_file():
+        name = str(cells[column]).strip()
+        file = next((path for path in (folder / name, folder / CLIPS / name) if path.is_file()), None)
+        if file is None:
             raise ValueError(_("there is no file {name}", name=str(cells[column])[:60]))
         return {**cells, column: str(file)}
 
