@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import headwater
 from headwater.audio.files import read_audio
 from headwater.audio.mel import log_mel
-from headwater.audiolm.audio_model import Recording, encode_recording, open_audio_model
+from headwater.audiolm.audio_model import CodecInputs, encode_recording, open_audio_model
 from headwater.audiolm.baselines import baseline_bits
 from headwater.audiolm.crops import CropDataset, trained_tokens
 from headwater.audiolm.recordings import read_voices
@@ -235,7 +235,7 @@ def test_long_recordings_are_encoded_in_pieces(tmp_path, monkeypatch):
     assert [len(voice.semantic) for voice in voices] == [50, 50, 25, 3]
     assert len(notes) == 1 and "missing.wav does not exist" in notes[0]
 
-    recording = Recording(*(read_audio(paths[0])[RATE : 2 * RATE],) * 2)  # the second piece, alone
+    recording = CodecInputs(*(read_audio(paths[0])[RATE : 2 * RATE],) * 2)  # the second piece, alone
     alone = encode_recording(recording, codec, semantic, books=3)
     assert torch.equal(alone.fine, voices[1].fine) and torch.equal(alone.semantic, voices[1].semantic)
 

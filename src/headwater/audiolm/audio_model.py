@@ -125,8 +125,8 @@ class AudioModel:
         return write_fine(self.model, self.tokens, coarse, voice, rules[2])
 
 
-class Recording(NamedTuple):
-    """The samples [N] of a recording at the rates of the two codecs."""
+class CodecInputs(NamedTuple):
+    """The samples [N] of a recording, at the rate of each of the two codecs."""
 
     semantic: Tensor
     sound: Tensor
@@ -134,16 +134,16 @@ class Recording(NamedTuple):
 
 def read_recording(
     path: str | Path, codec: EnCodecModel, semantic_codec: SemanticCodec, max_seconds: float
-) -> Recording:
+) -> CodecInputs:
     """Read a recording for both codecs."""
     samples = read_audio(path, max_seconds=max_seconds, rate=semantic_codec.sample_rate)
     rate = codec.spec.sampling_rate
     same = rate == semantic_codec.sample_rate
-    return Recording(samples, samples if same else read_audio(path, max_seconds=max_seconds, rate=rate))
+    return CodecInputs(samples, samples if same else read_audio(path, max_seconds=max_seconds, rate=rate))
 
 
 @torch.no_grad()
-def encode_recording(recording: Recording, codec: EnCodecModel, semantic_codec: SemanticCodec, books: int) -> Voice:
+def encode_recording(recording: CodecInputs, codec: EnCodecModel, semantic_codec: SemanticCodec, books: int) -> Voice:
     """The tokens of a recording."""
     semantic = semantic_codec.encode(recording.semantic[None])[0].clone()  # no inference tensor
     return Voice(semantic, codec.encode(recording.sound[None, None], books)[0])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headwater.audio.files import MAX_SECONDS, read_audio
-from headwater.audiolm.audio_model import Recording, encode_recording, read_recording
+from headwater.audiolm.audio_model import CodecInputs, encode_recording, read_recording
 from headwater.audiolm.semantic import SemanticCodec
 from headwater.audiolm.voice import Voice, read_voice
 from headwater.codecs import load_codec
@@ -84,7 +84,7 @@ def tokens_of_file(path: str, codec: EnCodecModel | None, semantic: SemanticCode
         raise BadInput(_("{path}: there is no codec for recordings; give --codec", path=path))
     recording = read_recording(path, codec, semantic, MAX_SECONDS)
     pieces = map(
-        Recording,
+        CodecInputs,
         recording.semantic.split(PIECE_SECONDS * semantic.sample_rate),
         recording.sound.split(PIECE_SECONDS * codec.spec.sampling_rate),
     )

@@ -199,7 +199,7 @@ class EnCodecModel(Codec):
 def cross_fade(sounds: Sequence[Tensor], stride: int) -> Tensor:
     """The sum of sounds [B, C, N] that begin `stride` samples after each other, weighted by triangles.
 
-    Where one alone is heard the weights cancel; where two overlap, one fades out as the other fades in.
+    Where there is one alone the weights cancel; where two overlap, one fades out as the other fades in.
     """
     length = sounds[0].shape[-1]
     times = torch.linspace(0, 1, length + 2, dtype=sounds[0].dtype, device=sounds[0].device)[1:-1]
