@@ -1,6 +1,6 @@
 """Spoken digits from scratch: five speakers to learn from, the sixth is held out.
 
-    python benchmarks/speech_digits.py fsdd_recordings.zip --out FOLDER [--speaker theo] [--steps 1000]
+    python benchmarks/speech_digits.py fsdd_recordings.zip --out FOLDER [--speaker theo] [--steps 2000]
 
 The Free Spoken Digit Dataset (CC BY-SA 4.0): 3,000 recordings at 8 kHz, six speakers, fifty times each digit. The
 figure is the accuracy over all 500 recordings of the held-out speaker, of whom nothing was seen, not to choose a model
@@ -27,8 +27,10 @@ RECIPE = {
     "lr": 5e-3,
     "label_smoothing": 0.1,
     "weight_decay": 0.05,
+    "warmup": 100,
+    "batch_tokens": 1632,  # 32 windows of a second
     "dtype": "bf16",
-    "augment": "speed=0.3,equalizer=15,noise=5,shift=0.2,time_mask=15,mel_mask=20",
+    "augment": "speed=0.3,equalizer=15,noise=12,shift=0.2,time_mask=8,mel_mask=10",
     "window_seconds": 1.0,
 }
 
@@ -51,7 +53,7 @@ def main() -> None:
     parser.add_argument("archive", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--speaker", default="theo")
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     learn, held_out = write_folders(args.archive, args.out, args.speaker)

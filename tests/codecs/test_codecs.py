@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from headwater.codecs import DVAE, VQGAN, find_codec, load_codec, save_codec
+from headwater.audiolm.semantic import SemanticCodec
+from headwater.codecs import DVAE, VQGAN, SoundCodec, find_codec, load_codec, save_codec
 from headwater.codecs.codebook import EMACodebook, ResidualCodebooks, code_perplexity, nearest_rows
 from headwater.errors import BadFile, BadInput, BadSetting, Fault, NotFound, Unavailable
 
@@ -223,3 +226,13 @@ def test_changed_bytes_are_refused_or_harmless(bytes_of_a_folder, data):
         (folder / path).write_bytes(bytes(changed))
     with contextlib.suppress(Fault):
         load_codec(folder)
+
+
+def test_every_codec_loads_without_the_task_that_trained_it(tmp_path):
+    """In a new process: what `headwater continue` imports knows the codecs of its folders."""
+    save_codec(SoundCodec(filters=4, num_books=3, num_codes=4).build(seed=0), tmp_path / "sound")
+    save_codec(SemanticCodec.of(4, "", seed=0), tmp_path / "semantic")
+    code = (
+        "import sys; from headwater.audiolm.audio_model import load_codec; [load_codec(each) for each in sys.argv[1:]]"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path / "sound", tmp_path / "semantic"], check=True)

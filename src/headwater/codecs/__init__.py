@@ -10,6 +10,7 @@ from headwater.codecs.dvae import DVAE
 from headwater.codecs.encodec import EnCodec
 from headwater.codecs.encodec_files import read_encodec
 from headwater.codecs.folder import find_codec, is_codec, load_codec, read_codec_metadata, read_codec_spec, save_codec
+from headwater.codecs.sound_codec import SoundCodec
 from headwater.codecs.vqgan import VQGAN
 from headwater.codecs.vqvae import VQVAE
 
@@ -21,6 +22,7 @@ __all__ = [
     "CodecSpec",
     "EnCodec",
     "PictureCodec",
+    "SoundCodec",
     "find_codec",
     "is_codec",
     "load_codec",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from headwater.i18n import _
 from headwater.tasks.base import TaskConfig, TaskData, TaskMetadata
 from headwater.tasks.batch import TensorBatch
 from headwater.tasks.labels import LabelTask, label_probabilities
-from headwater.tasks.sounds import MELS, SoundDataset, Windows, clips_cut_to_window, load_windows
+from headwater.tasks.sounds import MELS, SCRATCH_INIT, SoundDataset, Windows, clips_cut_to_window, load_windows
 from headwater.text.tokenizer import Tokenizer
 from headwater.weights.hf_config import HFConfig
 
@@ -106,7 +107,7 @@ class AudioClassification(LabelTask[LabeledSound]):
             "dropout": config.dropout,
             "id2label": {str(n): str(n) for n in range(num_labels)},
         }
-        return read_whisper_spec(HFConfig(sizes), "audio_classification")
+        return replace(read_whisper_spec(HFConfig(sizes), "audio_classification"), init=SCRATCH_INIT)
 
     # ------------------------------------------------------------------------------------------------------ loss
 

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from headwater.audio.augment import SoundAugmenter
-from headwater.audio.frames import Frames, slots
+from headwater.audio.frames import Frames, SinusoidTable, slots
 from headwater.audio.mel import FRAMES_PER_SECOND, SAMPLE_RATE, LogMel
 from headwater.audio.sound_cache import CachedRows, Clip, DecodedClips, cached_rows, load_clips
+from headwater.core import Normal, Xavier
+from headwater.core.init import InitRules
 from headwater.core.model import Transformer
 from headwater.data.collate import SpecialTokens
 from headwater.data.dataset import Dataset
@@ -25,6 +27,13 @@ from headwater.i18n import _
 from headwater.tasks.task_config import TaskConfig
 
 MELS = 80
+# Of models from scratch. With Whisper's 0.02, made for wide layers, the positions of narrow ones drown the spectrogram.
+SCRATCH_INIT: InitRules = (
+    ("encoder.embed.position.*", SinusoidTable()),
+    ("*.tokens.weight", Normal(0.02)),
+    ("*.table.weight", Normal(0.02)),
+    ("*", Xavier()),
+)
 WHISPER_SECONDS = 30.0
 SHORTEST_WINDOW = 0.5
 MIN_WINDOWS = 8  # that fit into a batch, whatever batch_tokens says

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from headwater.tasks.base import EvalBatch, Task, TaskConfig, TaskData, TaskMeta
 from headwater.tasks.batch import TensorBatch
 from headwater.tasks.language_model import lm_head_loss
 from headwater.tasks.sounds import (
+    SCRATCH_INIT,
     SoundDataset,
     Windows,
     cache_encoder_states,
@@ -242,7 +244,7 @@ def speech_spec(config: TaskConfig, vocab_size: int) -> Model:
             f"{side}_attention_heads": config.heads,
             f"{side}_ffn_dim": config.d_ff,
         }
-    return read_whisper_spec(HFConfig(sizes), "language")
+    return replace(read_whisper_spec(HFConfig(sizes), "language"), init=SCRATCH_INIT)
 
 
 def languages_of(config: TaskConfig, rows: Sequence[Transcribed]) -> list[str]:
