@@ -65,7 +65,7 @@ def evaluate(loaded: LoadedModel, test: Rows) -> Score:
 
 def main() -> int:
     made = parser(__doc__)
-    made.add_argument("--rows", type=int, default=2000, help="training conversations [2000]")
+    made.add_argument("--rows", type=int, default=6000, help="training conversations [6000]")
     made.add_argument("--test", type=int, default=200, help="test rows [200]")
     options = parse(made)
     work: Path = options.work

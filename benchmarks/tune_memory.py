@@ -2,15 +2,15 @@
 
     HEADWATER_DATA=… python benchmarks/tune_memory.py --work runs/memory
 
-Each is three steps of `headwater train --gradient-checkpointing` in a fresh process, on the same conversations: its peak
-memory minus its memory
-after the imports. The loss of the first step must agree with that of the float base: the numbers are of the same work.
+Each is three steps of `headwater train --gradient-checkpointing` in a fresh process, on the same conversations: its
+peak memory minus its memory after the imports. The losses of the first step must agree: the work is the same.
 Bars: LoRA over 4 bits takes at most 40 % of the memory of tuning whole, and less than half of LoRA over floats.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import resource
 import subprocess
@@ -18,8 +18,7 @@ import sys
 from pathlib import Path
 
 from side_by_side import environment
-from tune_commands import command_rows
-from tuning_demo import Bar, float_base, judge, parse, parser
+from tuning_demo import Bar, float_base, judge, parse, parser, write_rows
 
 import headwater
 from headwater.training.state import StepEvent
@@ -47,7 +46,8 @@ def train_and_measure(file: Path, base: str, method: str, out: Path) -> dict[str
     before = peak_mb()
     headwater.train(file, init_from=base, out=out, task="chat", tune=method, tune_target=["all-linear"], lr=1e-5,
                     max_steps=STEPS, batch_tokens=TOKENS, max_length=TOKENS, eval_examples=1,
-                    eval_every=STEPS, log_every=1, quiet=True, dtype="fp32", gradient_checkpointing=True, callbacks=[keep_loss])  # fmt: skip
+                    eval_every=STEPS, log_every=1, quiet=True, dtype="fp32", gradient_checkpointing=True,
+                    callbacks=[keep_loss])  # fmt: skip
     return {"peak MB above imports": peak_mb() - before, "loss": losses[0]}
 
 
@@ -72,7 +72,10 @@ def main() -> int:
         print(json.dumps(train_and_measure(Path(file), base, method, Path(out))))
         return 0
 
-    file, _test = command_rows(options.data, options.work, 200, 8)
+    with gzip.open(options.data / "mbpp" / "mbpp.jsonl.gz", "rt", encoding="utf-8") as lines:
+        tasks = [json.loads(line) for line in lines][:200]
+    rows = [{"prompt": task["text"], "completion": task["code"]} for task in tasks]
+    file = write_rows(options.work / "tasks.jsonl", rows)
     figures = {name: measure(name, file, options.work, options.threads) for name in RUNS}
     full, packed = (figures[name]["peak MB above imports"] for name in ("full", PACKED))
     print("\n| | peak MB above imports | of full | loss of the first step |\n|---|---|---|---|")

@@ -6,7 +6,8 @@
 
 Needs sentence_polarity (in the folder HEADWATER_DATA, or --data FOLDER), the package of MiniLM, and peft. A step is
 measured on the same batches for all, in turns, by the clock; on a busy machine set OMP_NUM_THREADS=1 and
---clock processor. peft's LoRA has the weights of ours: no ratio is printed unless its hidden states are equal to 1e-4. Results: benchmarks/results/tune_methods.json and .md.
+--clock processor. peft's LoRA has the weights of ours: no ratio is printed unless its hidden states are equal to 1e-4.
+Results: benchmarks/results/tune_methods.json and .md.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ Bars: from about half to 90 % positive at a divergence of at most 10 nats; witho
 
 from __future__ import annotations
 
+import itertools
 import sys
 import zipfile
 from pathlib import Path
@@ -37,13 +38,12 @@ def sentences(data: Path) -> list[tuple[str, str]]:
 
 
 def score(prompts: list[str], texts: list[str], reward: RewardFunction) -> tuple[float, float]:
-    """The percentage of positive answers, and of different words among all words of an answer."""
+    """The percentage of positive answers, and of different pairs of words among those of all answers (distinct-2)."""
     examples = [PromptExample((ChatTurn("user", prompt),)) for prompt in prompts]
     answers = [Answer(example, text) for example, text in zip(examples, texts, strict=True)]
     rewards = [value for value in reward(answers) if value is not None]
-    words = [text.split() for text in texts if text.split()]
-    distinct = sum(len(set(each)) / len(each) for each in words) / max(1, len(words))
-    return 100 * sum(value > 0 for value in rewards) / len(rewards), 100 * distinct
+    pairs = [pair for text in texts for pair in itertools.pairwise(text.split())]
+    return 100 * sum(value > 0 for value in rewards) / len(rewards), 100 * len(set(pairs)) / max(1, len(pairs))
 
 
 def main() -> int:
@@ -78,7 +78,7 @@ def main() -> int:
         headwater.train(prompt_file, out=work / "ppo", beta=0.1, kl_target=6, kl_horizon=640, lr=2e-4,
                         max_steps=32 if quick else 640, **settings)  # fmt: skip
     if not is_trained(work / "free"):
-        headwater.train(prompt_file, out=work / "free", beta=0.0, lr=4e-4, max_steps=32 if quick else 640,
+        headwater.train(prompt_file, out=work / "free", beta=0.0, lr=1e-3, max_steps=32 if quick else 640,
                         **settings)  # fmt: skip
 
     # positive answers before and after, and of best of n
@@ -92,7 +92,7 @@ def main() -> int:
     shares["best"], distinct["best"] = score(test, [each.text for each in best], reward)
     kl = {name: metric_lines(work / name, "kl")[-1] for name in ("ppo", "free")}
     kl |= {"lm": 0.0, "best": best_of_n_kl(N)}
-    print("\n| model | positive (%) | different words (%) | KL (nats) |\n|---|---|---|---|")
+    print("\n| model | positive (%) | distinct-2 (%) | KL (nats) |\n|---|---|---|---|")
     for name, title in (("lm", "language model"), ("best", f"best of {N}"), ("ppo", "PPO"), ("free", "PPO, β = 0")):
         print(f"| {title} | {shares[name]:.1f} | {distinct[name]:.1f} | {kl[name]:.2f} |")
     if quick:
@@ -100,7 +100,7 @@ def main() -> int:
     return judge([
         Bar("positive after PPO (%)", shares["ppo"], 90),
         Bar("divergence of PPO (nats)", kl["ppo"], 10, at_most=True),
-        Bar("different words without the penalty, of those with it (%)",
+        Bar("distinct-2 without the penalty, of that with it (%)",
             100 * distinct["free"] / distinct["ppo"], 80, at_most=True),
     ])  # fmt: skip
 

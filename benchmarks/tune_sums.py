@@ -42,7 +42,9 @@ def accuracy(trained: Predictor, sums: list[tuple[int, int]]) -> float:
 
 
 def main() -> int:
-    options = parse(parser(__doc__), needs_data=False)
+    made = parser(__doc__)
+    made.add_argument("--steps", type=int, default=1400, help="steps of GRPO [1400]")
+    options = parse(made, needs_data=False)
     work: Path = options.work
 
     # data: each sum is in one of three parts
@@ -70,7 +72,7 @@ def main() -> int:
     if not is_trained(work / "grpo"):
         headwater.train(prompt_file, init_from=work / "examples", task="grpo", reward=f"{work}/verifier.py:right",
                         out=work / "grpo", rollouts=256, minibatch=256, group_size=8, answer_tokens=5,
-                        max_steps=8 if options.quick else 1400, lr=8e-4, optimizer="adamw", batch_tokens=4096,
+                        max_steps=8 if options.quick else options.steps, lr=8e-4, optimizer="adamw", batch_tokens=4096,
                         eval_every=200, eval_examples=100, samples=2, log_every=20, **common)  # fmt: skip
     trained = headwater.training.predict.load_run(work / "grpo")
     share_after = accuracy(trained, test)

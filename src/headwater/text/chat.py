@@ -58,7 +58,12 @@ def render_chat(
         return reply["text"]
     if "refused" in reply:
         raise BadInput(_("the chat template refuses these messages: {reason}", reason=quote(reply["refused"], 200)))
-    raise BadFile(_("the chat template fails: {error}", error=quote(reply.get("failed"), 200)))
+    raise BadFile(
+        _(
+            "the chat template fails: {error}; correct it, or choose another with --chat-template",
+            error=quote(reply.get("failed"), 200),
+        )
+    )
 
 
 def encode_chat(

@@ -45,7 +45,7 @@ export function stepCharts(lines, names, width, withSmoothing) {
       const other = { name: `${lines.otherName} · ${label}`, color: cssVariable("--text-muted"), points: of(lines.other, name), dashed: true };
       return [...withSmoothing(label, colors[n], of(lines.train, name)), valid, other];
     });
-    const title = group.map((name) => translateName("metric", name)).join(" · ");
+    const title = group.length > 1 ? translateName("metrics", group[0]) : translateName("metric", group[0]);
     return h("figure", { "data-metric": group.join(" ") }, chart({ curves, width, x: t("step"), title }));
   });
 }

@@ -6,7 +6,7 @@ import { cssVariable, replaceChildren, h, escapeInvisible } from "../dom.js";
 import { exportButtons, combineSvgs, withTitle } from "../export.js";
 import { card, segmentedControl, heading, notice, select, slider, errorNotice } from "../components.js";
 import { routeUrl } from "../router.js";
-import { formatCount, formatNumber, t } from "../i18n.js";
+import { formatCount, formatNumber, t, translateName } from "../i18n.js";
 import { CheckpointSlider } from "./checkpoints.js";
 import { state } from "./start.js";
 import { gradNormHeatmap } from "./grad_norms.js";
@@ -219,7 +219,7 @@ class RunView {
       this.curves,
       this.lines.length ? null : h("p", { class: "notice" }, t("training.empty")),
       plot(
-        t("training.loss"),
+        t(stepMetrics.length ? "training.loss.feedback" : "training.loss"),
         [
           ...this.withSmoothing(t("training.train"), accent, of(train, "loss")),
           { name: t("training.valid"), color: warm, points: of(valid, "loss"), dots: true },
@@ -277,8 +277,8 @@ class RunView {
   drawSamples() {
     const samples = this.data?.samples ?? [];
     if (!samples.length) return replaceChildren(this.samples, h("p", { class: "notice" }, t("training.samples.none")));
-    const names = Object.keys(samples[0]).filter((name) => name !== "step");
-    const first = names[0];
+    const [first, ...others] = Object.keys(samples[0]).filter((name) => name !== "step");
+    const columns = others.filter((name) => samples.some((/** @type {any} */ x) => x[name] !== ""));
     const inputs = [...new Set(samples.map((/** @type {any} */ x) => text(x[first])))].slice(0, 12);
     const selected = Number(this.context.params.sample ?? 0) || 0;
     const selectedSamples = samples.filter(
@@ -305,7 +305,7 @@ class RunView {
               "tr",
               {},
               h("th", { class: "num" }, t("step")),
-              names.slice(1).map((name) => h("th", {}, name)),
+              columns.map((name) => h("th", {}, translateName("sample", name))),
             ),
           ),
           h(
@@ -316,7 +316,7 @@ class RunView {
                 "tr",
                 {},
                 h("td", { class: "num" }, formatCount(x.step)),
-                names.slice(1).map((name) => h("td", {}, text(x[name]))),
+                columns.map((name) => h("td", {}, text(x[name]))),
               ),
             ),
           ),
