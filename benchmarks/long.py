@@ -1,9 +1,9 @@
 """Attentions for long sequences beside full attention and their public implementations: time and memory by length.
 
-    python benchmarks/long.py [--lengths 1024 2048 … 65536] [--only linear window …] [--threads 2]
+    python benchmarks/long.py [--lengths 1024 2048 … 65536] [--only linear window …] [--threads 2] [--add]
 
 One layer's attention, 8 heads of 64, batch 1, float32, projections left out. Each point is a fresh process; memory is
-the peak above q, k and v. An output that differs from its dense re-statement gets no ratio. A contender is left out
+the peak above q, k and v (and the gradient of the output). An output that differs from its dense re-statement gets no ratio. A contender is left out
 from the length on at which it would take longer than --limit seconds, or would not fit into memory.
 """
 
@@ -16,7 +16,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from side_by_side import HERE, LoadMonitor, environment, peers_python, verdict, write
+from side_by_side import HERE, RESULTS, LoadMonitor, environment, peers_python, verdict, write
 
 LENGTHS = [1024, 2048, 4096, 8192, 16384, 32768, 65536]
 MAX_ERROR = 1e-3  # of the largest output, in float32
@@ -47,8 +47,12 @@ CONTENDERS = {
     "performer, causal": Contender("256 sums", "full, causal", "performer-pytorch, causal"),
     "performer": Contender("256 sums", peer="performer-pytorch"),
     "linformer": Contender("256 mixtures"),
+    "lsh, 2 rounds": Contender("256", "full, causal", "transformers lsh, 2 rounds"),
+    "longt5 local": Contender("255", peer="transformers longt5 local"),
     "transformers longformer 512": Contender("513 + 1", is_peer=True),
     "transformers bigbird": Contender("512", growth=4, is_peer=True),
+    "transformers lsh, 2 rounds": Contender("256", "full, causal", is_peer=True),
+    "transformers longt5 local": Contender("255", is_peer=True),
     "performer-pytorch": Contender("256 sums", is_peer=True),
     "performer-pytorch, causal": Contender("256 sums", "full, causal", is_peer=True),
     "local-attention 256": Contender("257", "full, causal", is_peer=True),
@@ -70,12 +74,14 @@ def measure(name: str, n: int, mode: str, threads: int) -> dict:
     return point
 
 
-def measure_all(names: list[str], lengths: list[int], modes: list[str], threads: int, limit: float) -> Points:
+def measure_all(
+    names: list[str], lengths: list[int], modes: list[str], threads: int, limit: float, earlier: Points
+) -> Points:
     points: Points = {}
     for n in lengths:
         for name in names:
             for mode in modes:
-                before = points.get((name, n // 2, mode), {})
+                before = (earlier | points).get((name, n // 2, mode), {})
                 growth = CONTENDERS[name].growth
                 too_long = before.get("seconds", 0) * growth > limit or before.get("peak MB", 0) * growth > MAX_MB
                 if "left out" in before or too_long:
@@ -83,6 +89,18 @@ def measure_all(names: list[str], lengths: list[int], modes: list[str], threads:
                     continue
                 points[name, n, mode] = measure(name, n, mode, threads)
                 print(f"{name}, {n:,}, {mode}: {points[name, n, mode]}", file=sys.stderr, flush=True)
+    return points
+
+
+def earlier_points() -> Points:
+    """Those of the last report."""
+    file = RESULTS / "long.json"
+    if not file.exists():
+        return {}
+    points: Points = {}
+    for row in json.loads(file.read_text())["points"]:
+        point = {name: value for name, value in row.items() if name not in ("attention", "length", "pass")}
+        points[row["attention"], row["length"], row["pass"]] = point
     return points
 
 
@@ -157,11 +175,17 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     hint = "ratios of the clock, or of processor seconds, which other work on the machine disturbs less"
     parser.add_argument("--clock", default="seconds", choices=["seconds", "processor seconds"], help=hint)
+    add = "keep the points of benchmarks/results/long.json: a run in parts, each of few minutes"
+    parser.add_argument("--add", action="store_true", help=add)
     args = parser.parse_args()
     monitor = LoadMonitor([])
-    points = measure_all(args.only, args.lengths, args.modes, args.threads, args.limit)
+    earlier = earlier_points() if args.add else {}
+    points = earlier | measure_all(args.only, args.lengths, args.modes, args.threads, args.limit, earlier)
     other_load = monitor.other_load()
-    text = "### Attention for long sequences\n" + report(points, args.only, args.lengths, args.modes, args.clock)
+    names = [name for name in CONTENDERS if any(key[0] == name for key in points)]
+    lengths = sorted({n for _name, n, _mode in points})
+    modes = [mode for mode in ("forward", "both") if any(key[2] == mode for key in points)]
+    text = "### Attention for long sequences\n" + report(points, names, lengths, modes, args.clock)
     text += f"\n\n{args.threads} threads; ratios of {args.clock}; machine {verdict(other_load)}."
     rows = [{"attention": name, "length": n, "pass": mode, **point} for (name, n, mode), point in points.items()]
     write({"points": rows, "other_load": other_load}, text, "long")

@@ -225,6 +225,8 @@ OURS = [
     "performer, causal",
     "performer",
     "linformer",
+    "lsh, 2 rounds",
+    "longt5 local",
 ]
 
 

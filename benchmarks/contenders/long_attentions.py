@@ -17,6 +17,8 @@ HEADS, WIDTH = 8, 64
 SCALE = WIDTH**-0.5
 FEATURES = 256
 BLOCK, RANDOM_BLOCKS = 64, 3
+CHUNK, ROUNDS = 64, 2  # of LSH attention
+RADIUS = 127  # of LongT5
 
 FeatureMap = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # one query [H, D], keys [H, N, D] -> φ of both
 Built = tuple[Callable[[], Tensor], Callable[[int], Tensor]]
@@ -24,7 +26,7 @@ Built = tuple[Callable[[], Tensor], Callable[[int], Tensor]]
 
 @dataclass
 class Inputs:
-    """q, k, v of all tokens [1, N, H · D], and a second set for global tokens."""
+    """q, k, v of all tokens [1, N, H · D], and a second set for a global token."""
 
     tensors: tuple[Tensor, ...]
     global_tensors: tuple[Tensor, ...]
@@ -37,9 +39,10 @@ class Inputs:
         return Inputs(tuple(t.requires_grad_(needs_grad) for t in (q, k, v)), (), grad)
 
     def add_global(self) -> Inputs:
-        """The tensors of global tokens are those of all tokens, in another order: no memory of their own."""
-        q, k, v = self.tensors
-        self.global_tensors = (k[:, :1], q, v)
+        """The query of a global token, and the keys and values that it sees: projections of their own."""
+        k, v = (torch.randn_like(t).requires_grad_(t.requires_grad) for t in self.tensors[1:])
+        q = k[:, -1:].detach().clone().requires_grad_(k.requires_grad)
+        self.global_tensors = (q, k, v)
         return self
 
     @property
@@ -105,6 +108,35 @@ def bigbird_row(inputs: Inputs, row: int, random_counts: Callable[[int], Tensor]
     return softmax_row(inputs, row, counts.repeat_interleave(BLOCK, 1))
 
 
+def lsh_row(inputs: Inputs, row: int, order: Tensor) -> Tensor:
+    """LSH attention of one row, causal: all chunks that it reads are one softmax. order [H, rounds · N]."""
+    qk, _k, v = (t.detach().double().view(inputs.n, HEADS, WIDTH) for t in inputs.tensors)
+    rows = []
+    for h in range(HEADS):
+        keys = []
+        for place in (order[h] == row).nonzero()[:, 0].tolist():
+            chunk = place // CHUNK
+            ring = order.shape[1] // CHUNK
+            keys += [order[h, c % ring * CHUNK :][:CHUNK] for c in (chunk - 1, chunk)]
+        seen = torch.cat(keys)
+        if not (seen < row).any():  # itself only if there is nothing else, with the weight that float32 leaves it
+            alone = torch.full((ROUNDS,), -1e5)
+            rows.append(v[row, h] * (alone - alone.logsumexp(0)).exp().sum())
+            continue
+        seen = seen[seen < row]
+        key = qk[seen, h] * torch.rsqrt(qk[seen, h].square().mean(-1, keepdim=True) + 1e-6)
+        rows.append((SCALE * key @ qk[row, h]).softmax(0) @ v[seen, h])
+    return torch.stack(rows)
+
+
+def biased_row(inputs: Inputs, row: int, bias: Callable[[Tensor], Tensor]) -> Tensor:
+    """LongT5's local attention of one row, without a scale; bias: of distances [N] -> [H, N]."""
+    q, k, v = (t.detach().double().view(inputs.n, HEADS, WIDTH) for t in inputs.tensors)
+    near = slice(max(0, row - RADIUS), row + RADIUS + 1)
+    scores = torch.einsum("hd,nhd->hn", q[row], k[near]) + bias(torch.arange(inputs.n)[near] - row).double()
+    return torch.einsum("hn,nhd->hd", scores.softmax(-1), v[near])
+
+
 def linear_row(inputs: Inputs, row: int, keys: int, features: FeatureMap, key_eps: float = 0.0) -> Tensor:
     """φ(q) Σ φ(k) vᵀ / φ(q) (Σ φ(k) + key_eps) over the first `keys` keys."""
     q, k, v = (t.detach().double().view(inputs.n, HEADS, WIDTH).transpose(0, 1) for t in inputs.tensors)
@@ -151,7 +183,9 @@ def layer_of(spec, inputs: Inputs, global_token: bool = False) -> Callable[[], T
     return build_layer(spec, inputs, global_token)[1]
 
 
-def build_layer(spec, inputs: Inputs, global_token: bool = False) -> tuple[nn.Module, Callable[[], Tensor]]:
+def build_layer(
+    spec, inputs: Inputs, global_token: bool = False, position: nn.Module | None = None
+) -> tuple[nn.Module, Callable[[], Tensor]]:
     """The layer of an attention with given projections, and its call, as a stack calls it."""
     from headwater.core.attention import ForwardContext, MaskGroup
     from headwater.core.cache import NoCache
@@ -177,7 +211,7 @@ def build_layer(spec, inputs: Inputs, global_token: bool = False) -> tuple[nn.Mo
             for parameter in parameters:  # the mixtures of Linformer
                 parameter.uniform_(-(FEATURES**-0.5), FEATURES**-0.5)
     index = torch.arange(n)[None]
-    position = spec.position.build(WIDTH, HEADS)
+    position = spec.position.build(WIDTH, HEADS) if position is None else position
     mask = AttentionMask(spec.mask, position, index, index, aligned=True)
     group = MaskGroup.build(mask, index, torch.float32, layer.needs_mask_tensor)
     context = ForwardContext((group,), NoCache(), ModelInputs(index, global_tokens=chosen))
@@ -255,6 +289,26 @@ def linformer(inputs: Inputs) -> Built:
     return run, reference
 
 
+def lsh(inputs: Inputs) -> Built:
+    from headwater import core
+    from headwater.variants.lsh_attention import LSHAttention
+
+    spec = LSHAttention(HEADS, chunk=CHUNK, rounds=ROUNDS, mask=core.Causal())
+    layer, run = build_layer(spec, inputs)
+    return run, lambda row: lsh_row(inputs, row, layer.choice[0])
+
+
+def longt5_local(inputs: Inputs) -> Built:
+    from headwater import core
+
+    spec = core.Attention(
+        HEADS, mask=core.LocalWindow(RADIUS), position=core.RelativeBias(num_buckets=32, max_distance=128), scale=1.0
+    )
+    position = spec.position.build(WIDTH, HEADS)
+    _layer, run = build_layer(spec, inputs, position=position)
+    return run, lambda row: biased_row(inputs, row, lambda d: position.table(position.bucket(d)).detach().T)
+
+
 # ------------------------------------------------------------------------------------------------------- the peers
 
 
@@ -305,6 +359,49 @@ def transformers_bigbird(inputs: Inputs) -> Built:
     return run, lambda row: bigbird_row(inputs, row, counts)
 
 
+def transformers_lsh(inputs: Inputs) -> Built:
+    from transformers import ReformerConfig
+    from transformers.models.reformer.modeling_reformer import LSHSelfAttention
+
+    sizes = {"hidden_size": HEADS * WIDTH, "num_attention_heads": HEADS, "attention_head_size": WIDTH}
+    sizes |= {"lsh_attn_chunk_length": CHUNK, "num_hashes": ROUNDS, "hash_seed": 0, "is_decoder": True}
+    layer = LSHSelfAttention(ReformerConfig(**sizes, num_buckets=None, axial_pos_embds=False)).eval()
+    layer.query_key = Given(inputs.tensors[0])
+    layer.value = Given(inputs.tensors[2])
+
+    def order() -> Tensor:
+        qk = inputs.heads()[0]
+        buckets = layer._hash_vectors(qk, ROUNDS, None)
+        return layer._get_sorted_bucket_idx_and_undo_sorted_bucket_idx(inputs.n, buckets, ROUNDS)[0][0] % inputs.n
+
+    chosen: list[Tensor] = []
+
+    def reference(row: int) -> Tensor:
+        if not chosen:
+            chosen.append(order())
+        return lsh_row(inputs, row, chosen[0])
+
+    return lambda: layer(inputs.tensors[0], num_hashes=ROUNDS).hidden_states, reference
+
+
+def transformers_longt5_local(inputs: Inputs) -> Built:
+    from transformers import LongT5Config
+    from transformers.models.longt5.modeling_longt5 import LongT5LocalAttention, _get_local_attention_mask
+
+    sizes = {"d_model": HEADS * WIDTH, "d_kv": WIDTH, "num_heads": HEADS, "local_radius": RADIUS}
+    layer = LongT5LocalAttention(LongT5Config(**sizes), has_relative_attention_bias=True).eval()
+    for name, tensor in zip("qkv", inputs.tensors, strict=True):
+        setattr(layer, name, Given(tensor))
+    layer.o = nn.Identity()
+    mask = _get_local_attention_mask(torch.ones(1, inputs.n), RADIUS + 1, torch.device("cpu"))
+
+    def bias(distance: Tensor) -> Tensor:
+        buckets = layer._relative_position_bucket(distance, True, 32, 128)
+        return layer.relative_attention_bias(buckets).detach().T
+
+    return lambda: layer(inputs.tensors[0], mask)[0], lambda row: biased_row(inputs, row, bias)
+
+
 def performer_pytorch(inputs: Inputs, causal: bool) -> Built:
     from performer_pytorch import FastAttention
 
@@ -341,6 +438,10 @@ BUILDERS: dict[str, Callable[[Inputs], Built]] = {
     "performer, causal": lambda inputs: performer(inputs, True),
     "performer": lambda inputs: performer(inputs, False),
     "linformer": linformer,
+    "lsh, 2 rounds": lsh,
+    "longt5 local": longt5_local,
+    "transformers lsh, 2 rounds": transformers_lsh,
+    "transformers longt5 local": transformers_longt5_local,
     "transformers longformer 512": lambda inputs: transformers_longformer(inputs, 256),
     "transformers bigbird": transformers_bigbird,
     "performer-pytorch, causal": lambda inputs: performer_pytorch(inputs, True),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headwater.core.banded import Band, LeadingKeys
+from headwater.core.banded import Band, GivenRows, LeadingIndex, LeadingKeys
 from headwater.core.functional import banded_attention
 from headwater.cpu import build
 from headwater.cpu.attention import KeyRules, fused_banded_attention
@@ -127,6 +127,41 @@ def test_the_number_of_keys_has_no_limit():
     out = banded_attention(q, q, q, Band(8999, 0), 0.25)
     last = 0.25 * q[:, :, -1:] @ q[:, :, -9000:].mT
     torch.testing.assert_close(out[:, :, -1:], last.softmax(-1) @ q[:, :, -9000:], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kinds", ["", "m"])
+def test_leading_keys_by_index_are_the_same_as_their_tensors(kinds: str):
+    """Outputs and gradients; the gradients of leading keys are added to those of the row's keys."""
+    made = everything(WINDOW, 300, 300, kinds)
+    index = torch.tensor([[0, 7, 299], [3, 3, 150]])  # the second row has a filler, which its bias hides
+    bias = torch.tensor([[0.0, 0.5, 0.0], [0.0, -torch.inf, 0.0]])[:, None, None]
+    results = []
+    for by_index in (True, False):
+        q, k, v = (drawn(2, h, 300, 16, seed=i).requires_grad_() for i, h in enumerate((4, 2, 2)))
+        leading = LeadingIndex(index, bias)
+        leading = leading if by_index else leading.gather(k, v)
+        out = banded_attention(q, k, v, WINDOW, 0.3, leading=leading, **made)
+        results.append([out, *torch.autograd.grad(out, (q, k, v), drawn(*out.shape, seed=9))])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_given_rows_are_in_the_output_and_nothing_flows_through_what_they_replace(dtype: torch.dtype):
+    q, k, v = (drawn(2, 4, 90, 16, seed=i).to(dtype).requires_grad_() for i in range(3))
+    rows = drawn(3, 4, 16, seed=4).to(dtype).requires_grad_()
+    row, query = torch.tensor([0, 1, 1]), torch.tensor([5, 0, 89])
+    above = drawn(2, 4, 90, 16, seed=9).to(dtype)
+    out = banded_attention(q, k, v, Band(9, 4), 0.3, given=GivenRows(row, query, rows))
+    grads = torch.autograd.grad(out, (q, k, v, rows), above)
+    assert torch.equal(out.transpose(1, 2)[row, query], rows)
+    assert torch.equal(grads[3], above.transpose(1, 2)[row, query])
+
+    plain = banded_attention(q, k, v, Band(9, 4), 0.3)
+    others = above.clone()
+    others.transpose(1, 2)[row, query] = 0
+    for grad, wanted in zip(grads, torch.autograd.grad(plain, (q, k, v), others), strict=False):
+        torch.testing.assert_close(grad, wanted)
 
 
 MISFITS = {

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headwater.core import functional
 from headwater.cpu import build
 from headwater.cpu.build import TensorMismatch, training_library
 from headwater.cpu.linear_attention import fused_linear_attention
+from headwater.variants.linear_attention import linear_attention
 
 pytestmark = pytest.mark.skipif(
     training_library() is None, reason=f"nothing is compiled here: {build.unavailable_reason()}"
@@ -37,7 +37,7 @@ def sides(length: int, kinds: str, heads: int = 4, kv_heads: int = 2) -> list[li
         if "s" in kinds:
             state = drawn(2, kv_heads, 32, 16, seed=6).to(dtype), drawn(2, kv_heads, 32, seed=7).abs().to(dtype)
             inputs += [t.requires_grad_() for t in state]
-        out, after = functional.linear_attention(q, k, v, True, state, **made)
+        out, after = linear_attention(q, k, v, True, state, **made)
         goal = sum((t * drawn(*t.shape, seed=8 + i).to(dtype)).sum() for i, t in enumerate((out, *after)))
         results.append([out, *after, *torch.autograd.grad(goal, inputs)])
     return results
@@ -63,10 +63,10 @@ def test_any_length_and_any_groups(length, kinds, groups):
 
 def test_a_leak_of_one_token_would_show():
     q, k, v = (drawn(1, 2, 100, 16, seed=i) for i in range(3))
-    out, _state = functional.linear_attention(q, k, v, True)
+    out, _state = linear_attention(q, k, v, True)
     changed = k.clone()
     changed[:, :, 70] += 1
-    other, _state = functional.linear_attention(q, changed, v, True)
+    other, _state = linear_attention(q, changed, v, True)
     assert torch.equal(other[:, :, :70], out[:, :, :70])
     assert (other[:, :, 70:] - out[:, :, 70:]).abs().amax((0, 1, 3)).min() > 1e-5
 

@@ -23,7 +23,7 @@ DECODE_TESTS = (
     "test_odd_specs.py",
     "test_quantized_layers.py",
 )
-TRAINING_TESTS = ("test_linear.py", "test_training_threads.py")
+TRAINING_TESTS = ("test_favor.py", "test_linear.py", "test_lsh_attention.py", "test_training_threads.py")
 
 pytestmark = [
     pytest.mark.slow,

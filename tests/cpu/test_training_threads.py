@@ -13,9 +13,11 @@ from headwater.cpu import build
 from headwater.cpu.adamw8bit import AdamWParams, adamw8bit_step, init_moments
 from headwater.cpu.attention import KeyRules, fused_attention, fused_banded_attention
 from headwater.cpu.build import training_library
+from headwater.cpu.favor import fused_favor
 from headwater.cpu.linear import MIN_MACS
 from headwater.cpu.linear_attention import fused_linear_attention
 from headwater.cpu.loss import cross_entropy_grad_
+from headwater.cpu.lsh_attention import SortedChunks, fused_lsh_attention
 
 pytestmark = pytest.mark.skipif(
     training_library() is None, reason=f"nothing is compiled here: {build.unavailable_reason()}"
@@ -85,6 +87,27 @@ def test_linear_attention(kv_heads: int, same_bits):
         out, state = fused_linear_attention(q, k, v, None, None, ids, 1e-6)
         gradients = torch.autograd.grad(out.square().sum() + state[0].sum(), inputs)
         return torch.cat([t.detach().flatten() for t in (out, *state, *gradients)])
+
+    same_bits(run)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_favor(causal: bool, same_bits):
+    q, k, v = drawn(3, 4, 150, 32), drawn(3, 2, 150, 32, seed=1), drawn(3, 2, 150, 32, seed=2)
+    directions = drawn(48, 32, seed=3).detach()
+    same_bits(lambda: with_gradients(fused_favor(q, k, v, directions, causal, 0.2, 1e-4, None, None)[0], q, k, v))
+
+
+def test_lsh_attention(same_bits):
+    qk, v = drawn(3, 4, 160, 32), drawn(3, 4, 160, 32, seed=1)
+    draws = torch.rand(3, 4, 2, 160, generator=torch.Generator().manual_seed(2))
+    chunks = SortedChunks(32, 1, 1, 2, True, -1e5)
+
+    def run() -> Tensor:
+        torch.manual_seed(5)
+        return with_gradients(
+            fused_lsh_attention(qk, v, draws.argsort(-1).flatten(2), chunks, None, 0.2, 1e-6, 0.1), qk, v
+        )
 
     same_bits(run)
 

@@ -154,11 +154,11 @@ def window_too_short(patch):
 
 
 def global_keys_missing(patch):
-    patch.setattr(longformer.LongformerLayer, "_leading_keys", lambda self, k, v, inputs, globals_: None)
+    patch.setattr(longformer, "_global_keys", lambda inputs, globals_, dtype: None)
 
 
 def global_rows_missing(patch):
-    patch.setattr(longformer.GlobalIndex, "scatter", lambda self, x, values: x)
+    patch.setattr(longformer.GlobalIndex, "rows_of", lambda self, out, order: None)
 
 
 def global_padding_is_seen(patch):
@@ -166,7 +166,7 @@ def global_padding_is_seen(patch):
     patch.setattr(
         longformer.GlobalIndex,
         "build",
-        staticmethod(lambda chosen, inputs: build(chosen, longformer.replace(inputs, attention_mask=None))),
+        staticmethod(lambda chosen, inputs: build(chosen, replace(inputs, attention_mask=None))),
     )
 
 
@@ -198,14 +198,14 @@ def wrong_random_block(patch):
 
 
 def last_block_is_not_global(patch):
-    leading = bigbird.BigBirdLayer._leading_keys
+    end_keys = bigbird.BigBirdLayer._end_keys
 
-    def first_only(self, k, v, key_mask):
-        keys = leading(self, k, v, key_mask)
+    def first_only(self, k, key_mask):
+        keys = end_keys(self, k, key_mask)
         size = self.spec.block_size
-        return replace(keys, k=keys.k[:, :, :size], v=keys.v[:, :, :size], bias=keys.bias[..., :size])
+        return replace(keys, index=keys.index[:, :size], bias=keys.bias[..., :size])
 
-    patch.setattr(bigbird.BigBirdLayer, "_leading_keys", first_only)
+    patch.setattr(bigbird.BigBirdLayer, "_end_keys", first_only)
 
 
 def tokens_after_the_last_block_are_dropped(patch):

@@ -9,13 +9,12 @@ import torch
 
 import headwater
 from headwater import core as hw
-from headwater.core import functional
 from headwater.errors import BadInput, BadSetting
 from headwater.families.builders import decoder, encoder, transformer
 from headwater.generation.forward import forward_last
 from headwater.generation.kv_cache import BatchKVCache
 from headwater.parts import swap
-from headwater.variants.linear_attention import LinearAttention
+from headwater.variants.linear_attention import EPS, LinearAttention, feature_map, linear_attention
 
 SIZES = {"d_model": 32, "heads": 4, "layers": 2, "norm_position": "pre", "position": "rotary", "dropout": 0.0}
 
@@ -36,16 +35,16 @@ def one_by_one(q, k, v, leak=0):
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     outputs = []
     for i in range(q.shape[2]):
-        features = functional.feature_map(k[:, :, : i + 1 + leak])
-        query = functional.feature_map(q[:, :, i])[..., None, :]  # [B, H, 1, K]
+        features = feature_map(k[:, :, : i + 1 + leak])
+        query = feature_map(q[:, :, i])[..., None, :]  # [B, H, 1, K]
         numerator = query @ (features.mT @ v[:, :, : i + 1 + leak])
-        outputs.append(numerator / (query @ features.sum(2)[..., None] + functional.LINEAR_EPS))
+        outputs.append(numerator / (query @ features.sum(2)[..., None] + EPS))
     return torch.cat(outputs, 2)
 
 
 def test_chunks_give_the_recurrence():
     q, k, v = qkv()
-    out, _state = functional.linear_attention(q, k, v, causal=True)
+    out, _state = linear_attention(q, k, v, causal=True)
     torch.testing.assert_close(out, one_by_one(q, k, v))
     assert (out - one_by_one(q, k, v, leak=1)).abs().max() > 1e-2, "a leak of one token would be seen"
 
@@ -53,12 +52,12 @@ def test_chunks_give_the_recurrence():
 @pytest.mark.parametrize("cut", [1, 63, 64, 65, 149])
 def test_a_state_stands_for_all_earlier_tokens(cut):
     q, k, v = qkv()
-    whole, last = functional.linear_attention(q, k, v, causal=True)
-    first, state = functional.linear_attention(q[:, :, :cut], k[:, :, :cut], v[:, :, :cut], causal=True)
-    rest, end = functional.linear_attention(q[:, :, cut:], k[:, :, cut:], v[:, :, cut:], causal=True, state=state)
+    whole, last = linear_attention(q, k, v, causal=True)
+    first, state = linear_attention(q[:, :, :cut], k[:, :, :cut], v[:, :, :cut], causal=True)
+    rest, end = linear_attention(q[:, :, cut:], k[:, :, cut:], v[:, :, cut:], causal=True, state=state)
     torch.testing.assert_close(torch.cat((first, rest), 2), whole)
     torch.testing.assert_close(end, last)
-    lacking, _state = functional.linear_attention(q[:, :, cut:], k[:, :, cut:], v[:, :, cut:], causal=True)
+    lacking, _state = linear_attention(q[:, :, cut:], k[:, :, cut:], v[:, :, cut:], causal=True)
     assert (lacking - whole[:, :, cut:]).abs().max() > 1e-2, "a lost state would be seen"
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import headwater
-from headwater.core import favor, functional
 from headwater.errors import BadInput
 from headwater.families.builders import decoder, encoder
+from headwater.variants import favor
 from headwater.variants.performer import RandomFeatures
 
 SIZES = {"d_model": 32, "heads": 4, "layers": 2, "norm_position": "pre", "position": "rotary", "dropout": 0.0}
@@ -37,7 +37,7 @@ def published(q, k, v, w):
 
 
 def causal(q, k, v, w, **more):
-    return functional.favor_attention(q, k, v, w, causal=True, scale=1.0, **more)
+    return favor.favor_attention(q, k, v, w, causal=True, scale=1.0, **more)
 
 
 def test_each_place_gives_the_published_value_of_the_text_so_far():
@@ -77,7 +77,7 @@ def test_more_features_come_nearer_to_softmax():
     exact = (q @ k.mT).softmax(-1) @ v
     errors = []
     for features in (16, 256, 4096):
-        out, _state = functional.favor_attention(q, k, v, projection(features), causal=False, scale=1.0)
+        out, _state = favor.favor_attention(q, k, v, projection(features), causal=False, scale=1.0)
         errors.append(float((out - exact).abs().mean()))
     assert errors[0] > 2 * errors[2] and errors[1] > errors[2] and errors[2] < 0.05, errors
 

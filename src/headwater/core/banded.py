@@ -58,7 +58,7 @@ class Band:
 
 @dataclass(frozen=True)
 class LeadingKeys:
-    """Keys beside the band that every query sees: global tokens, or the first and the last block.
+    """Keys beside the band that every query sees: global tokens, the first and the last block, or summaries of blocks.
 
     k, v [B, G, L, D]. bias: added to their scores, broadcast to [B, H, Q, L]; -inf hides a key. A key of the band that
     is a leading key as well counts twice: hide it in the band with key_mask.
@@ -67,6 +67,42 @@ class LeadingKeys:
     k: Tensor
     v: Tensor
     bias: Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        return self.k.shape[2]
+
+
+@dataclass(frozen=True)
+class LeadingIndex:
+    """Leading keys that are keys of the row itself: index [B, L]. bias as in LeadingKeys."""
+
+    index: Tensor
+    bias: Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        return self.index.shape[1]
+
+    def gather(self, k: Tensor, v: Tensor) -> LeadingKeys:
+        index = self.index[:, None, :, None]
+        return LeadingKeys(torch.take_along_dim(k, index, 2), torch.take_along_dim(v, index, 2), self.bias)
+
+
+@dataclass(frozen=True)
+class GivenRows:
+    """Rows of the output that were computed elsewhere: those of tokens that see every key.
+
+    row, query [N]: which rows of the batch, and which queries. out [N, H, V].
+    """
+
+    row: Tensor
+    query: Tensor
+    out: Tensor
+
+    def fill(self, out: Tensor) -> Tensor:
+        """out [B, H, Q, V] with these rows."""
+        return out.transpose(1, 2).index_put((self.row, self.query), self.out).transpose(1, 2)
 
 
 @dataclass(frozen=True)

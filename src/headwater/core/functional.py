@@ -14,12 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headwater.core import favor
-from headwater.core.banded import Band, DropWeights, KeyVisibility, LeadingKeys, banded_formula
+from headwater.core.banded import Band, DropWeights, GivenRows, KeyVisibility, LeadingIndex, LeadingKeys, banded_formula
 from headwater.cpu import attention as cpu_attention
 from headwater.cpu import embedding as cpu_embedding
 from headwater.cpu import linear as cpu_linear
-from headwater.cpu import linear_attention as cpu_linear_attention
 from headwater.cpu import norm as cpu_norm
 from headwater.cpu.activations import gelu_tanh as gelu_tanh
 from headwater.cpu.activations import quick_gelu as quick_gelu
@@ -27,10 +25,6 @@ from headwater.cpu.build import supported
 from headwater.cpu.dropout import DropoutMask, fused_dropout
 from headwater.cpu.layout import PANEL_COLUMNS
 
-LINEAR_CHUNK = 64  # tokens at a time of causal linear attention
-LINEAR_EPS = 1e-6  # added to the denominator of linear attention
-
-LinearState = tuple[Tensor, ...]  # Σ φ(k) vᵀ and Σ φ(k)
 Activation = Callable[[Tensor], Tensor]
 LayerType = TypeVar("LayerType", bound=nn.Module)
 
@@ -215,9 +209,10 @@ def banded_attention(
     *,
     key_mask: Tensor | None = None,
     document_ids: Tensor | None = None,
-    leading: LeadingKeys | None = None,
+    leading: LeadingKeys | LeadingIndex | None = None,
     distance_bias: Tensor | None = None,
     random_blocks: Tensor | None = None,
+    given: GivenRows | None = None,
 ) -> Tensor:
     """dropout(softmax(scale · q kᵀ + bias), p) v over the keys of a band, leading keys and random blocks of keys.
 
@@ -227,17 +222,23 @@ def banded_attention(
     the keys k, not the leading keys.
     distance_bias [H, back + 1 + ahead]: added to the scores of the band at key - query = -back … ahead (block = 1).
     random_blocks [H, Q / block, R]: further blocks of k that each block of queries sees, by number, none in its band.
+    given: rows of the output that are taken from there.
     """
     if cpu_attention.attention_supported(q, k, v):
         rules = _key_rules(q, band, key_mask, document_ids, leading, random_blocks)
-        pair = (None, None) if leading is None else (leading.k, leading.v)
-        others = (*pair, distance_bias)
-        if cpu_attention.key_rules_supported(rules, k.shape[2], *others):
-            return cpu_attention.fused_banded_attention(q, k, v, rules, scale, p, *others)
+        leading_k, leading_v = (leading.k, leading.v) if isinstance(leading, LeadingKeys) else (None, None)
+        if cpu_attention.key_rules_supported(rules, k.shape[2], leading_k, leading_v, distance_bias):
+            rows = None if given is None else (given.row, given.query, given.out)
+            return cpu_attention.fused_banded_attention(
+                q, k, v, rules, scale, p, leading_k, leading_v, distance_bias, rows
+            )
+    if isinstance(leading, LeadingIndex):
+        leading = leading.gather(k, v)
     leading_keys = 0 if leading is None else leading.k.shape[2]
     drop = _drop_weights(q.shape[2], k.shape[2], leading_keys, p) if p else None
     visibility = KeyVisibility(key_mask, document_ids)
-    return banded_formula(q, k, v, band, scale, drop, visibility, leading, distance_bias, random_blocks)
+    out = banded_formula(q, k, v, band, scale, drop, visibility, leading, distance_bias, random_blocks)
+    return out if given is None else given.fill(out)
 
 
 def banded_attention_supported(q: Tensor, k: Tensor, v: Tensor, p: float = 0.0) -> bool:
@@ -262,12 +263,14 @@ def _key_rules(
     band: Band,
     key_mask: Tensor | None,
     document_ids: Tensor | None,
-    leading: LeadingKeys | None,
+    leading: LeadingKeys | LeadingIndex | None,
     random_blocks: Tensor | None,
 ) -> cpu_attention.KeyRules:
     """The same as C reads it: ids of 32 bits, and one number for each leading key of each query, by strides."""
     q_ids, k_ids = cpu_attention.visible_ids(key_mask, document_ids, band.first_query, q.shape[2])
-    bias = None if leading is None or leading.bias is None else leading.bias
+    bias = None
+    if leading is not None and leading.bias is not None:
+        bias = leading.bias.expand(*q.shape[:3], leading.count)
     return cpu_attention.KeyRules(
         band.back,
         band.ahead,
@@ -276,110 +279,7 @@ def _key_rules(
         band.causal,
         q_ids=q_ids,
         k_ids=k_ids,
-        leading_bias=None if leading is None or bias is None else bias.expand(*q.shape[:3], leading.k.shape[2]),
+        leading_index=leading.index if isinstance(leading, LeadingIndex) else None,
+        leading_bias=bias,
         block_numbers=None if random_blocks is None else random_blocks.to(torch.int32).contiguous(),
     )
-
-
-# ---------------------------------------------------------------------------------------------------- linear attention
-
-
-def linear_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    state: LinearState | None = None,
-    attention_mask: Tensor | None = None,
-    document_ids: Tensor | None = None,
-) -> tuple[Tensor, LinearState]:
-    """φ(q) Σ φ(k) vᵀ / (φ(q) Σ φ(k) + ε), φ(x) = elu(x) + 1: sums over all keys, or if causal up to the query's own.
-
-    q [B, H, Q, K], k [B, G, S, K], v [B, G, S, V] -> out [B, H, Q, V], and the state after the last key:
-    (Σ φ(k) vᵀ [B, G, K, V], Σ φ(k) [B, G, K]). state: that of earlier keys. attention_mask [B, S]: True where a key is
-    no padding. document_ids [B, S], causal only: each document begins with empty sums.
-    """
-    if causal and cpu_linear_attention.linear_attention_supported(q, k, v):
-        sums = None if state is None else (state[0], state[1])
-        return cpu_linear_attention.fused_linear_attention(q, k, v, sums, attention_mask, document_ids, LINEAR_EPS)
-    groups = q.shape[1] // k.shape[1]
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    if state is None:
-        sizes = *k.shape[:2], k.shape[-1]
-        state = k.new_zeros(*sizes, v.shape[-1], dtype=dtype), k.new_zeros(sizes, dtype=dtype)
-    queries = feature_map(q.to(dtype)).unflatten(1, (-1, groups))  # [B, G, H / G, Q, K]
-    keys = feature_map(k.to(dtype))
-    if attention_mask is not None:
-        keys = keys * attention_mask[:, None, :, None]
-    if causal:
-        out, state = _linear_causal(queries, keys, v.to(dtype), state, document_ids)
-    else:
-        kv = state[0] + keys.mT @ v.to(dtype)
-        total = state[1] + keys.sum(2)
-        state = kv, total
-        out = queries @ kv[:, :, None] / (queries @ total[:, :, None, :, None] + LINEAR_EPS)
-    return out.flatten(1, 2).to(v.dtype), state
-
-
-def favor_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    projection: Tensor,
-    causal: bool,
-    scale: float,
-    state: LinearState | None = None,
-    attention_mask: Tensor | None = None,
-) -> tuple[Tensor, LinearState]:
-    """Performer's estimate of softmax(scale · q kᵀ) v by random features (core/favor.py), and the state after the keys.
-
-    q [B, H, Q, K], k [B, G, S, K], v [B, G, S, V], projection [M, K] -> [B, H, Q, V]. state: that of earlier keys.
-    """
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    queries = (q * scale**0.5).to(dtype).unflatten(1, (-1, q.shape[1] // k.shape[1]))  # [B, G, H / G, Q, K]
-    keys = (k * scale**0.5).to(dtype)
-    values = v.to(dtype)
-    if not causal:
-        return favor.two_way(queries, keys, values, projection, attention_mask).flatten(1, 2).to(v.dtype), ()
-    before = favor.FavorState(*state) if state else favor.empty_state(keys, values, len(projection))
-    out, after = favor.causal(queries, keys, values, projection, before, attention_mask)
-    return out.flatten(1, 2).to(v.dtype), after
-
-
-def feature_map(x: Tensor) -> Tensor:
-    """φ(x) = elu(x) + 1, which is positive (Katharopoulos et al. 2020)."""
-    return F.elu(x) + 1
-
-
-def _linear_causal(
-    q: Tensor, k: Tensor, v: Tensor, state: LinearState, document_ids: Tensor | None
-) -> tuple[Tensor, LinearState]:
-    """Causal linear attention of features, in chunks: a triangle of scores within each, and the sums of all before it.
-
-    q [B, G, H / G, S, K], k [B, G, S, K], v [B, G, S, V] -> [B, G, H / G, S, V]
-    """
-    kv, total = state
-    outputs = []
-    last = None if document_ids is None else document_ids[:, :1]  # [B, 1] the document that the sums belong to
-    for begin in range(0, k.shape[2], LINEAR_CHUNK):
-        chunk = slice(begin, begin + LINEAR_CHUNK)
-        q_i = q[:, :, :, chunk]
-        k_i = k[:, :, chunk]
-        v_i = v[:, :, chunk]
-        scores = (q_i @ k_i.mT[:, :, None]).tril()  # [B, G, H / G, C, C]
-        if document_ids is not None and last is not None:
-            ids = document_ids[:, chunk]
-            scores = scores * (ids[:, :, None] == ids[:, None, :])[:, None, None]
-            q_i = q_i * (ids == last)[:, None, None, :, None]  # those that read the sums
-            k_i = k_i * (ids == ids[:, -1:])[:, None, :, None]  # those that the sums keep
-            unbroken = (ids[:, -1:] == last)[:, None, :]  # [B, 1, 1]
-            last = ids[:, -1:]
-        numerator = scores @ v_i[:, :, None] + q_i @ kv[:, :, None]
-        denominator = scores.sum(-1, keepdim=True) + q_i @ total[:, :, None, :, None]
-        outputs.append(numerator / (denominator + LINEAR_EPS))
-        if document_ids is not None:
-            kv = kv * unbroken[..., None]
-            total = total * unbroken
-        kv = kv + k_i.mT @ v_i
-        total = total + k_i.sum(2)
-    return torch.cat(outputs, 3), (kv, total)

@@ -119,6 +119,27 @@ class Kernel(nn.Module):
         return torch.cat(outputs, 2)
 
 
+class MasklessKernel(Kernel):
+    """The base class of kernels that read the AttentionMask alone, not its tensor."""
+
+    needs_mask_tensor = False
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: AttentionMask,
+        attn_mask: Tensor | None,
+        cache: LayerCache = NO_LAYER_CACHE,
+    ) -> Tensor:
+        return self.compute(q, k, v, mask, cache)
+
+    def compute(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, cache: LayerCache) -> Tensor:
+        """q [B, H, Q, D], and k [B, G, Q, D], v [B, G, Q, V] of the new tokens -> [B, H, Q, V]."""
+        raise NotImplementedError
+
+
 class SDPAKernel(Kernel):
     """scaled_dot_product_attention, or the C kernels of cpu/ where they apply."""
 
@@ -128,10 +149,12 @@ class SDPAKernel(Kernel):
         return functional.attention(q, k, v, attn_mask, is_causal, self.scale, self.dropout_rate)
 
     def blockwise(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, block_size: int) -> Tensor:
-        """A band without a position bias needs no mask tensors."""
-        biased = mask.position.has_bias or mask.position.has_query_bias
+        """A band needs no mask tensors, if the position bias, where there is one, depends on the distance alone."""
         back, ahead = mask.window_size
-        if biased or back is None or ahead is None:
+        if mask.position.has_query_bias or back is None or ahead is None:
+            return super().blockwise(q, k, v, mask, block_size)
+        distance_bias = mask.position.distance_bias(back, ahead) if mask.position.has_bias else None
+        if mask.position.has_bias and distance_bias is None:
             return super().blockwise(q, k, v, mask, block_size)
         if not functional.banded_attention_supported(q, k, v, self.dropout_rate):
             return super().blockwise(q, k, v, mask, block_size)
@@ -144,4 +167,5 @@ class SDPAKernel(Kernel):
             self.dropout_rate,
             key_mask=mask.attention_mask,
             document_ids=mask.k_document_ids,
+            distance_bias=distance_bias,
         )

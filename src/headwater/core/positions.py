@@ -45,6 +45,10 @@ class PositionEncoding(ComputedBuffers):
         """[B|1, H, Q, S] added to the scores; it depends on positions alone and is computed once per forward pass."""
         raise NotImplementedError
 
+    def distance_bias(self, back: int, ahead: int) -> Tensor | None:
+        """[H, back + 1 + ahead] the bias at key - query = -back … ahead, if it depends on the distance alone."""
+        return None
+
     def query_bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
         """[B, H, Q, S] added to the scores, computed from the queries."""
         raise NotImplementedError
@@ -310,6 +314,9 @@ class AlibiBias(PositionEncoding):
         distance = (q_positions[:, :, None] - k_positions[:, None, :]).abs()
         return -self.slopes[:, None, None] * distance[:, None]
 
+    def distance_bias(self, back: int, ahead: int) -> Tensor:
+        return _of_one_query(self, back, ahead, self.slopes.device)
+
 
 class T5Bias(PositionEncoding):
     """The table of T5's relative position bias, [num_buckets, H]."""
@@ -325,6 +332,9 @@ class T5Bias(PositionEncoding):
         buckets = self.bucket(k_positions[:, None, :] - q_positions[:, :, None])
         return self.table(buckets).permute(0, 3, 1, 2)  # [B|1, H, Q, S]
 
+    def distance_bias(self, back: int, ahead: int) -> Tensor:
+        return _of_one_query(self, back, ahead, self.table.weight.device)
+
     def bucket(self, relative_position: Tensor) -> Tensor:
         """Bucket of key - query. Of n buckets a side, n/2 are exact; the rest grow by logarithm up to max_distance."""
         spec = self.spec
@@ -334,3 +344,9 @@ class T5Bias(PositionEncoding):
         exact = side // 2
         log = torch.log(distance.clamp(min=1) / exact) / math.log(spec.max_distance / exact) * (side - exact)
         return ahead + torch.where(distance < exact, distance, (exact + log.long()).clamp(max=side - 1))
+
+
+def _of_one_query(encoding: PositionEncoding, back: int, ahead: int, device: torch.device) -> Tensor:
+    """[H, back + 1 + ahead] the bias of a query at position `back` for the keys around it."""
+    keys = torch.arange(back + 1 + ahead, device=device)[None]
+    return encoding.bias(keys[:, back : back + 1], keys)[0, :, 0]

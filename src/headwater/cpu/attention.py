@@ -25,11 +25,14 @@ from headwater.cpu.layout import (
     CStrides,
     DropoutKey,
 )
+from headwater.cpu.strided import empty_heads, like_strides, side_by_side, strided_args
 
 MAX_KEYS = 8192  # beyond, a tile of full attention does not fit into the processor's cache
 MIN_QUERIES = 16  # below which packing the keys would not pay, where there are no gradients
 MIN_MACS = 2**21  # multiply-accumulates of q kᵀ below which calling C would not pay, where there are no gradients
 HIDDEN_ID = -(2**31)  # of a key that no query sees
+
+Places = tuple[Tensor, Tensor]  # rows of the batch [N], and queries [N]
 
 
 # --------------------------------------------------------------------------------------------------- what C can compute
@@ -73,7 +76,8 @@ class KeyRules:
     A query sees the keys of its own block of `block` positions, of `back` blocks before it and of `ahead` after it;
     causal: none after itself. first_query: the index of the first query among the keys.
     mask [B, H, Q, S]: True = visible, or a float to add. q_ids [B, Q], k_ids [B, S]: int32, a query sees the keys of
-    its own id. leading_bias [B, H, Q, L]: added to the scores of leading keys. block_numbers [H, Q / block, R]: int32.
+    its own id. leading_index [B, L]: keys that every query sees, as leading keys. leading_bias [B, H, Q, L]: added to
+    the scores of leading keys. block_numbers [H, Q / block, R]: int32.
     """
 
     back: int
@@ -84,6 +88,7 @@ class KeyRules:
     mask: Tensor | None = None
     q_ids: Tensor | None = None
     k_ids: Tensor | None = None
+    leading_index: Tensor | None = None
     leading_bias: Tensor | None = None
     block_numbers: Tensor | None = None
 
@@ -127,7 +132,7 @@ def fused_attention(
         mask = mask.expand(*q.shape[:3], k.shape[2])
     everything = max(q.shape[2], k.shape[2])
     rules = KeyRules(everything, everything, causal=causal, mask=mask)
-    return _FusedAttention.apply(q, k, v, None, None, None, rules, scale, DropoutKey.sample(p))
+    return _FusedAttention.apply(q, k, v, None, None, None, None, rules, None, scale, DropoutKey.sample(p))
 
 
 def fused_banded_attention(
@@ -140,16 +145,22 @@ def fused_banded_attention(
     leading_k: Tensor | None = None,
     leading_v: Tensor | None = None,
     distance_bias: Tensor | None = None,
+    given: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Attention over the keys that the rules leave visible, and over leading keys; time and memory O(S · width).
 
     leading_k, leading_v [B, G, L, D]; distance_bias [H, back + 1 + ahead]: added at key - query = -back … ahead.
+    given: rows of the batch [N], queries [N], and their output [N, H, D], which is written in place of what they would
+    get; so no second output exists.
     """
     _check_qkv(q, k, v)
     _check_rules(rules, q, k)
     if (leading_k is None) != (leading_v is None):
         raise TensorMismatch("leading keys need their values")
-    return _FusedAttention.apply(q, k, v, leading_k, leading_v, distance_bias, rules, scale, DropoutKey.sample(p))
+    row, query, given_out = (None, None, None) if given is None else given
+    places = None if row is None or query is None else (row, query)
+    key = DropoutKey.sample(p)
+    return _FusedAttention.apply(q, k, v, leading_k, leading_v, distance_bias, given_out, rules, places, scale, key)
 
 
 def _check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -185,18 +196,22 @@ class _FusedAttention(torch.autograd.Function):
         leading_k: Tensor | None,
         leading_v: Tensor | None,
         distance_bias: Tensor | None,
+        given_out: Tensor | None,
         rules: KeyRules,
+        given_places: Places | None,
         scale: float,
         dropout_key: DropoutKey,
     ) -> Tensor:
-        q, k, v = (_side_by_side(t) for t in (q, k, v))
-        leading_k = None if leading_k is None else _side_by_side(leading_k)
-        leading_v = None if leading_v is None else _side_by_side(leading_v)
+        q, k, v = (side_by_side(t) for t in (q, k, v))
+        if rules.leading_index is not None:
+            leading_k, leading_v = (_take(t, rules.leading_index) for t in (k, v))
+        leading_k = None if leading_k is None else side_by_side(leading_k)
+        leading_v = None if leading_v is None else side_by_side(leading_v)
         distance_bias = None if distance_bias is None else distance_bias.contiguous()
         params = _params(q, k, leading_k, rules, scale, dropout_key)
         params.distance_bias = _distance_bias_ptr(distance_bias, q, rules)
 
-        out = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+        out = empty_heads(*q.shape)
         logsumexp = q.new_empty(q.shape[:3])
         failed = _kernel("attention_forward")(
             params,
@@ -210,8 +225,12 @@ class _FusedAttention(torch.autograd.Function):
         )
         if failed:
             raise MemoryError("attention: no memory for a tile of scores")
+        if given_places is not None and given_out is not None:
+            out.transpose(1, 2)[given_places] = given_out
+            logsumexp.transpose(1, 2)[given_places] = torch.inf  # as of a row that sees nothing: no gradient
 
         ctx.rules = rules
+        ctx.given_places = given_places
         ctx.params = params  # with the addresses of tensors in rules
         ctx.save_for_backward(q, k, v, leading_k, leading_v, distance_bias, out, logsumexp)
         return out
@@ -222,14 +241,13 @@ class _FusedAttention(torch.autograd.Function):
         q, k, v, leading_k, leading_v, distance_bias, out, logsumexp = ctx.saved_tensors
         params: AttentionParams = ctx.params
         params.distance_bias = _distance_bias_ptr(distance_bias, q, ctx.rules)  # a recomputed one lies elsewhere
-        if grad_out.stride() != out.stride():
-            grad_out = torch.empty_like(out).copy_(grad_out)
+        grad_out = like_strides(grad_out, out)
 
-        grad_q = _empty_grad(q)
-        grad_k = _empty_grad(k)
-        grad_v = _empty_grad(v)
-        grad_leading_k = None if leading_k is None else _empty_grad(leading_k)
-        grad_leading_v = None if leading_v is None else _empty_grad(leading_v)
+        grad_q = empty_heads(*q.shape)
+        grad_k = empty_heads(*k.shape)
+        grad_v = empty_heads(*v.shape)
+        grad_leading_k = None if leading_k is None else empty_heads(*leading_k.shape)
+        grad_leading_v = None if leading_v is None else empty_heads(*leading_v.shape)
         grad_bias = None if distance_bias is None else distance_bias.new_zeros(params.batch, *distance_bias.shape)
         failed = _kernel("attention_backward")(
             params,
@@ -250,21 +268,26 @@ class _FusedAttention(torch.autograd.Function):
         )
         if failed:
             raise MemoryError("attention: no memory for a tile of scores")
+        if ctx.rules.leading_index is not None and grad_leading_k is not None and grad_leading_v is not None:
+            _add_at(grad_k, ctx.rules.leading_index, grad_leading_k)
+            _add_at(grad_v, ctx.rules.leading_index, grad_leading_v)
+            grad_leading_k = grad_leading_v = None
         grad_bias = None if grad_bias is None else grad_bias.sum(0)
-        return grad_q, grad_k, grad_v, grad_leading_k, grad_leading_v, grad_bias, None, None, None
+        grad_given = None if ctx.given_places is None else grad_out.transpose(1, 2)[ctx.given_places]
+        return grad_q, grad_k, grad_v, grad_leading_k, grad_leading_v, grad_bias, grad_given, *(None,) * 4
 
 
 # ------------------------------------------------------------------------------------------------------ tensors for C
 
 
-def _side_by_side(x: Tensor) -> Tensor:
-    """x with the numbers of a head side by side."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    """The keys index [B, L] of x [B, G, S, D] -> [B, G, L, D]"""
+    return torch.take_along_dim(x, index[:, None, :, None], 2)
 
 
-def _empty_grad(x: Tensor) -> Tensor:
-    """A gradient [B, H, S, D] that lies in memory as [B, S, H, D], so that heads join without a copy."""
-    return torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+def _add_at(grad: Tensor, index: Tensor, values: Tensor) -> None:
+    """grad [B, G, S, D] += values [B, G, L, D] at the keys index [B, L]."""
+    grad.scatter_add_(2, index[:, None, :, None].expand_as(values), values)
 
 
 def _params(
@@ -305,23 +328,17 @@ def _distance_bias_ptr(bias: Tensor | None, q: Tensor, rules: KeyRules) -> int |
 
 
 def _query_args(params: AttentionParams, x: Tensor) -> tuple[int, CStrides]:
-    return _strided_args(x, params.batch, params.heads, params.queries, params.head_dim)
+    return strided_args(x, params.batch, params.heads, params.queries, params.head_dim)
 
 
 def _kv_args(params: AttentionParams, x: Tensor) -> tuple[int, CStrides]:
-    return _strided_args(x, params.batch, params.kv_heads, params.keys, params.head_dim)
+    return strided_args(x, params.batch, params.kv_heads, params.keys, params.head_dim)
 
 
 def _leading_args(params: AttentionParams, x: Tensor | None) -> tuple[int | None, CStrides]:
     if x is None:
         return None, CStrides()
-    return _strided_args(x, params.batch, params.kv_heads, params.leading_keys, params.head_dim)
-
-
-def _strided_args(x: Tensor, *shape: int) -> tuple[int, CStrides]:
-    if x.stride(-1) != 1:
-        raise TensorMismatch(f"C needs heads whose numbers lie side by side, their strides are {list(x.stride())}")
-    return strided_ptr(x, torch.float32, *shape), CStrides(*x.stride()[:3])
+    return strided_args(x, params.batch, params.kv_heads, params.leading_keys, params.head_dim)
 
 
 @lru_cache

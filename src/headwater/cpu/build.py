@@ -34,10 +34,12 @@ TRAINING_SOURCES = (
     "adamw8bit.c",
     "attention.c",
     "dropout.c",
+    "favor.c",
     "linear.c",
     "linear_attention.c",
     "linear_grad_weight.c",
     "loss.c",
+    "lsh_attention.c",
     "norm.c",
     "training_layout.c",
 )

@@ -81,6 +81,32 @@ class LinearAttentionParams(ctypes.Structure):
     )
 
 
+class FavorParams(ctypes.Structure):
+    """Parameters of the FAVOR+ kernels besides their tensors."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("batch", "heads", "kv_heads", "queries", "keys")),
+        *((name, c_int64) for name in ("key_dim", "value_dim", "features")),
+        ("root", c_float),
+        ("eps", c_float),
+        ("causal", c_int32),
+        ("keep", c_void_p),
+    )
+
+
+class LSHParams(ctypes.Structure):
+    """Parameters of the LSH attention kernels besides their tensors."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("batch", "heads", "length", "head_dim", "chunk", "before", "after", "rounds")),
+        *((name, c_float) for name in ("scale", "itself", "eps")),
+        ("causal", c_int32),
+        ("order", c_void_p),
+        ("keep", c_void_p),
+        ("dropout", DropoutKey),
+    )
+
+
 class AdamWParams(ctypes.Structure):
     """Hyperparameters of one AdamW step, and the key of its stochastic rounding.
 
@@ -99,6 +125,8 @@ TRAINING_STRUCTS: Mapping[str, type[ctypes.Structure]] = {
     "Strides": CStrides,
     "AttentionParams": AttentionParams,
     "LinearAttentionParams": LinearAttentionParams,
+    "FavorParams": FavorParams,
+    "LSHParams": LSHParams,
     "AdamWParams": AdamWParams,
 }
 TRAINING_CONSTANTS: Mapping[str, int] = {

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from headwater.cpu.build import TensorMismatch, bind, checked_ptr, float_ptr, strided_ptr, supported
+from headwater.cpu.build import TensorMismatch, bind, checked_ptr, float_ptr, supported
 from headwater.cpu.layout import PANEL_COLUMNS, CStrides, LinearAttentionParams
+from headwater.cpu.strided import empty_heads, like_strides, side_by_side, strided_args
 
 State = tuple[Tensor, Tensor]  # Σ φ(k) vᵀ [B, G, K, V] and Σ φ(k) [B, G, K]
 
@@ -69,22 +70,22 @@ class _FusedLinearAttention(torch.autograd.Function):
         document_ids: Tensor | None,
         eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
+        q, k, v = (side_by_side(t) for t in (q, k, v))
         kv = None if kv is None else kv.contiguous()
         total = None if total is None else total.contiguous()
         params = _params(q, k, v, keep, document_ids, eps)
-        out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
+        out = empty_heads(*q.shape[:3], v.shape[3])
         denominators = q.new_empty(q.shape[:3])
         kv_after = q.new_empty(*k.shape[:2], k.shape[3], v.shape[3])
         total_after = q.new_empty(*k.shape[:2], k.shape[3])
         failed = _kernel("linear_attention_forward")(
             params,
-            *_args(q),
-            *_args(k),
-            *_args(v),
+            *strided_args(q),
+            *strided_args(k),
+            *strided_args(v),
             float_ptr(kv, *kv_after.shape),
             float_ptr(total, *total_after.shape),
-            *_args(out),
+            *strided_args(out),
             float_ptr(denominators, *q.shape[:3]),
             float_ptr(kv_after, *kv_after.shape),
             float_ptr(total_after, *total_after.shape),
@@ -99,26 +100,25 @@ class _FusedLinearAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor, grad_kv: Tensor, grad_total: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, kv, total, out, denominators = ctx.saved_tensors
-        if grad_out.stride() != out.stride():
-            grad_out = torch.empty_like(out).copy_(grad_out)
-        grad_q = _empty_grad(q)
-        grad_k = _empty_grad(k)
-        grad_v = _empty_grad(v)
+        grad_out = like_strides(grad_out, out)
+        grad_q = empty_heads(*q.shape)
+        grad_k = empty_heads(*k.shape)
+        grad_v = empty_heads(*v.shape)
         grad_kv = grad_kv.clone().contiguous()  # C replaces these two
         grad_total = grad_total.clone().contiguous()
         failed = _kernel("linear_attention_backward")(
             _params(q, k, v, *ctx.rules),
-            *_args(q),
-            *_args(k),
-            *_args(v),
+            *strided_args(q),
+            *strided_args(k),
+            *strided_args(v),
             float_ptr(kv, *grad_kv.shape),
             float_ptr(total, *grad_total.shape),
-            _args(out)[0],
-            *_args(grad_out),
+            strided_args(out)[0],
+            *strided_args(grad_out),
             float_ptr(denominators, *q.shape[:3]),
-            *_args(grad_q),
-            *_args(grad_k),
-            *_args(grad_v),
+            *strided_args(grad_q),
+            *strided_args(grad_k),
+            *strided_args(grad_v),
             float_ptr(grad_kv, *grad_kv.shape),
             float_ptr(grad_total, *grad_total.shape),
         )
@@ -126,11 +126,6 @@ class _FusedLinearAttention(torch.autograd.Function):
             raise MemoryError("linear attention: no memory for a chunk")
         grads = (None, None) if kv is None else (grad_kv, grad_total)
         return grad_q, grad_k, grad_v, *grads, None, None, None
-
-
-def _empty_grad(x: Tensor) -> Tensor:
-    """A gradient [B, H, S, D] that lies in memory as [B, S, H, D], so that heads join without a copy."""
-    return torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 
 
 def _params(
@@ -143,12 +138,6 @@ def _params(
     if document_ids is not None:
         params.document_ids = checked_ptr(document_ids, torch.int32, batch, length)
     return params
-
-
-def _args(x: Tensor) -> tuple[int, CStrides]:
-    if x.stride(-1) != 1:
-        raise TensorMismatch(f"C needs heads whose numbers lie side by side, their strides are {list(x.stride())}")
-    return strided_ptr(x, torch.float32, *x.shape), CStrides(*x.stride()[:3])
 
 
 @lru_cache

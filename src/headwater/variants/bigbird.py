@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from headwater.core import functional
 from headwater.core.attention import Attention, AttentionLayer, ForwardContext, split_heads
-from headwater.core.banded import Band, LeadingKeys
+from headwater.core.banded import Band, GivenRows, LeadingIndex
 from headwater.core.base import HeadSpec, NormSpec, check_dropout, check_positive
 from headwater.core.embeddings import ModelInputs
 from headwater.core.feedforward import get_activation
@@ -174,7 +174,7 @@ class BigBirdLayer(AttentionLayer):
         return functional.attention(q, k, v, mask, False, self.kernel.scale, self.kernel.dropout_rate)
 
     def _sparse(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, step: int) -> Tensor:
-        """[B, H, S, K]: the first and the last block, then those between them."""
+        """[B, H, S, K]: whole blocks, of which the first and the last see all."""
         length = q.shape[2]
         size = self.spec.block_size
 
@@ -186,37 +186,43 @@ class BigBirdLayer(AttentionLayer):
             key_mask = F.pad(key_mask, (0, padding))
 
         # the first and the last block see all
-        ends = torch.cat((q[:, :, :size], q[:, :, -size:]), 2)
-        first, last = self._attention(ends, k, v, key_mask).split(size, 2)
+        ends = q.index_select(2, _end_index(q.shape[2], size, q.device))
+        given = self._end_rows(self._attention(ends, k, v, key_mask), q.shape[2])
 
         # those between them: neighbours, both ends as leading keys, random blocks
         inner_mask = torch.zeros(q.shape[0], k.shape[2], dtype=torch.bool, device=q.device)
         inner_mask[:, size:-size] = True if key_mask is None else key_mask[:, size:-size]
-        blocks = k.shape[2] // size
-        random_blocks = self.spec.random_blocks.choose(self.heads, blocks, step, self.training)
-        inner = functional.banded_attention(
-            q[:, :, size:-size],
+        random_blocks = self.spec.random_blocks.choose(self.heads, k.shape[2] // size, step, self.training)
+        out = functional.banded_attention(
+            q,
             k,
             v,
-            Band(1, 1, block=size, first_query=size),
+            Band(1, 1, block=size),
             self.kernel.scale,
             self.kernel.dropout_rate,
             key_mask=inner_mask,
-            leading=self._leading_keys(k, v, key_mask),
-            random_blocks=None if random_blocks is None else random_blocks.to(q.device),
+            leading=self._end_keys(k, key_mask),
+            random_blocks=None if random_blocks is None else F.pad(random_blocks, (0, 0, 1, 1)).to(q.device),
+            given=given,
         )
-        return torch.cat((first, inner, last), 2)[:, :, :length]
+        return out[:, :, :length] if padding else out
 
-    def _leading_keys(self, k: Tensor, v: Tensor, key_mask: Tensor | None) -> LeadingKeys:
+    def _end_rows(self, out: Tensor, length: int) -> GivenRows:
+        """The answers of the first and the last block [B, H, 2 · block, K] as rows of the output."""
+        size = self.spec.block_size
+        query = _end_index(length, size, out.device).repeat(len(out))
+        row = torch.arange(len(out), device=out.device).repeat_interleave(2 * size)
+        return GivenRows(row, query, out.transpose(1, 2).flatten(0, 1))
+
+    def _end_keys(self, k: Tensor, key_mask: Tensor | None) -> LeadingIndex:
         """The first and the last block, as keys that every token sees."""
         size = self.spec.block_size
-        keys, values = (torch.cat((t[:, :, :size], t[:, :, -size:]), 2) for t in (k, v))
         bias = torch.zeros(1, 1, 1, 2 * size, dtype=k.dtype, device=k.device)
         bias[..., :size] = self.spec.random_blocks.first_block_bias(self.training)
         if key_mask is not None:
             visible = torch.cat((key_mask[:, :size], key_mask[:, -size:]), 1)
             bias = bias.masked_fill(~visible[:, None, None], -torch.inf)
-        return LeadingKeys(keys, values, bias)
+        return LeadingIndex(_end_index(k.shape[2], size, k.device).expand(len(k), -1), bias)
 
     def _dense_bias(self, q: Tensor, key_mask: Tensor | None, step: int) -> Tensor:
         """[B, H, S, S] what is added to the scores, -inf where nothing is seen: for those who look at the weights."""
@@ -238,6 +244,12 @@ class BigBirdLayer(AttentionLayer):
             inner = slice(spec.block_size, (blocks - 1) * spec.block_size)
             bias[:, :, inner, : spec.block_size] += spec.random_blocks.first_block_bias(self.training)
         return bias if key_mask is None else bias.masked_fill(~key_mask[:, None, None, :], -torch.inf)
+
+
+def _end_index(length: int, size: int, device: torch.device) -> Tensor:
+    """[2 · size] the positions of the first and of the last block."""
+    index = torch.arange(size, device=device)
+    return torch.cat((index, length - size + index))
 
 
 # ------------------------------------------------------------------------------------------------------------- the head

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from headwater.core import functional
 from headwater.core.base import KernelConfig, KernelSpec, check_positive
-from headwater.core.cache import NO_LAYER_CACHE, LayerCache
-from headwater.core.kernels import Kernel
+from headwater.core.cache import LayerCache
+from headwater.core.kernels import Kernel, MasklessKernel
 from headwater.core.masks import AttentionMask
 from headwater.errors import TooLong
 from headwater.i18n import Message, _
@@ -61,10 +61,8 @@ class Linformer(KernelSpec):
         return 2 * self.features
 
 
-class LinformerKernel(Kernel):
+class LinformerKernel(MasklessKernel):
     """The module of Linformer. key_mixtures, value_mixtures [length, features]: E and F."""
-
-    needs_mask_tensor = False
 
     def __init__(self, config: KernelConfig, spec: Linformer) -> None:
         super().__init__(config)
@@ -72,15 +70,7 @@ class LinformerKernel(Kernel):
         self.key_mixtures = nn.Parameter(torch.empty(spec.length, spec.features))
         self.value_mixtures = None if spec.share_kv else nn.Parameter(torch.empty(spec.length, spec.features))
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: AttentionMask,
-        attn_mask: Tensor | None,
-        cache: LayerCache = NO_LAYER_CACHE,
-    ) -> Tensor:
+    def compute(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, cache: LayerCache) -> Tensor:
         keys = k.shape[2]
         if keys > self.length:
             raise TooLong(

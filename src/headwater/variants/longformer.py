@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from headwater.core import functional
 from headwater.core.attention import Attention, AttentionLayer, ForwardContext, MaskGroup, split_heads
-from headwater.core.banded import Band, LeadingKeys
+from headwater.core.banded import Band, GivenRows, LeadingIndex
 from headwater.core.embeddings import ModelInputs
 from headwater.core.kernels import SDPA, Eager
 from headwater.core.masks import LocalWindow, MaskRule, WindowSize
@@ -175,10 +175,13 @@ class GlobalIndex:
         cos, sin = (self.gather(t[:, 0].expand(len(self.index), -1, -1))[:, None] for t in cos_sin)
         return cos, sin
 
-    def scatter(self, x: Tensor, values: Tensor) -> Tensor:
-        """x [B, S, ...] with values [B, E, ...] in the places of the global tokens."""
+    def rows_of(self, out: Tensor, order: Tensor | None) -> GivenRows:
+        """out [B, H, E, K] of the global tokens as rows of the output; order [B, S]: that of the tokens, if changed."""
         rows, places = self.present.nonzero(as_tuple=True)
-        return x.index_put((rows, self.index[rows, places]), values[rows, places])
+        query = self.index[rows, places]
+        if order is not None:
+            query = order.argsort(1)[rows, query]
+        return GivenRows(rows, query, out.transpose(1, 2)[rows, places])
 
 
 class LongformerLayer(AttentionLayer):
@@ -208,13 +211,9 @@ class LongformerLayer(AttentionLayer):
         if self.kernel.weights.has_hooks:
             return self.merge_heads(self._dense(x, (q, k, v), inputs, globals_, group))
 
-        # every token: its window and the global tokens
-        out = self._windowed(q, k, v, inputs, globals_)  # [B, H, S, K]
-
-        # the global tokens: every token, in place of what their window gave
-        if globals_ is not None:
-            out_global = self._global_rows(x, inputs, globals_, group)
-            out = globals_.scatter(out.transpose(1, 2), out_global.transpose(1, 2)).transpose(1, 2)
+        # global tokens see every token, the others their window and the global tokens
+        out_global = None if globals_ is None else self._global_rows(x, inputs, globals_, group)
+        out = self._windowed(q, k, v, inputs, globals_, out_global)  # [B, H, S, K]
         if inputs.attention_mask is not None:
             out = out.masked_fill(~inputs.attention_mask[:, None, :, None], 0)  # padding sees nothing
         return self.merge_heads(out)
@@ -232,9 +231,20 @@ class LongformerLayer(AttentionLayer):
         k, v = (split_heads(t, self.kv_heads) for t in functional.linears(x, self.k_global, self.v_global))
         return _rotated(k, group.mask.position, group.cos_sin), v
 
-    def _windowed(self, q: Tensor, k: Tensor, v: Tensor, inputs: ModelInputs, globals_: GlobalIndex | None) -> Tensor:
-        """The window and the global tokens as keys: [B, H, S, K]. A global token in the window counts once."""
-        leading = None if globals_ is None else self._leading_keys(k, v, inputs, globals_)
+    def _windowed(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        inputs: ModelInputs,
+        globals_: GlobalIndex | None,
+        out_global: Tensor | None,
+    ) -> Tensor:
+        """The window and the global tokens as keys: [B, H, S, K]. A global token in the window counts once.
+
+        out_global [B, H, E, K]: the rows of the global tokens.
+        """
+        leading = None if globals_ is None else _global_keys(inputs, globals_, k.dtype)
         key_mask = inputs.attention_mask
         if globals_ is not None:
             key_mask = ~globals_.is_global if key_mask is None else key_mask & ~globals_.is_global
@@ -245,8 +255,8 @@ class LongformerLayer(AttentionLayer):
         if order is not None:
             q, k, v = (_take(t, order) for t in (q, k, v))
             key_mask, documents = (None if t is None else t.gather(1, order) for t in (key_mask, documents))
-            if leading is not None and leading.bias is not None and leading.bias.shape[2] > 1:
-                leading = replace(leading, bias=_take(leading.bias, order))
+            if leading is not None:
+                leading = _in_order(leading, order)
 
         back, ahead = self.spec.mask.window_size
         assert back is not None and ahead is not None
@@ -260,18 +270,9 @@ class LongformerLayer(AttentionLayer):
             key_mask=key_mask,
             document_ids=documents,
             leading=leading,
+            given=None if globals_ is None or out_global is None else globals_.rows_of(out_global, order),
         )
         return out if order is None else _take(out, order.argsort(1))
-
-    def _leading_keys(self, k: Tensor, v: Tensor, inputs: ModelInputs, globals_: GlobalIndex) -> LeadingKeys:
-        """The global tokens as keys that every token of their document sees."""
-        visible = globals_.present[:, None, None, :]  # [B, 1, 1, E]
-        if inputs.document_ids is not None:
-            documents = globals_.gather(inputs.document_ids)
-            visible = visible & (inputs.document_ids[:, None, :, None] == documents[:, None, None, :])
-        bias = torch.zeros(visible.shape, dtype=k.dtype, device=k.device).masked_fill(~visible, -torch.inf)
-        keys, values = (globals_.gather(t.transpose(1, 2)).transpose(1, 2) for t in (k, v))  # [B, G, E, K]
-        return LeadingKeys(keys, values, bias)
 
     def _global_rows(self, x: Tensor, inputs: ModelInputs, globals_: GlobalIndex, group: MaskGroup) -> Tensor:
         """[B, H, E, K]: full attention of the global tokens."""
@@ -321,6 +322,24 @@ class LongformerLayer(AttentionLayer):
         if globals_ is None:
             return weights @ v
         return torch.where(is_global[..., None], weights @ v_all, weights @ v)
+
+
+def _global_keys(inputs: ModelInputs, globals_: GlobalIndex, dtype: torch.dtype) -> LeadingIndex:
+    """The global tokens as keys that every token of their document sees."""
+    visible = globals_.present[:, None, None, :]  # [B, 1, 1, E]
+    if inputs.document_ids is not None:
+        documents = globals_.gather(inputs.document_ids)
+        visible = visible & (inputs.document_ids[:, None, :, None] == documents[:, None, None, :])
+    bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, -torch.inf)
+    return LeadingIndex(globals_.index, bias)
+
+
+def _in_order(leading: LeadingIndex, order: Tensor) -> LeadingIndex:
+    """The same keys where the tokens stand in another order [B, S]."""
+    bias = leading.bias
+    if bias is not None and bias.shape[2] > 1:
+        bias = _take(bias, order)
+    return LeadingIndex(order.argsort(1).gather(1, leading.index), bias)
 
 
 def _rotated(x: Tensor, position: PositionEncoding, cos_sin: CosSin | None) -> Tensor:

@@ -12,7 +12,7 @@ B batch, H heads, S tokens, R rounds, K head width, C chunks of all rounds, L to
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -24,11 +24,14 @@ from headwater.core.base import check_positive
 from headwater.core.kernels import SDPA, Eager
 from headwater.core.masks import Bidirectional, Causal
 from headwater.core.norms import NoNorm
+from headwater.cpu.dropout import DropoutMask
+from headwater.cpu.lsh_attention import SortedChunks, fused_lsh_attention, lsh_attention_supported
 from headwater.i18n import Message, _
 from headwater.parts import must, part
 
 HIDDEN = -1e9  # the score of a key that is padding or after the query
 ITSELF = -1e5  # the score of the query's own key: it is read only where nothing else is
+KEY_EPS = 1e-6  # added to the mean square of a key
 SLAB = 64  # chunks at a time
 
 
@@ -116,12 +119,20 @@ def draw_directions(heads: int, width: int, rounds: int, factors: tuple[int, ...
 
 
 def hash_buckets(qk: Tensor, directions: Tensor, factors: tuple[int, ...]) -> Tensor:
-    """qk [B, H, S, K] -> [B, H, R, S] the bucket of each vector in each round, the factors combined as digits."""
-    along = torch.einsum("bhsk,hkrf->bhrsf", qk, directions)
-    buckets = torch.zeros(along.shape[:-1], dtype=torch.long, device=qk.device)
+    """qk [B, H, S, K] -> [B, H, R, S] the bucket of each vector in each round; in memory for one head at a time."""
+    return torch.stack([_buckets(x, d, factors) for x, d in zip(qk.unbind(1), directions, strict=True)], 1)
+
+
+def _buckets(x: Tensor, directions: Tensor, factors: tuple[int, ...]) -> Tensor:
+    """x [B, S, K] -> [B, R, S]: the nearest of the directions [K, R, N] and their opposites; factors are digits."""
+    along = torch.einsum("bsk,krf->brsf", x, directions)
+    buckets = torch.zeros(along.shape[:-1], dtype=torch.long, device=x.device)
     scale = 1
-    for factor, part_along in zip(factors, along.split([factor // 2 for factor in factors], -1), strict=True):
-        buckets = buckets + scale * torch.cat((part_along, -part_along), -1).argmax(-1)
+    for factor, digit in zip(factors, along.split([factor // 2 for factor in factors], -1), strict=True):
+        nearest = digit.max(-1)
+        opposite = digit.min(-1)
+        is_opposite = nearest.values < -opposite.values
+        buckets = buckets + scale * torch.where(is_opposite, factor // 2 + opposite.indices, nearest.indices)
         scale *= factor
     return buckets
 
@@ -177,7 +188,7 @@ class LSHLayer(AttentionLayer):
 
     def keys(self, qk: Tensor) -> Tensor:
         """The keys: vectors of one length, so that only their direction counts."""
-        return qk * torch.rsqrt(qk.square().mean(-1, keepdim=True) + 1e-6)
+        return qk * torch.rsqrt(qk.square().mean(-1, keepdim=True) + KEY_EPS)
 
     def _one_chunk(self, qk: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         """A row within one chunk needs no hashing."""
@@ -194,10 +205,19 @@ class LSHLayer(AttentionLayer):
         return scores.masked_fill(hidden, HIDDEN).masked_fill(k_place == q_place, ITSELF)
 
     def _hashed(self, qk: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        """[B, H, S, K]: hash, sort, attend by chunks, and combine the rounds."""
+        """[B, H, S, K]: hash, sort, attend by chunks, and combine the rounds; after sorting in C where that applies."""
+        spec = self.spec
+        order = self._order(qk, key_mask)  # [B, H, R·S]
+        chunks = SortedChunks(spec.chunk, spec.before, spec.after, spec.rounds, spec.mask == Causal(), ITSELF)
+        if lsh_attention_supported(qk, v, chunks):
+            p = self.kernel.dropout_rate
+            return fused_lsh_attention(qk, v, order, chunks, key_mask, self.kernel.scale, KEY_EPS, p)
+        return self._formula(qk, v, order, key_mask)
+
+    def _formula(self, qk: Tensor, v: Tensor, order: Tensor, key_mask: Tensor | None) -> Tensor:
+        """[B, H, S, K] from the order [B, H, R·S]."""
         spec = self.spec
         length = qk.shape[2]
-        order = self._order(qk, key_mask)  # [B, H, R·S]
         into_chunks = lambda t: _gather(t, order).unflatten(2, (-1, spec.chunk))  # noqa: E731
         places = order.unflatten(2, (-1, spec.chunk))  # [B, H, C, L]
         keep = None
@@ -229,6 +249,7 @@ class LSHLayer(AttentionLayer):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, places: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
         """Chunks [B, H, C, L, K] -> the answers [B, H, R·S, K] and the logarithm of the attention found [B, H, R·S]."""
+        drop = self._dropout_of(q)
         outputs = []
         totals = []
         for slab, near in self._near_chunks(q.shape[2], q.device):
@@ -238,10 +259,25 @@ class LSHLayer(AttentionLayer):
             scores = self.kernel.scale * (q[:, :, slab] @ k_near.mT)
             scores = self._hide(scores, places[:, :, slab, :, None], near_places, near_keep)
             total = scores.logsumexp(-1)  # [B, H, c, L]
-            weights = functional.dropout((scores - total[..., None]).exp(), self.kernel.dropout_rate)
+            weights = drop((scores - total[..., None]).exp(), slab.start)
             outputs.append((weights @ v_near).flatten(2, 3))
             totals.append(total.flatten(2))
         return torch.cat(outputs, 2), torch.cat(totals, 2)
+
+    def _dropout_of(self, chunks: Tensor) -> Callable[[Tensor, int], Tensor]:
+        """Dropout of the weights [B, H, c, L, W·L] from a chunk on, as C counts them."""
+        tokens = chunks.shape[2] * chunks.shape[3]
+        p = self.kernel.dropout_rate
+        if not p or chunks.device.type != "cpu":
+            return lambda weights, first: functional.dropout(weights, p)
+        mask = DropoutMask.sample(p)
+
+        def drop(weights: Tensor, first: int) -> Tensor:
+            keys = weights.shape[-1]
+            rows = weights.flatten(2, 3)  # [B, H, c·L, W·L]
+            return mask.apply_at(rows, tokens, keys, first * chunks.shape[3], torch.arange(keys)).view(weights.shape)
+
+        return drop
 
     def _near_chunks(self, chunks: int, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
         """Some chunks at a time, and for each the chunks [c, W] that it sees, in a ring."""

@@ -1,7 +1,7 @@
 """Performer: softmax attention estimated by positive random features, FAVOR+ (Choromanski et al. 2021).
 
 The published causal form scales the keys by their maximum over the whole text, so later keys change earlier outputs.
-Here the maximum goes over the keys so far (core/favor.py): exactly causal, and decoding needs a state of constant size.
+Here the maximum goes over the keys so far (favor.py): exactly causal, and decoding needs a state of constant size.
 Chosen by name as --attention performer:features=256.
 """
 
@@ -13,15 +13,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from headwater.core import favor, functional
 from headwater.core.base import KernelConfig, KernelSpec, check_positive
-from headwater.core.cache import NO_LAYER_CACHE, LayerCache
+from headwater.core.cache import LayerCache
 from headwater.core.kernels import Kernel
 from headwater.core.masks import AttentionMask
 from headwater.core.modules import ComputedBuffers
 from headwater.i18n import Message, _
 from headwater.parts import part
-from headwater.variants.linear_attention import check_unlimited
+from headwater.variants import favor
+from headwater.variants.linear_attention import RecurrentKernel, check_unlimited
 
 
 @part
@@ -72,39 +72,27 @@ class RandomFeatures(ComputedBuffers):
         self.projection.copy_(torch.cat(blocks)[:features] * lengths)
 
 
-class PerformerKernel(Kernel):
+class PerformerKernel(RecurrentKernel):
     """The module of Performer."""
-
-    needs_mask_tensor = False
 
     def __init__(self, config: KernelConfig, spec: Performer) -> None:
         super().__init__(config)
-        self.is_causal = config.mask.window_size == (None, 0)
-        self.is_recurrent = self.is_causal
         self.features = RandomFeatures(spec.features, config.head_dim, spec.seed)
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: AttentionMask,
-        attn_mask: Tensor | None,
-        cache: LayerCache = NO_LAYER_CACHE,
-    ) -> Tensor:
+    def compute(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, cache: LayerCache) -> Tensor:
         if self.weights.has_hooks:
             return self.eager(q, k, v, mask.attention_mask)
         keep = mask.attention_mask
         if not self.is_causal:
             return self._attend(q, k, v, keep)
         projection = self.features.projection
-        out, state = functional.favor_attention(q, k, v, projection, True, self.scale, cache.state, keep)
+        out, state = favor.favor_attention(q, k, v, projection, True, self.scale, cache.state, keep)
         cache.set_state(state)
         return out
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None) -> Tensor:
         projection = self.features.projection
-        out, _state = functional.favor_attention(
+        out, _state = favor.favor_attention(
             q, k, v, projection, self.is_causal, self.scale, attention_mask=attention_mask
         )
         return out

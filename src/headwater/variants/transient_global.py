@@ -48,11 +48,6 @@ class BiasWithSummaries(T5Bias):
         super().__init__(spec, heads)
         self.summary_table = nn.Embedding(spec.num_buckets, heads)
 
-    def by_distance(self, reach: int) -> Tensor:
-        """[H, 2 · reach + 1] the bias of a key at each distance from -reach to reach."""
-        distance = torch.arange(-reach, reach + 1, device=self.table.weight.device)
-        return self.table(self.bucket(distance)).T
-
     def of_summaries(self, blocks: Tensor, count: int) -> Tensor:
         """blocks [B, q] of the queries -> [B, H, q, L]"""
         distance = torch.arange(count, device=blocks.device) - blocks[..., None]
@@ -191,7 +186,7 @@ class TransientGlobalLayer(AttentionLayer):
             self.kernel.dropout_rate,
             key_mask=key_mask,
             leading=leading,
-            distance_bias=bias.by_distance(band.back),
+            distance_bias=bias.distance_bias(band.back, band.ahead),
         )
 
     def _dense(

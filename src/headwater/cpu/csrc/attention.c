@@ -4,6 +4,38 @@
 
 #include "attention_tiles.h"
 
+/* All tensors of a call; what follows `os` is for the backward pass only. */
+typedef struct {
+    const float *q, *k, *v, *leading_k, *leading_v;
+    float *out, *logsumexp;
+    Strides qs, ks, vs, lks, lvs, os;
+    const float *grad_out;
+    float *dq, *dk, *dv, *dleading_k, *dleading_v, *grad_distance_bias;
+    Strides dqs, dks, dlks;
+} Tensors;
+
+/* Pack the leading keys of a group, and the banded keys of a span of queries. */
+static void load_leading(const AttentionParams *a, const Tensors *x, Workspace *ws, int64_t b, int64_t g) {
+    if (!a->leading_keys) return;
+    pack_keys(ws->groups + LEADING, x->leading_k + b * x->lks.batch + g * x->lks.head, x->lks.position, a->leading_keys, a->head_dim);
+    pack_values(ws->groups + LEADING, x->leading_v + b * x->lvs.batch + g * x->lvs.head, x->lvs.position, a->leading_keys, a->head_dim);
+}
+static Tile load_span(const AttentionParams *a, const Tensors *x, Workspace *ws, int64_t b, int64_t g, int64_t begin, int64_t end) {
+    Tile all = make_tile(a, b, 0, begin, end);
+    pack_keys(ws->groups + BANDED, x->k + b * x->ks.batch + g * x->ks.head + all.first_key * x->ks.position, x->ks.position, all.num_keys, a->head_dim);
+    pack_values(ws->groups + BANDED, x->v + b * x->vs.batch + g * x->vs.head + all.first_key * x->vs.position, x->vs.position, all.num_keys, a->head_dim);
+    return all;
+}
+/* The groups of keys of a tile; the random blocks are packed where a block, or a span, begins. */
+static void load_groups(const AttentionParams *a, const Tensors *x, Workspace *ws, Tile all, Tile t, int begins_span, KeyGroup *groups) {
+    int64_t g = t.h / (a->heads / a->kv_heads);
+    if (a->random_blocks && (begins_span || t.first % a->block == 0))
+        pack_random(a, ws, t, x->k + t.b * x->ks.batch + g * x->ks.head, x->ks.position, x->v + t.b * x->vs.batch + g * x->vs.head, x->vs.position);
+    groups[LEADING] = ws->groups[LEADING];
+    groups[RANDOM] = ws->groups[RANDOM];
+    groups[BANDED] = tile_group(a, ws->groups + BANDED, all, t);
+}
+
 /* Scores of a tile before the softmax, for the keys of all groups side by side; -inf where a key is not visible. */
 static int64_t tile_scores(const AttentionParams *a, Workspace *ws, const KeyGroup *groups, Tile t, const float *q, int64_t q_stride) {
     int64_t w = a->head_dim, columns = 0;
@@ -22,24 +54,6 @@ static int64_t tile_scores(const AttentionParams *a, Workspace *ws, const KeyGro
         }
     }
     return columns;
-}
-
-/* Softmax without its division: x ← e^(x - max), in place; returns their sum, and the maximum in *max_value. n is a multiple of 8. */
-static float exp_and_sum(float *x, int64_t n, float *max_value) {
-    f32x8 partial_max = broadcast8(-INFINITY), sum = broadcast8(0), is_nan = broadcast8(0);
-    for (int64_t j = 0; j < n; j += 8) {
-        f32x8 here = *(f32x8 *)(x + j);
-        partial_max = max8(partial_max, here);
-        is_nan = (f32x8)((i32x8)is_nan | (here != here));              /* a comparison would let NaN slip through */
-    }
-    *max_value = reduce_sum8((f32x8)((i32x8)is_nan & (i32x8)broadcast8(1))) ? NAN : reduce_max8(partial_max);
-    float shift = *max_value == -INFINITY ? 0 : *max_value;            /* a row that sees nothing: all its e^x are 0 */
-    for (int64_t j = 0; j < n; j += 8) {
-        f32x8 e = exp8(*(f32x8 *)(x + j) - shift);
-        *(f32x8 *)(x + j) = e;
-        sum += e;
-    }
-    return reduce_sum8(sum);
 }
 
 /* The dropout mask of eight weights of row i from key j of a group on. Rows begin at multiples of 16 in the hash, and blocks
@@ -77,44 +91,33 @@ static void forward_tile(const AttentionParams *a, Workspace *ws, const KeyGroup
         for (int64_t d = 0; d < w; d += 8) *(f32x8 *)(out + i * out_stride + d) *= inv_sum[i];
 }
 
+/* A span of queries of all heads of a group; task: the row, the group and the span. */
+static void forward_span(const AttentionParams *a, const Tensors *x, Workspace *ws, int64_t task) {
+    int64_t span = span_queries(a), spans = (a->queries + span - 1) / span, heads_per_group = a->heads / a->kv_heads;
+    int64_t b = task / spans / a->kv_heads, g = task / spans % a->kv_heads, begin = task % spans * span;
+    load_leading(a, x, ws, b, g);
+    Tile all = load_span(a, x, ws, b, g, begin, min_of(begin + span, a->queries));
+    for (int64_t h = g * heads_per_group; h < (g + 1) * heads_per_group; h++)
+        for (int64_t first = begin, end; first < begin + all.num_queries; first = end) {
+            end = tile_end(a, first, begin + all.num_queries);
+            Tile t = make_tile(a, b, h, first, end);
+            KeyGroup groups[GROUPS];
+            load_groups(a, x, ws, all, t, first == begin, groups);
+            forward_tile(a, ws, groups, t, x->q + b * x->qs.batch + h * x->qs.head, x->qs.position,
+                         x->out + b * x->os.batch + h * x->os.head + first * x->os.position, x->os.position,
+                         x->logsumexp + (b * a->heads + h) * a->queries + first);
+        }
+}
+
 /* out = dropout(softmax(scale · q kᵀ + bias)) v, and logsumexp [B, H, Q] of the scores for the backward pass.
    0, or 1: out of memory. */
 int attention_forward(AttentionParams a, const float *q, Strides qs, const float *k, Strides ks, const float *v, Strides vs,
                       const float *leading_k, Strides lks, const float *leading_v, Strides lvs, float *out, Strides os, float *logsumexp) {
-    int64_t w = a.head_dim, heads_per_group = a.heads / a.kv_heads, span = span_queries(&a), failed = 0;
-    int64_t spans = (a.queries + span - 1) / span;
-    #pragma omp parallel
-    {
-        Workspace ws = {0};
-        int ready = make_workspace(&a, 0, &ws);
-        if (!ready) {
-            #pragma omp atomic write
-            failed = 1;
-        }
-        #pragma omp for schedule(dynamic)
-        for (int64_t task = 0; task < a.batch * a.kv_heads * spans; task++) {
-            if (!ready) continue;
-            int64_t b = task / spans / a.kv_heads, g = task / spans % a.kv_heads, begin = task % spans * span;
-            const float *key = k + b * ks.batch + g * ks.head, *value = v + b * vs.batch + g * vs.head;
-            if (a.leading_keys) {
-                pack_keys(ws.groups + LEADING, leading_k + b * lks.batch + g * lks.head, lks.position, a.leading_keys, w);
-                pack_values(ws.groups + LEADING, leading_v + b * lvs.batch + g * lvs.head, lvs.position, a.leading_keys, w);
-            }
-            Tile all = make_tile(&a, b, 0, begin, min_of(begin + span, a.queries));
-            pack_keys(ws.groups + BANDED, key + all.first_key * ks.position, ks.position, all.num_keys, w);
-            pack_values(ws.groups + BANDED, value + all.first_key * vs.position, vs.position, all.num_keys, w);
-            for (int64_t h = g * heads_per_group; h < (g + 1) * heads_per_group; h++)
-                for (int64_t first = begin, end; first < begin + all.num_queries; first = end) {
-                    end = tile_end(&a, first, begin + all.num_queries);
-                    Tile t = make_tile(&a, b, h, first, end);
-                    if (a.random_blocks && (first == begin || first % a.block == 0)) pack_random(&a, &ws, t, key, ks.position, value, vs.position);
-                    KeyGroup groups[GROUPS] = {ws.groups[LEADING], ws.groups[RANDOM], tile_group(&a, ws.groups + BANDED, all, t)};
-                    forward_tile(&a, &ws, groups, t, q + b * qs.batch + h * qs.head, qs.position,
-                                 out + b * os.batch + h * os.head + first * os.position, os.position, logsumexp + (b * a.heads + h) * a.queries + first);
-                }
-        }
-        free(ws.memory);
-    }
+    Tensors x = {.q = q, .k = k, .v = v, .leading_k = leading_k, .leading_v = leading_v, .out = out, .logsumexp = logsumexp,
+                 .qs = qs, .ks = ks, .vs = vs, .lks = lks, .lvs = lvs, .os = os};
+    int64_t spans = (a.queries + span_queries(&a) - 1) / span_queries(&a);
+    int failed = 0;
+    FOR_EACH_TASK(a.batch * a.kv_heads * spans, failed, ws, make_workspace(&a, 0, &ws), free(ws.memory), forward_span(&a, &x, &ws, task))
     return failed;
 }
 
@@ -188,6 +191,35 @@ static void zero_rows(Rows rows, int64_t count, int64_t w) {
     for (int64_t i = 0; i < count; i++) memset(rows.data + i * rows.stride, 0, sizeof(float) * (size_t)w);
 }
 
+/* All queries of the heads of a group, whose keys and values they share; task: the row and the group. */
+static void backward_group(const AttentionParams *a, const Tensors *x, Workspace *ws, int64_t task) {
+    int64_t w = a->head_dim, b = task / a->kv_heads, g = task % a->kv_heads, heads_per_group = a->heads / a->kv_heads, span = span_queries(a);
+    Rows grad_k = head_of(x->dk, x->dks, b, g), grad_v = head_of(x->dv, x->dks, b, g);
+    Rows grad_leading_k = head_of(x->dleading_k, x->dlks, b, g), grad_leading_v = head_of(x->dleading_v, x->dlks, b, g);
+    zero_rows(grad_k, a->keys, w);
+    zero_rows(grad_v, a->keys, w);
+    zero_rows(grad_leading_k, a->leading_keys, w);
+    zero_rows(grad_leading_v, a->leading_keys, w);
+    load_leading(a, x, ws, b, g);
+    for (int64_t begin = 0; begin < a->queries; begin += span) {
+        Tile all = load_span(a, x, ws, b, g, begin, min_of(begin + span, a->queries));
+        for (int64_t h = g * heads_per_group; h < (g + 1) * heads_per_group; h++)
+            for (int64_t first = begin, end; first < begin + all.num_queries; first = end) {
+                end = tile_end(a, first, begin + all.num_queries);
+                Tile t = make_tile(a, b, h, first, end);
+                KeyGroup groups[GROUPS];
+                load_groups(a, x, ws, all, t, first == begin, groups);
+                Rows grad_keys[GROUPS] = {grad_leading_k, grad_k, rows_from(grad_k, t.first_key)};
+                Rows grad_values[GROUPS] = {grad_leading_v, grad_v, rows_from(grad_v, t.first_key)};
+                int64_t at = b * x->os.batch + h * x->os.head + first * x->os.position;
+                backward_tile(a, ws, groups, t, x->q + b * x->qs.batch + h * x->qs.head, x->qs.position, x->out + at, x->grad_out + at, x->os.position,
+                              x->logsumexp + (b * a->heads + h) * a->queries + first, grad_keys, grad_values,
+                              rows_from(head_of(x->dq, x->dqs, b, h), first),
+                              x->grad_distance_bias ? x->grad_distance_bias + (b * a->heads + h) * band_width(a) : NULL);
+            }
+    }
+}
+
 /* The backward pass. With P the weights, M the dropout, δ = rowsum(dout ∘ out):
    dv = (P∘M)ᵀ dout;  dS = P ∘ (M ∘ (dout vᵀ) - δ);  dq = scale · dS k;  dk = scale · dSᵀ q.
    dk and dv, and those of the leading keys, have the same strides; grad_distance_bias [B, H, width] is zero, or NULL. */
@@ -195,51 +227,9 @@ int attention_backward(AttentionParams a, const float *q, Strides qs, const floa
                        const float *leading_k, Strides lks, const float *leading_v, Strides lvs, const float *out, const float *dout, Strides os,
                        const float *logsumexp, float *dq, Strides dqs, float *dk, float *dv, Strides dks,
                        float *dleading_k, float *dleading_v, Strides dlks, float *grad_distance_bias) {
-    int64_t w = a.head_dim, heads_per_group = a.heads / a.kv_heads, span = span_queries(&a), failed = 0;
-    #pragma omp parallel
-    {
-        Workspace ws = {0};
-        int ready = make_workspace(&a, 1, &ws);
-        if (!ready) {
-            #pragma omp atomic write
-            failed = 1;
-        }
-        #pragma omp for schedule(dynamic)
-        for (int64_t task = 0; task < a.batch * a.kv_heads; task++) {
-            if (!ready) continue;
-            int64_t b = task / a.kv_heads, g = task % a.kv_heads;
-            const float *key = k + b * ks.batch + g * ks.head, *value = v + b * vs.batch + g * vs.head;
-            Rows grad_k = head_of(dk, dks, b, g), grad_v = head_of(dv, dks, b, g);
-            Rows grad_leading_k = head_of(dleading_k, dlks, b, g), grad_leading_v = head_of(dleading_v, dlks, b, g);
-            zero_rows(grad_k, a.keys, w);
-            zero_rows(grad_v, a.keys, w);
-            zero_rows(grad_leading_k, a.leading_keys, w);
-            zero_rows(grad_leading_v, a.leading_keys, w);
-            if (a.leading_keys) {
-                pack_keys(ws.groups + LEADING, leading_k + b * lks.batch + g * lks.head, lks.position, a.leading_keys, w);
-                pack_values(ws.groups + LEADING, leading_v + b * lvs.batch + g * lvs.head, lvs.position, a.leading_keys, w);
-            }
-            for (int64_t begin = 0; begin < a.queries; begin += span) {
-                Tile all = make_tile(&a, b, 0, begin, min_of(begin + span, a.queries));
-                pack_keys(ws.groups + BANDED, key + all.first_key * ks.position, ks.position, all.num_keys, w);
-                pack_values(ws.groups + BANDED, value + all.first_key * vs.position, vs.position, all.num_keys, w);
-                for (int64_t h = g * heads_per_group; h < (g + 1) * heads_per_group; h++)
-                    for (int64_t first = begin, end; first < begin + all.num_queries; first = end) {
-                        end = tile_end(&a, first, begin + all.num_queries);
-                        Tile t = make_tile(&a, b, h, first, end);
-                        if (a.random_blocks && (first == begin || first % a.block == 0)) pack_random(&a, &ws, t, key, ks.position, value, vs.position);
-                        KeyGroup groups[GROUPS] = {ws.groups[LEADING], ws.groups[RANDOM], tile_group(&a, ws.groups + BANDED, all, t)};
-                        Rows grad_keys[GROUPS] = {grad_leading_k, grad_k, rows_from(grad_k, t.first_key)};
-                        Rows grad_values[GROUPS] = {grad_leading_v, grad_v, rows_from(grad_v, t.first_key)};
-                        int64_t at = b * os.batch + h * os.head + first * os.position;
-                        backward_tile(&a, &ws, groups, t, q + b * qs.batch + h * qs.head, qs.position, out + at, dout + at, os.position,
-                                      logsumexp + (b * a.heads + h) * a.queries + first, grad_keys, grad_values,
-                                      rows_from(head_of(dq, dqs, b, h), first),
-                                      grad_distance_bias ? grad_distance_bias + (b * a.heads + h) * band_width(&a) : NULL);
-                    }
-            }
-        }
-        free(ws.memory);
-    }
+    Tensors x = {q, k, v, leading_k, leading_v, (float *)out, (float *)logsumexp, qs, ks, vs, lks, lvs, os,
+                 dout, dq, dk, dv, dleading_k, dleading_v, grad_distance_bias, dqs, dks, dlks};
+    int failed = 0;
+    FOR_EACH_TASK(a.batch * a.kv_heads, failed, ws, make_workspace(&a, 1, &ws), free(ws.memory), backward_group(&a, &x, &ws, task))
     return failed;
 }

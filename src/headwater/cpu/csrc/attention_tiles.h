@@ -1,6 +1,6 @@
 /* The tiles of attention: which queries and keys they hold, the packed keys and values, and which of them are visible. */
 
-#include "gemm.h"
+#include "rows.h"
 
 /* ------------------------------------------------------------------------------------------------------ tiles and spans */
 
@@ -27,7 +27,6 @@ typedef struct {
     float *memory;
 } Workspace;
 
-static inline int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t band_width(const AttentionParams *a) { return (a->back + 1 + a->ahead) * a->block; }
 static inline int64_t span_queries(const AttentionParams *a) {
     int64_t least = band_width(a) > MIN_SPAN ? band_width(a) : MIN_SPAN;
@@ -57,12 +56,6 @@ static inline int64_t tile_end(const AttentionParams *a, int64_t first, int64_t 
 }
 
 /* ------------------------------------------------------------------------------------------------------------- workspace */
-
-static float *take(float **next, int64_t count) {
-    float *here = *next;
-    *next += count;
-    return here;
-}
 
 /* The memory of one thread: packed keys and values, and the scores of a tile. backward: with the gradients of a tile. */
 static int make_workspace(const AttentionParams *a, int backward, Workspace *ws) {

@@ -1,7 +1,8 @@
 /* Matrix products, shared by linear layers, attention and linear attention: packed panels, and one micro-kernel.
 
    The sums of a tile of C, MR rows and two vectors wide, are all in registers: 12 × 32 where the processor has AVX-512 (32
-   registers of sixteen floats), else 6 × 16 (of eight floats, where sixteen registers would do). */
+   registers of sixteen floats), else 6 × 16 (of eight floats, where sixteen registers would do). The last rows of a product
+   are a tile of SHORT_TILE rows where those are enough. */
 
 #include "simd.h"
 
@@ -16,6 +17,7 @@
 #define REPEAT(X) X(0) X(1) X(2) X(3) X(4) X(5)
 #define BROADCAST(x) broadcast8(x)
 #endif
+#define SHORT_TILE 4                                                   /* rows of a short tile */
 #define NR (2 * LANES)                                                 /* columns of a tile: one panel, or two */
 #define PACK_COLUMNS 64                                                /* columns packed at a time */
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
@@ -70,19 +72,19 @@ static const float ZEROS[NR];
 static inline int64_t right_in_b(int64_t columns, int64_t panel_rows) { return LANES == 8 ? 8 : columns > 16 ? 16 * panel_rows : 0; }
 static inline int64_t right_in_c(int64_t columns) { return columns > LANES ? LANES : 0; }
 
-/* C [MR, NR] = start + A [MR, k] · B [k, NR]. A has two strides, so that it may be read transposed; start is C itself, a bias
-   (with stride 0), or ZEROS. Of fewer than MR rows the last is repeated. The sums are single variables because compilers keep
-   those, and not an array, in registers. */
+/* C [rows, NR] = start + A [rows, k] · B [k, NR]. A has two strides, so that it may be read transposed; start is C itself, a bias
+   (with stride 0), or ZEROS. tile_rows, a constant, at most MR: of fewer rows the last is repeated. The sums are single variables
+   because compilers keep those, and not an array, in registers. */
 static inline __attribute__((always_inline)) void gemm_tile(
-    int64_t rows, int64_t columns, const float *a, int64_t row_stride, int64_t k_stride, const float *b, int64_t panel_rows, int64_t k,
+    const int64_t tile_rows, int64_t rows, int64_t columns, const float *a, int64_t row_stride, int64_t k_stride, const float *b, int64_t panel_rows, int64_t k,
     const float *start, int64_t start_stride, float *c, int64_t c_stride) {
     int64_t last = rows - 1, b_right = right_in_b(columns, panel_rows), c_right = right_in_c(columns);
     #define ROW(i) (last < i ? last : i)
     #define BEGIN(i) const float *a##i = a + ROW(i) * row_stride, *from##i = start + ROW(i) * start_stride; \
         vec s##i = BROADCAST(0), t##i = BROADCAST(0); __builtin_prefetch(c + ROW(i) * c_stride + NR - 1, 1);
-    #define ADD(i) x = BROADCAST(a##i[p * k_stride]); s##i += x * left; t##i += x * right;
-    #define START(i) s##i += *(const vec *)from##i; t##i += *(const vec *)(from##i + c_right);
-    #define END(i) *(vec *)(c + ROW(i) * c_stride) = s##i; *(vec *)(c + ROW(i) * c_stride + c_right) = t##i;
+    #define ADD(i) if (i < tile_rows) { x = BROADCAST(a##i[p * k_stride]); s##i += x * left; t##i += x * right; }
+    #define START(i) if (i < tile_rows) { s##i += *(const vec *)from##i; t##i += *(const vec *)(from##i + c_right); }
+    #define END(i) if (i < tile_rows) { *(vec *)(c + ROW(i) * c_stride) = s##i; *(vec *)(c + ROW(i) * c_stride + c_right) = t##i; }
     REPEAT(BEGIN)
     for (int64_t p = 0; p < k; p++, b += 16) {
         vec left = *(const vec *)b, right = *(const vec *)(b + b_right), x;
@@ -103,9 +105,12 @@ static void gemm(int64_t m, int64_t n, int64_t k, const float *a, int64_t row_st
                  int64_t panel_rows, float *c, int64_t ldc, int accumulate) {
     for (int64_t j = 0; j < n; j += NR)
         for (int64_t i = 0; i < m; i += MR) {
+            const float *from = a + i * row_stride, *panel = b + j * panel_rows;
             float *to = c + i * ldc + j;
-            gemm_tile(m - i < MR ? m - i : MR, n - j, a + i * row_stride, row_stride, k_stride, b + j * panel_rows, panel_rows, k,
-                      accumulate ? to : ZEROS, accumulate ? ldc : 0, to, ldc);
+            const float *start = accumulate ? to : ZEROS;
+            int64_t start_stride = accumulate ? ldc : 0;
+            if (m - i <= SHORT_TILE) gemm_tile(SHORT_TILE, m - i, n - j, from, row_stride, k_stride, panel, panel_rows, k, start, start_stride, to, ldc);
+            else gemm_tile(MR, m - i < MR ? m - i : MR, n - j, from, row_stride, k_stride, panel, panel_rows, k, start, start_stride, to, ldc);
         }
 }
 

@@ -104,7 +104,7 @@ static void gemm_blocked(const float *x, const float *w, int transposed, const f
                     const float *start = p || accumulate ? y + at : bias ? bias + j : ZEROS;
                     for (int64_t r = 0; z && fused_act && r < rows; r++) __builtin_prefetch(z + at + r * n + columns - 1);
                     prefetch_rows(x + later * k + p, k, m - later, from, to);
-                    gemm_tile(rows, columns, x + i * k + p, k, 1, workspace + j * d, d, d, start, p || accumulate ? n : 0, y + at, n);
+                    gemm_tile(MR, rows, columns, x + i * k + p, k, 1, workspace + j * d, d, d, start, p || accumulate ? n : 0, y + at, n);
                     if (fused_act && z) apply_activation_grad(rows, columns, n, at, act, &dropout, z, y, total);
                     else if (fused_act) apply_activation(rows, columns, n, at, act, &dropout, y, h);
                 }

@@ -2,10 +2,20 @@
    so far, S = Σ φ(k) vᵀ and z = Σ φ(k), stand for them. Tokens are processed in chunks: a triangle of scores within each, and
    the sums of all before it. B batch, H heads, G key/value heads, L length, K width of a query or key head, V of a value head. */
 
-#include "gemm.h"
+#include "rows.h"
 
 enum { CHUNK = 64, SCORE_STRIDE = CHUNK + 16 };                        /* an odd number of cache lines */
 typedef LinearAttentionParams Params;
+
+/* All tensors of a call: inputs, the sums before the first key (or NULL), results; what follows is for the backward pass only. */
+typedef struct {
+    const float *q, *k, *v, *kv, *total;
+    float *out, *denominators, *kv_after, *total_after;
+    Strides qs, ks, vs, os;
+    const float *grad_out;
+    float *dq, *dk, *dv, *grad_kv, *grad_total;
+    Strides dqs, dks, dvs;
+} Tensors;
 
 typedef struct {
     float *queries, *keys, *scores, *kv, *total;                       /* φ(q), φ(k) of a chunk [CHUNK, K]; S [K, V], z [K] */
@@ -17,11 +27,6 @@ typedef struct {
     float *memory;
 } Workspace;
 
-static float *take(float **next, int64_t count) {
-    float *here = *next;
-    *next += count;
-    return here;
-}
 static int make_workspace(const Params *a, Workspace *ws) {
     int64_t k = a->key_dim, v = a->value_dim, chunk = CHUNK;
     ws->memory = malloc(sizeof(float) * (size_t)(chunk * (7 * k + 4 * v + 2 * SCORE_STRIDE + 1) + 2 * k * v + k));
@@ -45,6 +50,10 @@ static int make_workspace(const Params *a, Workspace *ws) {
     ws->kv_panels = take(&next, k * v);
     ws->total = take(&next, k);
     return 1;
+}
+static void free_workspace(Workspace *ws) {
+    free(ws->memory);
+    free(ws->begins);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------- pieces */
@@ -81,14 +90,6 @@ static void through_features(const float *grad, const float *phi, int64_t rows, 
             *(f32x8 *)(out + i * stride + d) = *(const f32x8 *)(grad + i * width + d) * slope;
         }
 }
-static float dot(const float *x, const float *y, int64_t n) {
-    f32x8 sum = broadcast8(0);
-    for (int64_t d = 0; d < n; d += 8) sum += *(const f32x8 *)(x + d) * *(const f32x8 *)(y + d);
-    return reduce_sum8(sum);
-}
-static void add_scaled(float *y, float scale, const float *x, int64_t n) {
-    for (int64_t d = 0; d < n; d += 8) *(f32x8 *)(y + d) += scale * *(const f32x8 *)(x + d);
-}
 /* Keep the triangle of scores of keys at or before each query, with `bias` of the query added; the rest becomes 0. */
 static void keep_triangle(float *scores, int64_t rows, const float *bias) {
     for (int64_t i = 0; i < rows; i++)
@@ -119,54 +120,49 @@ static void store_sums(const Params *a, const Workspace *ws, float *kv, float *t
 
 /* ---------------------------------------------------------------------------------------------------------------- forward */
 
+/* A chunk of queries of one head: the triangle within the chunk, and the sums of before. */
+static void chunk_out(const Params *a, Workspace *ws, const float *q, int64_t q_stride, int64_t rows, float *out, int64_t stride, float *denominators) {
+    int64_t K = a->key_dim, V = a->value_dim;
+    features(q, q_stride, rows, K, NULL, ws->queries);
+    gemm(rows, round_up16(rows), K, ws->queries, K, 1, ws->k_transposed, K, ws->scores, SCORE_STRIDE, 0);
+    keep_triangle(ws->scores, rows, NULL);
+    gemm(rows, V, rows, ws->scores, SCORE_STRIDE, 1, ws->value_panels, rows, out, stride, 0);
+    gemm(rows, V, K, ws->queries, K, 1, ws->kv_panels, K, out, stride, 1);
+    for (int64_t i = 0; i < rows; i++) {
+        denominators[i] = sum_of(ws->scores + i * SCORE_STRIDE, round_up16(rows)) + dot(ws->queries + i * K, ws->total, K) + a->eps;
+        for (int64_t d = 0; d < V; d += 8) *(f32x8 *)(out + i * stride + d) /= denominators[i];
+    }
+}
+
+static void forward_head(const Params *a, const Tensors *x, Workspace *ws, int64_t task) {
+    int64_t b = task / a->kv_heads, g = task % a->kv_heads, per_group = a->heads / a->kv_heads, K = a->key_dim, V = a->value_dim;
+    const uint8_t *keep = a->keep ? a->keep + b * a->length : NULL;
+    find_chunks(a, b, ws);
+    load_sums(a, ws, x->kv, x->total, task);
+    for (int64_t c = 0; c < ws->chunks; c++) {
+        int64_t begin = ws->begins[c], rows = ws->begins[c + 1] - begin;
+        if (begins_document(a, b, begin)) clear_sums(a, ws);
+        features(x->k + b * x->ks.batch + g * x->ks.head + begin * x->ks.position, x->ks.position, rows, K, keep ? keep + begin : NULL, ws->keys);
+        pack_panels_transposed(ws->keys, K, rows, K, ws->k_transposed);
+        pack_panels(x->v + b * x->vs.batch + g * x->vs.head + begin * x->vs.position, x->vs.position, rows, V, ws->value_panels);
+        pack_panels(ws->kv, V, K, V, ws->kv_panels);
+        for (int64_t h = g * per_group; h < (g + 1) * per_group; h++)
+            chunk_out(a, ws, x->q + b * x->qs.batch + h * x->qs.head + begin * x->qs.position, x->qs.position, rows,
+                      x->out + b * x->os.batch + h * x->os.head + begin * x->os.position, x->os.position,
+                      x->denominators + (b * a->heads + h) * a->length + begin);
+        add_to_sums(a, ws, rows, ws->keys, ws->value_panels, NULL);
+    }
+    store_sums(a, ws, x->kv_after, x->total_after, task);
+}
+
 /* out = φ(q) S / (φ(q) z + ε) with the sums up to each query, the denominators [B, H, L], and the sums after the last key.
    kv, total: the sums before the first key, or NULL. 0, or 1: out of memory. */
 int linear_attention_forward(Params a, const float *q, Strides qs, const float *k, Strides ks, const float *v, Strides vs, const float *kv,
                              const float *total, float *out, Strides os, float *denominators, float *kv_after, float *total_after) {
-    int64_t per_group = a.heads / a.kv_heads, K = a.key_dim, V = a.value_dim, failed = 0;
-    #pragma omp parallel
-    {
-        Workspace ws = {0};
-        int ready = make_workspace(&a, &ws);
-        if (!ready) {
-            #pragma omp atomic write
-            failed = 1;
-        }
-        #pragma omp for schedule(dynamic)
-        for (int64_t task = 0; task < a.batch * a.kv_heads; task++) {
-            if (!ready) continue;
-            int64_t b = task / a.kv_heads, g = task % a.kv_heads;
-            const uint8_t *keep = a.keep ? a.keep + b * a.length : NULL;
-            find_chunks(&a, b, &ws);
-            load_sums(&a, &ws, kv, total, task);
-            for (int64_t c = 0; c < ws.chunks; c++) {
-                int64_t begin = ws.begins[c], rows = ws.begins[c + 1] - begin;
-                if (begins_document(&a, b, begin)) clear_sums(&a, &ws);
-                features(k + b * ks.batch + g * ks.head + begin * ks.position, ks.position, rows, K, keep ? keep + begin : NULL, ws.keys);
-                pack_panels_transposed(ws.keys, K, rows, K, ws.k_transposed);
-                pack_panels(v + b * vs.batch + g * vs.head + begin * vs.position, vs.position, rows, V, ws.value_panels);
-                pack_panels(ws.kv, V, K, V, ws.kv_panels);
-                for (int64_t h = g * per_group; h < (g + 1) * per_group; h++) {
-                    float *to = out + b * os.batch + h * os.head + begin * os.position, *denominator = denominators + (b * a.heads + h) * a.length + begin;
-                    features(q + b * qs.batch + h * qs.head + begin * qs.position, qs.position, rows, K, NULL, ws.queries);
-                    gemm(rows, round_up16(rows), K, ws.queries, K, 1, ws.k_transposed, K, ws.scores, SCORE_STRIDE, 0);
-                    keep_triangle(ws.scores, rows, NULL);
-                    gemm(rows, V, rows, ws.scores, SCORE_STRIDE, 1, ws.value_panels, rows, to, os.position, 0);
-                    gemm(rows, V, K, ws.queries, K, 1, ws.kv_panels, K, to, os.position, 1);
-                    for (int64_t i = 0; i < rows; i++) {
-                        f32x8 sum = broadcast8(0);
-                        for (int64_t j = 0; j < round_up16(rows); j += 8) sum += *(f32x8 *)(ws.scores + i * SCORE_STRIDE + j);
-                        denominator[i] = reduce_sum8(sum) + dot(ws.queries + i * K, ws.total, K) + a.eps;
-                        for (int64_t d = 0; d < V; d += 8) *(f32x8 *)(to + i * os.position + d) /= denominator[i];
-                    }
-                }
-                add_to_sums(&a, &ws, rows, ws.keys, ws.value_panels, NULL);
-            }
-            store_sums(&a, &ws, kv_after, total_after, task);
-        }
-        free(ws.memory);
-        free(ws.begins);
-    }
+    Tensors x = {.q = q, .k = k, .v = v, .kv = kv, .total = total, .out = out, .denominators = denominators, .kv_after = kv_after,
+                 .total_after = total_after, .qs = qs, .ks = ks, .vs = vs, .os = os};
+    int failed = 0;
+    FOR_EACH_TASK(a.batch * a.kv_heads, failed, ws, make_workspace(&a, &ws), free_workspace(&ws), forward_head(&a, &x, &ws, task))
     return failed;
 }
 
@@ -174,6 +170,12 @@ int linear_attention_forward(Params a, const float *q, Strides qs, const float *
 
 /* Of the tensors of one head from row `begin` on. */
 typedef struct { const float *q, *out, *grad_out, *denominators; int64_t q_stride, out_stride; } HeadRows;
+
+static HeadRows head_rows(const Params *a, const Tensors *x, int64_t b, int64_t h, int64_t begin) {
+    int64_t at = b * x->os.batch + h * x->os.head + begin * x->os.position;
+    return (HeadRows){x->q + b * x->qs.batch + h * x->qs.head + begin * x->qs.position, x->out + at, x->grad_out + at,
+                      x->denominators + (b * a->heads + h) * a->length + begin, x->qs.position, x->os.position};
+}
 
 /* ĝ = dout / denominator and c = -(dout · out) / denominator of a chunk of queries: the gradients of numerator and denominator. */
 static void load_gradients(const Params *a, Workspace *ws, HeadRows x, int64_t rows) {
@@ -211,66 +213,63 @@ static void chunk_grad_kv(const Params *a, Workspace *ws, HeadRows x, int64_t ro
     add_to_sums(a, ws, rows, ws->queries, ws->grad_panels, ws->grad_denominators);
 }
 
-/* Two passes over the chunks: forwards, with S and z again, for dq; and backwards, with R = Σ φ(q) ĝᵀ and r = Σ c φ(q) of the
-   queries from here on, for dk and dv: dφ(k) = … + v Rᵀ + r, dv = … + φ(k) R. grad_kv, grad_total: the gradients of the sums
-   after the last key, on return of those before the first. */
+/* The chunks forwards, with S and z again, for dq. */
+static void backward_queries(const Params *a, const Tensors *x, Workspace *ws, int64_t b, int64_t g, const uint8_t *keep) {
+    int64_t per_group = a->heads / a->kv_heads, K = a->key_dim, V = a->value_dim;
+    load_sums(a, ws, x->kv, x->total, b * a->kv_heads + g);
+    for (int64_t c = 0; c < ws->chunks; c++) {
+        int64_t begin = ws->begins[c], rows = ws->begins[c + 1] - begin;
+        const float *values = x->v + b * x->vs.batch + g * x->vs.head + begin * x->vs.position;
+        if (begins_document(a, b, begin)) clear_sums(a, ws);
+        features(x->k + b * x->ks.batch + g * x->ks.head + begin * x->ks.position, x->ks.position, rows, K, keep ? keep + begin : NULL, ws->keys);
+        pack_panels_transposed(values, x->vs.position, rows, V, ws->v_transposed);
+        pack_panels_transposed(ws->kv, V, K, V, ws->kv_panels);        /* of Sᵀ */
+        pack_panels(ws->keys, K, rows, K, ws->key_panels);
+        pack_panels(values, x->vs.position, rows, V, ws->value_panels);
+        for (int64_t h = g * per_group; h < (g + 1) * per_group; h++)
+            chunk_grad_q(a, ws, head_rows(a, x, b, h, begin), rows, x->dq + b * x->dqs.batch + h * x->dqs.head + begin * x->dqs.position, x->dqs.position);
+        add_to_sums(a, ws, rows, ws->keys, ws->value_panels, NULL);
+    }
+}
+
+/* The chunks backwards, with R = Σ φ(q) ĝᵀ and r = Σ c φ(q) of the queries from here on: dφ(k) = … + v Rᵀ + r, dv = … + φ(k) R. */
+static void backward_keys(const Params *a, const Tensors *x, Workspace *ws, int64_t b, int64_t g, const uint8_t *keep) {
+    int64_t per_group = a->heads / a->kv_heads, K = a->key_dim, V = a->value_dim;
+    load_sums(a, ws, x->grad_kv, x->grad_total, b * a->kv_heads + g);
+    for (int64_t c = ws->chunks - 1; c >= 0; c--) {
+        int64_t begin = ws->begins[c], rows = ws->begins[c + 1] - begin;
+        const float *values = x->v + b * x->vs.batch + g * x->vs.head + begin * x->vs.position;
+        float *dv = x->dv + b * x->dvs.batch + g * x->dvs.head + begin * x->dvs.position;
+        features(x->k + b * x->ks.batch + g * x->ks.head + begin * x->ks.position, x->ks.position, rows, K, keep ? keep + begin : NULL, ws->keys);
+        pack_panels_transposed(values, x->vs.position, rows, V, ws->v_transposed);
+        pack_panels_transposed(ws->keys, K, rows, K, ws->k_transposed);
+        pack_panels_transposed(ws->kv, V, K, V, ws->kv_panels);        /* of Rᵀ */
+        gemm(rows, K, V, values, x->vs.position, 1, ws->kv_panels, V, ws->grad_features, K, 0);
+        for (int64_t i = 0; i < rows; i++) add_scaled(ws->grad_features + i * K, 1, ws->total, K);
+        pack_panels(ws->kv, V, K, V, ws->kv_panels);
+        gemm(rows, V, K, ws->keys, K, 1, ws->kv_panels, K, dv, x->dvs.position, 0);
+        for (int64_t h = g * per_group; h < (g + 1) * per_group; h++) chunk_grad_kv(a, ws, head_rows(a, x, b, h, begin), rows, dv, x->dvs.position);
+        through_features(ws->grad_features, ws->keys, rows, K, x->dk + b * x->dks.batch + g * x->dks.head + begin * x->dks.position, x->dks.position);
+        if (begins_document(a, b, begin)) clear_sums(a, ws);
+    }
+    store_sums(a, ws, x->grad_kv, x->grad_total, b * a->kv_heads + g);
+}
+
+static void backward_head(const Params *a, const Tensors *x, Workspace *ws, int64_t task) {
+    int64_t b = task / a->kv_heads, g = task % a->kv_heads;
+    const uint8_t *keep = a->keep ? a->keep + b * a->length : NULL;
+    find_chunks(a, b, ws);
+    backward_queries(a, x, ws, b, g, keep);
+    backward_keys(a, x, ws, b, g, keep);
+}
+
+/* grad_kv, grad_total: the gradients of the sums after the last key, on return of those before the first. */
 int linear_attention_backward(Params a, const float *q, Strides qs, const float *k, Strides ks, const float *v, Strides vs, const float *kv,
                               const float *total, const float *out, const float *dout, Strides os, const float *denominators,
                               float *dq, Strides dqs, float *dk, Strides dks, float *dv, Strides dvs, float *grad_kv, float *grad_total) {
-    int64_t per_group = a.heads / a.kv_heads, K = a.key_dim, V = a.value_dim, failed = 0;
-    #pragma omp parallel
-    {
-        Workspace ws = {0};
-        int ready = make_workspace(&a, &ws);
-        if (!ready) {
-            #pragma omp atomic write
-            failed = 1;
-        }
-        #pragma omp for schedule(dynamic)
-        for (int64_t task = 0; task < a.batch * a.kv_heads; task++) {
-            if (!ready) continue;
-            int64_t b = task / a.kv_heads, g = task % a.kv_heads;
-            const uint8_t *keep = a.keep ? a.keep + b * a.length : NULL;
-            find_chunks(&a, b, &ws);
-            for (int backwards = 0; backwards < 2; backwards++) {
-                if (backwards) load_sums(&a, &ws, grad_kv, grad_total, task);
-                else load_sums(&a, &ws, kv, total, task);
-                for (int64_t n = 0; n < ws.chunks; n++) {
-                    int64_t c = backwards ? ws.chunks - 1 - n : n, begin = ws.begins[c], rows = ws.begins[c + 1] - begin;
-                    const float *values = v + b * vs.batch + g * vs.head + begin * vs.position;
-                    float *to_k = dk + b * dks.batch + g * dks.head + begin * dks.position, *to_v = dv + b * dvs.batch + g * dvs.head + begin * dvs.position;
-                    if (!backwards && begins_document(&a, b, begin)) clear_sums(&a, &ws);
-                    features(k + b * ks.batch + g * ks.head + begin * ks.position, ks.position, rows, K, keep ? keep + begin : NULL, ws.keys);
-                    pack_panels_transposed(values, vs.position, rows, V, ws.v_transposed);
-                    pack_panels_transposed(ws.kv, V, K, V, ws.kv_panels);            /* of Sᵀ, or Rᵀ */
-                    if (backwards) {
-                        gemm(rows, K, V, values, vs.position, 1, ws.kv_panels, V, ws.grad_features, K, 0);
-                        for (int64_t i = 0; i < rows; i++) add_scaled(ws.grad_features + i * K, 1, ws.total, K);
-                        pack_panels(ws.kv, V, K, V, ws.kv_panels);
-                        gemm(rows, V, K, ws.keys, K, 1, ws.kv_panels, K, to_v, dvs.position, 0);
-                        pack_panels_transposed(ws.keys, K, rows, K, ws.k_transposed);
-                    } else {
-                        pack_panels(ws.keys, K, rows, K, ws.key_panels);
-                        pack_panels(values, vs.position, rows, V, ws.value_panels);
-                    }
-                    for (int64_t h = g * per_group; h < (g + 1) * per_group; h++) {
-                        int64_t at = b * os.batch + h * os.head + begin * os.position;
-                        HeadRows x = {q + b * qs.batch + h * qs.head + begin * qs.position, out + at, dout + at,
-                                      denominators + (b * a.heads + h) * a.length + begin, qs.position, os.position};
-                        if (backwards) chunk_grad_kv(&a, &ws, x, rows, to_v, dvs.position);
-                        else chunk_grad_q(&a, &ws, x, rows, dq + b * dqs.batch + h * dqs.head + begin * dqs.position, dqs.position);
-                    }
-                    if (!backwards) add_to_sums(&a, &ws, rows, ws.keys, ws.value_panels, NULL);
-                    else {
-                        through_features(ws.grad_features, ws.keys, rows, K, to_k, dks.position);
-                        if (begins_document(&a, b, begin)) clear_sums(&a, &ws);
-                    }
-                }
-            }
-            store_sums(&a, &ws, grad_kv, grad_total, task);
-        }
-        free(ws.memory);
-        free(ws.begins);
-    }
+    Tensors x = {q, k, v, kv, total, (float *)out, (float *)denominators, NULL, NULL, qs, ks, vs, os,
+                 dout, dq, dk, dv, grad_kv, grad_total, dqs, dks, dvs};
+    int failed = 0;
+    FOR_EACH_TASK(a.batch * a.kv_heads, failed, ws, make_workspace(&a, &ws), free_workspace(&ws), backward_head(&a, &x, &ws, task))
     return failed;
 }

@@ -37,7 +37,7 @@ void linear_grad_weight(const float *grad_out, const float *x, int64_t m, int64_
             for (int64_t j = 0; j < k; j += NR)
                 for (int64_t i = first; i < end; i += MR) {
                     float *to = grad_weight + i * k + j;
-                    gemm_tile(end - i < MR ? end - i : MR, k - j, packed_grad_out + (i - first) / MR * SLIVER_SIZE(d), 1, MR, workspace + j * d, d, d,
+                    gemm_tile(MR, end - i < MR ? end - i : MR, k - j, packed_grad_out + (i - first) / MR * SLIVER_SIZE(d), 1, MR, workspace + j * d, d, d,
                               p ? to : ZEROS, p ? k : 0, to, k);
                 }
         }

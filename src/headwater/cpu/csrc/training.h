@@ -47,6 +47,23 @@ typedef struct {
     const int32_t *document_ids;                                       /* [B, L] each document begins with empty sums; or NULL */
 } LinearAttentionParams;
 
+typedef struct {
+    int64_t batch, heads, kv_heads, queries, keys, key_dim, value_dim, features;
+    float root, eps;                                                   /* root multiplies queries and keys; eps is added to each feature */
+    int32_t causal;
+    const uint8_t *keep;                                               /* [B, S] 0 = padding, or NULL */
+} FavorParams;
+
+typedef struct {
+    int64_t batch, heads, length, head_dim;
+    int64_t chunk, before, after, rounds;                              /* a chunk of sorted tokens sees itself, and those before and after it in a ring */
+    float scale, itself, eps;                                          /* itself: the score of the own key; eps: of the norm of keys */
+    int32_t causal;
+    const int32_t *order;                                              /* [B, H, rounds · L] the positions in the order of their buckets */
+    const uint8_t *keep;                                               /* [B, L] 0 = padding, or NULL */
+    DropoutKey dropout;
+} LSHParams;
+
 typedef struct {                                                       /* inv_bias_correction: 1 / (1 - beta^step) */
     float lr, weight_decay, beta1, beta2, eps, inv_bias_correction1, inv_bias_correction2;
     uint32_t first, second;                                            /* the key of stochastic rounding */

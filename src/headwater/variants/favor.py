@@ -4,7 +4,7 @@
 
 c keeps the exponentials finite. It cancels out, except against ε, so for a causal answer it must not depend on later
 keys: here it is the maximum over the keys so far, and sums of before a new maximum are multiplied by exp(old - new).
-Call it as `functional.favor_attention`.
+favor_attention() computes it by cpu/csrc/favor.c where that applies.
 B batch, H heads, G key/value heads, Q queries, S keys, D and V widths, M features.
 """
 
@@ -14,6 +14,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from headwater.core.cache import State
+from headwater.cpu import favor as cpu_favor
 
 CHUNK = 64  # tokens at a time of causal attention
 FEATURE_EPS = 1e-4  # added to each feature
@@ -32,6 +35,36 @@ class FavorState(NamedTuple):
     values: Tensor
     size: Tensor
     maximum: Tensor
+
+
+def favor_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    projection: Tensor,
+    causal: bool,
+    scale: float,
+    state: State | None = None,
+    attention_mask: Tensor | None = None,
+) -> tuple[Tensor, State]:
+    """An estimate of softmax(scale · q kᵀ) v by random features, and the state after the keys.
+
+    q [B, H, Q, K], k [B, G, S, K], v [B, G, S, V], projection [M, K] -> [B, H, Q, V]. state: that of earlier keys.
+    attention_mask [B, S]: True where a key is no padding.
+    """
+    if cpu_favor.favor_supported(q, k, v, projection):
+        sums = FavorState(*state) if state else None
+        out, after = cpu_favor.fused_favor(q, k, v, projection, causal, scale, FEATURE_EPS, sums, attention_mask)
+        return out, FavorState(*after) if causal else ()
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    queries = (q * scale**0.5).to(dtype).unflatten(1, (-1, q.shape[1] // k.shape[1]))  # [B, G, H / G, Q, K]
+    keys = (k * scale**0.5).to(dtype)
+    values = v.to(dtype)
+    if not causal:
+        return two_way(queries, keys, values, projection, attention_mask).flatten(1, 2).to(v.dtype), ()
+    before = FavorState(*state) if state else empty_state(keys, values, len(projection))
+    out, after = causal_chunks(queries, keys, values, projection, before, attention_mask)
+    return out.flatten(1, 2).to(v.dtype), after
 
 
 def empty_state(k: Tensor, v: Tensor, features: int) -> FavorState:
@@ -74,10 +107,10 @@ def two_way(q: Tensor, k: Tensor, v: Tensor, projection: Tensor, attention_mask:
     queries = query_features(q, projection)
     numerator = queries @ (features.mT @ v)[:, :, None]
     denominator = queries @ features.sum(2)[:, :, None, :, None]
-    return numerator / denominator.clamp(min=torch.finfo(q.dtype).tiny)
+    return _divide(numerator, denominator)
 
 
-def causal(
+def causal_chunks(
     q: Tensor, k: Tensor, v: Tensor, projection: Tensor, state: FavorState, attention_mask: Tensor | None
 ) -> tuple[Tensor, FavorState]:
     """Attention to the keys so far, in chunks. Shapes as in two_way()."""
@@ -115,7 +148,7 @@ def _causal_chunk(
     numerator = scores @ v[:, :, None] + shrunk @ state.kv[:, :, None] + small * state.values[:, :, None, None]
     denominator = scores.sum(-1, keepdim=True) + shrunk @ state.total[:, :, None, :, None]
     denominator = denominator + small * state.size[:, :, None, None, None]
-    out = numerator / denominator.clamp(min=torch.finfo(q.dtype).tiny)  # 0 where there is no key yet
+    out = _divide(numerator, denominator)
 
     # the sums after the chunk
     kept = features * (maximum - maximum[..., -1:]).exp()[..., None]
@@ -128,3 +161,8 @@ def _causal_chunk(
         maximum[..., -1],
     )
     return out, state
+
+
+def _divide(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """0 where there is no key yet, and no gradient."""
+    return numerator / denominator.masked_fill(denominator < torch.finfo(denominator.dtype).tiny, 1)
