@@ -17,6 +17,9 @@ from pathlib import Path
 from correctness import end_if_wrong
 from side_by_side import BENCH_PYTHON, Contender, compare, table, write
 
+from headwater.audio.files import read_audio
+from headwater.audio.mel import SAMPLE_RATE
+from headwater.audio.write import write_wav
 from headwater.families.hub import find_installed
 from headwater.families.load import load, save
 
@@ -68,11 +71,13 @@ def main() -> None:
 
 def compare_models(args: argparse.Namespace, scratch: Path) -> None:
     """One table for each model."""
+    sound = scratch / "speech.wav"
+    write_wav(sound, read_audio(args.file), SAMPLE_RATE)  # whisper.cpp takes samples of 16 kHz: the same for all
     for model in args.models:
         folder = str(find_installed(model))
         ggml = str(scratch / f"ggml-{model}.bin")
         save(load(model), ggml)  # whisper.cpp reads the same weights in 16 bits
-        arguments = (folder, str(args.file), *args.beam_size)
+        arguments = (folder, str(sound), *args.beam_size)
         contenders = [
             Contender(FIRST, "transcribe_headwater.py", ("int8", *arguments)),
             Contender("headwater float32", "transcribe_headwater.py", ("float32", *arguments)),

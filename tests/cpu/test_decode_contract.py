@@ -295,7 +295,8 @@ def test_scratch_has_room_for_all_that_may_use_it(threads: int, rows: int, stepp
     assert held["q"] == held["y"] == held["proj_in"] == room.rows * most and 16 * held["ds"] == held["q"]
     assert held["x"] == room.rows * whole.d_model and held["qkv"] == room.rows * stepper.qkv_width
     assert held["hidden"] == 2 * room.rows * whole.d_ff and held["panels"] == threads * sizes["PANEL_ROWS"] * most
-    assert held["scores"] == threads * (whole.length + whole.max_source_length) and room.scratch.threads == threads
+    assert held["scores"] == threads * (whole.length + sizes["SOURCE_ROWS"] * whole.max_source_length)
+    assert room.scratch.threads == threads
 
 
 @needs_a_compiler

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from headwater.cpu.int8 import int8_linear, int8_linear_supported, quantize_rows
 from headwater.families.builders import transformer
 from headwater.generation.kv_cache import BatchKVCache
 from headwater.generation.native import NativeDecoder
@@ -30,6 +31,36 @@ def test_c_equals_the_formula_and_is_near_the_floats(bias, shape):
     assert 1e-4 < error < 0.02
 
 
+@pytest.mark.parametrize("columns", [64, 192])
+@pytest.mark.parametrize("outputs", [1, 16, 33, 70])
+@torch.no_grad()
+def test_any_number_of_rows(columns, outputs):
+    """Few rows and many are computed by different loops, in tiles of which the last is not full: the sums are exact."""
+    _linear, quantized = layer(columns, outputs)
+    for rows in (*range(1, 15), 24, 25, 61):
+        x = quantize_rows(torch.randn(rows, columns))
+        product = x.values.long() @ quantized.quantized.long().t()
+        expected = product * (x.scale[:, None] * quantized.scale) + quantized.bias
+        assert torch.equal(x.sum.long(), x.values.long().sum(1))
+        if int8_linear_supported(columns):
+            assert torch.allclose(int8_linear(x, quantized.quantized, quantized.scale, quantized.bias), expected)
+            without = int8_linear(x, quantized.quantized, quantized.scale, None)
+            assert torch.allclose(without, expected - quantized.bias, atol=1e-6)
+            moved = int8_linear(x._replace(sum=x.sum + 1), quantized.quantized, quantized.scale, quantized.bias)
+            assert not torch.allclose(moved, expected)  # a planted fault: another sum
+
+
+@torch.no_grad()
+def test_the_largest_values_do_not_overflow():
+    if not int8_linear_supported(65536):
+        pytest.skip("this processor has no AVX-512 VNNI: torch multiplies")
+    ones = torch.full((9, 65536), 1.0)
+    x = quantize_rows(ones)
+    for sign in (1, -1):
+        y = int8_linear(x, (127 * sign * ones[:2]).to(torch.int8), torch.full((2,), 1 / 127), None)
+        assert torch.allclose(y, torch.full((9, 2), 65536.0 * sign))
+
+
 @torch.no_grad()
 def test_a_wrong_scale_would_be_seen():
     linear, quantized = layer()
@@ -50,9 +81,10 @@ def test_zero_rows_and_nan():
     assert y[:2].isfinite().all()
 
 
-def test_with_any_number_of_threads(same_bits):
+@pytest.mark.parametrize("rows", [3, 200])
+def test_with_any_number_of_threads(rows, same_bits):
     _linear, quantized = layer(384, 512)
-    x = torch.randn(200, 384)
+    x = torch.randn(rows, 384)
     with torch.no_grad():
         same_bits(lambda: quantized(x))
 

@@ -48,6 +48,7 @@ DECODE_FUNCTIONS = (
     "decode_step",
     "dequantize",
     "dequantize_rows",
+    "int8_linear",
     "quantize_rows",
     "quantized_linear",
     "topk_logprobs",

@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from ctypes import c_int32, c_void_p
 from itertools import pairwise
+from operator import is_
 from typing import NamedTuple, Protocol
 
 import torch
@@ -21,6 +22,7 @@ from headwater.cpu.layout import (
     BLOCK_SIZE,
     FORMAT_CODES,
     NORM_CODES,
+    SOURCE_PANEL,
     CLayer,
     CLinearChange,
     CMatrix,
@@ -137,7 +139,7 @@ class ScratchBuffers:
             "hidden": 2 * c_model.d_ff,
         }
         sizes = {name: self.rows * width for name, width in row_widths.items()}
-        sizes["scores"] = threads * (c_model.length + c_model.max_source_length)
+        sizes["scores"] = threads * (c_model.length + constants["SOURCE_ROWS"] * c_model.max_source_length)
         sizes["panels"] = threads * constants["PANEL_ROWS"] * max_width
         sizes["low_rank"] = self.rows * constants["MAX_READERS"] * c_model.max_rank
         sizes["update"] = self.rows * c_model.d_model if c_model.adapters else 0
@@ -207,6 +209,31 @@ def check_range(values: Tensor, max_value: int) -> None:
         raise TensorMismatch(f"C needs numbers from 0 to {max_value}, got {int(values.min())} to {int(values.max())}")
 
 
+# --------------------------------------------------------------------------------------- keys and values of the sources
+
+
+class SourceKV(NamedTuple):
+    """Cross-attention keys and values of each layer as C reads them: floats, or 16 bits in panels."""
+
+    pairs: Sequence[KVPair]
+    in_panels: bool
+
+
+def source_panels(pair: KVPair) -> KVPair | None:
+    """Keys and values [sources, G, S, K] in 16 bits as decode_attention.h has them; None if they do not fit 16 bits.
+
+    S is padded to whole panels of 16: keys become [sources, G, S / 16, K, 16], values [sources, G, K / 16, S, 16].
+    """
+    k, v = (t.half() for t in pair)
+    if not all(bool(t.abs().amax() < torch.inf) for t in (k, v)):  # also with a NaN
+        return None
+    padding = (0, 0, 0, -k.shape[2] % SOURCE_PANEL)
+    k, v = (torch.nn.functional.pad(t, padding) for t in (k, v))
+    keys = k.unflatten(2, (-1, SOURCE_PANEL)).mT.contiguous()
+    values = v.unflatten(3, (-1, SOURCE_PANEL)).transpose(2, 3).contiguous()
+    return keys, values
+
+
 # ------------------------------------------------------------------------------------------------------------- the call
 
 
@@ -222,6 +249,8 @@ class DecodeRunner:
         self.max_width = max(self.c_model.d_model, export.d_ff, heads * head_dim)
         self._scratch: ScratchBuffers | None = None
         self._keep_alive: list[Tensor | KVPair | None] = []  # tensors C has addresses of, besides the weights
+        self._source = SourceKV((), in_panels=False)
+        self._source_tensors: list[Tensor] = []  # those that _source was made of
         self._batch_tensors: tuple[Tensor | None, Tensor | None] = (None, None)
         self._cache_limits = TokenLimits(self.c_model.token_embedding.rows, 0, 0, 0, 0, 0)
         self._limits = self._cache_limits
@@ -237,18 +266,47 @@ class DecodeRunner:
         _, kv_heads, head_dim, _ = self.export.attention_shape
         cache_rows, _, length, _ = kv_cache[0][0].shape
         sources, _, source_length, _ = source_kv[0][0].shape if source_kv else (0, 0, 0, 0)
-        self._keep_alive = [*kv_cache, *source_kv, *self._set_lengths(length, source_length)]
+        source = self._source_kv(source_kv)
+        if source.in_panels:
+            source_length = source.pairs[0][1].shape[3]  # padded
+        self.c_model.source_panels = int(source.in_panels)
+        self._keep_alive = [*kv_cache, *source.pairs, *self._set_lengths(length, source_length)]
 
         for layer, pair in zip(self.layers, kv_cache, strict=True):
             layer.keys, layer.values = (float_ptr(t, cache_rows, kv_heads, length, head_dim) for t in pair)
-        for layer, pair in zip(self.layers, source_kv, strict=bool(source_kv)):
-            shape = (sources, kv_heads, source_length, head_dim)
-            layer.source_keys, layer.source_values = (float_ptr(t, *shape) for t in pair)
+        for layer, pair in zip(self.layers, source.pairs, strict=bool(source_kv)):
+            if source.in_panels:
+                panels = (source_length // SOURCE_PANEL, head_dim), (head_dim // SOURCE_PANEL, source_length)
+                layer.source_keys, layer.source_values = (
+                    checked_ptr(t, torch.float16, sources, kv_heads, *of_panels, SOURCE_PANEL)
+                    for t, of_panels in zip(pair, panels, strict=True)
+                )
+            else:
+                shape = (sources, kv_heads, source_length, head_dim)
+                layer.source_keys, layer.source_values = (float_ptr(t, *shape) for t in pair)
 
         positions = int(min(length, self.export.max_positions))
         tokens = self.c_model.token_embedding.rows
         self._cache_limits = TokenLimits(tokens, positions, cache_rows, sources, length, self.c_model.adapters)
         self._limits = self._cache_limits
+
+    def _source_kv(self, source_kv: Sequence[KVPair]) -> SourceKV:
+        """The sources as C reads them: in panels of 16 bits where the weights have 8 or fewer; else the floats.
+
+        They are made once: a cache that grows attaches the same sources again.
+        """
+        tensors = [t for pair in source_kv for t in pair]
+        if len(tensors) == len(self._source_tensors) and all(map(is_, tensors, self._source_tensors)):
+            return self._source
+        self._source = SourceKV(source_kv, in_panels=False)
+        self._source_tensors = tensors
+        _, _, head_dim, _ = self.export.attention_shape
+        quantized = all(layer.cross_out.kind >= FORMAT_CODES["Q8_0"] for layer in self.layers)
+        if source_kv and quantized and head_dim % SOURCE_PANEL == 0 and decode_constants()["HAVE_SOURCE_PANELS"]:
+            panels = [pair for pair in map(source_panels, source_kv) if pair is not None]
+            if len(panels) == len(source_kv):
+                self._source = SourceKV(panels, in_panels=True)
+        return self._source
 
     def _set_lengths(self, cache_length: int, source_length: int) -> list[Tensor | None]:
         """Pass C the lengths of cache and sources, and the position embeddings and rotary angles of that length."""

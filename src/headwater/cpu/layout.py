@@ -151,6 +151,7 @@ BLOCK_SIZE = 32  # weights of a quantization block: columns come in whole blocks
 FORMAT_CODES = {"F32": 0, "F16": 1, "BF16": 2, "Q8_0": 3, "Q4_0": 4, "Q4_1": 5}
 BLOCK_BYTES = {"F32": 128, "F16": 64, "BF16": 64, "Q8_0": 34, "Q4_0": 18, "Q4_1": 20}
 NORM_CODES = {"RMS": 0, "LAYER": 1}
+SOURCE_PANEL = 16  # source tokens, or columns of their values, that cross-attention in 16 bits reads at once
 DECODE_ACTIVATION_CODES = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "quick_gelu": 4}
 
 BRANCHES = ("attn", "cross", "ffn")
@@ -198,7 +199,7 @@ class CModel(ctypes.Structure):
     """A decoder or an encoder: sizes, embeddings, head, layers, and the batch's maps of rows."""
 
     _fields_ = (
-        *((name, c_int32) for name in (*SIZE_FIELDS, "max_source_length", "adapters", "max_rank")),
+        *((name, c_int32) for name in (*SIZE_FIELDS, "max_source_length", "source_panels", "adapters", "max_rank")),
         *((name, c_float) for name in ("scale", "embed_scale", "head_scale")),
         ("token_embedding", CMatrix),
         ("head", CMatrix),
@@ -227,6 +228,15 @@ class CScratch(ctypes.Structure):
     )
 
 
+class CInt8Rows(ctypes.Structure):
+    """Rows of int8 [rows, columns], the scale of each, and the sum of each where they are activations (int8.h)."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("q", "scale", "sum")),
+        *((name, c_int64) for name in ("rows", "columns")),
+    )
+
+
 DECODE_STRUCTS: Mapping[str, type[ctypes.Structure]] = {
     "Matrix": CMatrix,
     "LinearChange": CLinearChange,
@@ -235,9 +245,11 @@ DECODE_STRUCTS: Mapping[str, type[ctypes.Structure]] = {
     "Model": CModel,
     "Token": CToken,
     "Scratch": CScratch,
+    "Int8Rows": CInt8Rows,
 }
 DECODE_CONSTANTS: Mapping[str, int] = {
     "BLOCK_SIZE": BLOCK_SIZE,
+    "SOURCE_PANEL": SOURCE_PANEL,
     **FORMAT_CODES,
     **{f"{name}_BYTES": size for name, size in BLOCK_BYTES.items()},
     **NORM_CODES,

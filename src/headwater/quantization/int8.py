@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from headwater.cpu.int8 import dequantize_rows, int8_supported, quantize_rows
+from headwater.cpu.int8 import dequantize_rows, int8_linear, int8_linear_supported, int8_supported, quantize_rows
 from headwater.quantization.layers import replace_module
 
 LARGEST = 127  # of an int8
@@ -59,10 +59,12 @@ class Int8Linear(nn.Module):
         return y if self.bias is None else y + self.bias
 
     def _in_c(self, rows: Tensor) -> Tensor:
-        """The same with one pass over memory before the product, and one after it."""
-        quantized, token_scale = quantize_rows(rows)
+        """The same in C; without AVX-512 VNNI the product is torch's, one pass over memory before it and one after."""
+        x = quantize_rows(rows)
         bias = None if self.bias is None else self.bias.detach()
-        return dequantize_rows(int8_product(quantized, self.quantized.t()), token_scale, self.scale, bias)
+        if int8_linear_supported(self.in_features):
+            return int8_linear(x, self.quantized, self.scale, bias)
+        return dequantize_rows(int8_product(x.values, self.quantized.t()), x.scale, self.scale, bias)
 
     def extra_repr(self) -> str:
         return f"{self.in_features} → {self.out_features}, int8"

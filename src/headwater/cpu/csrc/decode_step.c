@@ -7,21 +7,17 @@
 
    Plain C with OpenMP. quant_formats.h has the weight formats and their dot products, gemm_panels.h the products of many rows. */
 
-#ifdef _OPENMP
-#include <omp.h>
-#else
-static int omp_get_thread_num(void) { return 0; }
-static int omp_get_num_threads(void) { return 1; }
-#endif
+#include "threads.h"
 #include "quant_formats.h"
 #include "decode_adapters.h"
 #include "decode_attention.h"
 #include "gemm_panels.h"
+#include "int8.h"
 #include "layout.h"
 
 enum { RMS, LAYER };                                     /* norms */
 enum { SILU, GELU, GELU_TANH, RELU, QUICK_GELU };        /* activations */
-enum { MAX_GEMV_ROWS = 4 };                              /* rows of a matrix-vector product; more rows use panels */
+enum { MAX_GEMV_ROWS = MAX_DOT_ROWS };                             /* rows of a matrix-vector product; more rows use panels */
 
 typedef struct { int32_t kind; float eps; const float *weight, *bias; } Norm;  /* without weight: no norm */
 typedef struct {                                         /* a branch: x -> post_norm(x + layer(norm(x))) */
@@ -29,11 +25,12 @@ typedef struct {                                         /* a branch: x -> post_
     Matrix q, k, v, out, cross_q, cross_out, gate, up, down;  /* without data: no matrix */
     int32_t window;                                      /* sliding window: tokens that a token sees, itself included; 0: all */
     float *keys, *values;                                /* KV cache [cache rows][kv_heads][length][head_dim] */
-    const float *source_keys, *source_values;            /* [sources][kv_heads][max_source_length][head_dim] */
+    const void *source_keys, *source_values;             /* floats [sources][kv_heads][max_source_length][head_dim], or 16 bits in panels (decode_attention.h) */
 } Layer;
 typedef struct {
     int32_t layers, d_model, heads, kv_heads, head_dim, rotary_dim, d_ff, vocab, length, act;
     int32_t max_source_length;                           /* tokens of the longest source */
+    int32_t source_panels;                               /* whether keys and values of the sources lie in panels */
     int32_t adapters, max_rank;                          /* adapters in all, and the highest rank among them */
     float scale, embed_scale, head_scale;
     Matrix token_embedding, head;                        /* often the same */
@@ -82,7 +79,7 @@ static void normalize(const Norm *n, const float *x, int d, float *y) {
 static void act(int kind, float *h, const float *up, int from, int to) {
     switch (kind) {                                      /* a loop each, so that each is vectorized */
         case SILU: for (int i = from; i < to; i++) h[i] = h[i] / (1 + fast_exp(-h[i])); break;
-        case GELU: for (int i = from; i < to; i++) h[i] = 0.5f * h[i] * (1 + erff(h[i] * 0.70710678f)); break;
+        case GELU: for (int i = from; i < to; i++) h[i] = h[i] * normal_cdf(h[i]); break;
         case GELU_TANH:                                  /* (1 + tanh a) / 2 = 1 / (1 + e⁻²ᵃ) */
             for (int i = from; i < to; i++) h[i] = h[i] / (1 + fast_exp(-1.59576912f * (h[i] + 0.044715f * h[i] * h[i] * h[i])));
             break;
@@ -154,7 +151,18 @@ static void base_linear(const StepContext *t, const Matrix *m, RowRange s, const
             panel_gemm(m, p, panel, x, quantized_row(t, 0, 0), t->n, t->max_width, y, y_stride, accumulate);
         return;
     }
-    for (int r = s.from; r < s.to; r += 4) {             /* rows of weights are used by all activations while they are in the cache */
+    if (rows_share_weights(m, t->n)) {
+        for (int r = s.from; r < s.to; r++) {
+            float v[MAX_GEMV_ROWS], bias = m->bias ? m->bias[r] : 0;
+            dot_many(m, matrix_row(m, r), t->n, x, quantized_row(t, 0, 0), t->max_width, v);
+            for (int i = 0; i < t->n; i++) {
+                float *to = y + (size_t)i * y_stride + r;
+                *to = v[i] + bias + (accumulate ? *to : 0);
+            }
+        }
+        return;
+    }
+    for (int r = s.from; r < s.to; r += 4) {             /* four rows of weights are used by all activations while they are in the cache */
         int count = s.to - r < 4 ? s.to - r : 4;
         for (int i = 0; i < t->n; i++) {
             float v[4], *to = y + (size_t)i * y_stride + r;
@@ -208,7 +216,7 @@ static void end_branch(const StepContext *t, const Matrix *out) {
     BARRIER
 }
 
-static float *thread_scores(const StepContext *t) { return t->s.scores + (size_t)omp_get_thread_num() * (t->m->length + t->m->max_source_length); }
+static float *thread_scores(const StepContext *t) { return t->s.scores + (size_t)omp_get_thread_num() * (t->m->length + SOURCE_ROWS * t->m->max_source_length); }
 static float *proj_in_of(const StepContext *t, int i, int head) { return t->s.proj_in + (size_t)i * t->max_width + head * t->m->head_dim; }
 
 static void self_attention(const StepContext *t, const Layer *l) {
@@ -242,15 +250,37 @@ static void self_attention(const StepContext *t, const Layer *l) {
     end_branch(t, &l->out);
 }
 
+/* The first of the tokens after i that do not read the same source as i, at most SOURCE_ROWS later. */
+static int end_of_source_rows(const StepContext *t, int i) {
+    int end = i + 1;
+    while (end < t->n && end - i < SOURCE_ROWS && t->rows[end].source == t->rows[i].source) end++;
+    return end;
+}
+
+static void attend_to_source_panels(const StepContext *t, const Layer *l) {
+    const Model *m = t->m;
+    int H = m->heads, G = m->kv_heads, K = m->head_dim, length = m->max_source_length, job = 0;
+    for (int h = 0; h < H; h++)
+        for (int i = 0, end; i < t->n; i = end, job++) {
+            end = end_of_source_rows(t, i);
+            if (job % omp_get_num_threads() != omp_get_thread_num()) continue;
+            int source = t->rows[i].source;
+            size_t base = ((size_t)source * G + h / (H / G)) * length * K;
+            source_attention(end - i, t->s.qkv + ((size_t)i * H + h) * K, (size_t)H * K, (const uint16_t *)l->source_keys + base, (const uint16_t *)l->source_values + base,
+                             length, m->source_lengths[source], K, m->scale, thread_scores(t), proj_in_of(t, i, h), t->max_width);
+        }
+}
+
 static void cross_attention(const StepContext *t, const Layer *l) {
     const Model *m = t->m;
     int H = m->heads, G = m->kv_heads, K = m->head_dim;
     partitioned_linear(t, &l->cross_q, 0, thread_y(t), t->s.qkv, H * K, 0);
     BARRIER
-    FOR_PARTITION(job, t->n * H) {                       /* a head's keys and values serve all tokens while they are in the cache */
+    if (m->source_panels) attend_to_source_panels(t, l);
+    else FOR_PARTITION(job, t->n * H) {                  /* a head's keys and values serve all tokens while they are in the cache */
         int i = job % t->n, h = job / t->n, source = t->rows[i].source;
         size_t base = ((size_t)source * G + h / (H / G)) * m->max_source_length * K;
-        KVView keys = {l->source_keys + base, NULL, 0, K}, values = {l->source_values + base, NULL, 0, K};
+        KVView keys = {(const float *)l->source_keys + base, NULL, 0, K}, values = {(const float *)l->source_values + base, NULL, 0, K};
         decode_attention(t->s.qkv + ((size_t)i * H + h) * K, &keys, &values, 0, m->source_lengths[source], m->scale, thread_scores(t), proj_in_of(t, i, h));
     }
     end_branch(t, &l->cross_out);
@@ -355,7 +385,8 @@ void quantized_linear(const Matrix *m, const float *x, int n, float *y, float *p
 /* Sizes and offsets of the structs above, and the values of the constants, for cpu/layout.py to compare. */
 const LayoutEntry *layout(void) {
     static const LayoutEntry entries[] = {
-        CONSTANT(BLOCK_SIZE), CONSTANT(PANEL_ROWS), CONSTANT(TILE_ROWS), CONSTANT(MAX_GEMV_ROWS), CONSTANT(MAX_READERS),
+        CONSTANT(BLOCK_SIZE), CONSTANT(PANEL_ROWS), CONSTANT(TILE_ROWS), CONSTANT(MAX_GEMV_ROWS), CONSTANT(MAX_READERS), CONSTANT(HAVE_SOURCE_PANELS), CONSTANT(SOURCE_PANEL), CONSTANT(SOURCE_ROWS),
+        CONSTANT(HAVE_INT8_LINEAR), CONSTANT(INT8_FEW_ROWS), CONSTANT(INT8_PANEL), CONSTANT(INT8_GROUP), CONSTANT(INT8_MAX_COLUMNS),
         CONSTANT(F32), CONSTANT(F16), CONSTANT(BF16), CONSTANT(Q8_0), CONSTANT(Q4_0), CONSTANT(Q4_1),
         CONSTANT(F32_BYTES), CONSTANT(F16_BYTES), CONSTANT(BF16_BYTES), CONSTANT(Q8_0_BYTES),
         CONSTANT(Q4_0_BYTES), CONSTANT(Q4_1_BYTES),
@@ -372,13 +403,14 @@ const LayoutEntry *layout(void) {
         FIELD(Layer, source_values),
         STRUCT(Model), FIELD(Model, layers), FIELD(Model, d_model), FIELD(Model, heads), FIELD(Model, kv_heads), FIELD(Model, head_dim),
         FIELD(Model, rotary_dim), FIELD(Model, d_ff), FIELD(Model, vocab), FIELD(Model, length), FIELD(Model, act),
-        FIELD(Model, max_source_length), FIELD(Model, adapters), FIELD(Model, max_rank), FIELD(Model, scale), FIELD(Model, embed_scale), FIELD(Model, head_scale),
+        FIELD(Model, max_source_length), FIELD(Model, source_panels), FIELD(Model, adapters), FIELD(Model, max_rank), FIELD(Model, scale), FIELD(Model, embed_scale), FIELD(Model, head_scale),
         FIELD(Model, token_embedding), FIELD(Model, head), FIELD(Model, position_embeddings), FIELD(Model, cos), FIELD(Model, sin),
         FIELD(Model, embed_norm), FIELD(Model, final_norm), FIELD(Model, layer), FIELD(Model, row_of_token), FIELD(Model, source_lengths),
         STRUCT(Token), FIELD(Token, token_id), FIELD(Token, position), FIELD(Token, cache_row), FIELD(Token, source),
         FIELD(Token, num_keys), FIELD(Token, adapter),
         STRUCT(Scratch), FIELD(Scratch, x), FIELD(Scratch, y), FIELD(Scratch, qkv), FIELD(Scratch, proj_in), FIELD(Scratch, hidden),
         FIELD(Scratch, scores), FIELD(Scratch, panels), FIELD(Scratch, low_rank), FIELD(Scratch, update), FIELD(Scratch, q), FIELD(Scratch, ds), FIELD(Scratch, threads),
+        STRUCT(Int8Rows), FIELD(Int8Rows, q), FIELD(Int8Rows, scale), FIELD(Int8Rows, sum), FIELD(Int8Rows, rows), FIELD(Int8Rows, columns),
         END_OF_LAYOUT,
     };
     return entries;

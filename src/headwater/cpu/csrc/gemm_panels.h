@@ -22,8 +22,6 @@ static inline QuantizedRow quantized_row_at(int8_t *q, float *ds, int cols, int 
 }
 
 #ifdef HAVE_AVX2
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
-
 static inline void transpose8(__m256 r[8]) {             /* 8 × 8 numbers of 32 bits */
     __m256 t[8], u[8];
     for (int i = 0; i < 8; i += 2) {

@@ -81,6 +81,14 @@ static inline float fast_exp(float x) {
     return p * power;
 }
 
+/* Φ(x), the normal CDF, within 2e-7, in a form that compilers vectorize (Abramowitz and Stegun, 7.1.26). NaN stays NaN. */
+static inline float normal_cdf(float x) {
+    float t = 1 / (1 + 0.231641888f * fabsf(x));
+    float p = t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+    float tail = 0.5f * p * fast_exp(-0.5f * x * x);
+    return x > 0 ? 1 - tail : tail;
+}
+
 /* ------------------------------------------------------------------------------------------ dot products of one row */
 
 typedef float f32x8 __attribute__((vector_size(32)));
@@ -96,8 +104,12 @@ static inline __m256i unpack_nibbles(const uint8_t *p) {  /* 16 bytes -> 32 numb
     return _mm256_and_si256(_mm256_srlv_epi32(twice, _mm256_set_epi32(4, 4, 4, 4, 0, 0, 0, 0)), _mm256_set1_epi8(15));
 }
 static inline __m256 dot_u8_i8(__m256i unsigned8, __m256i signed8) {  /* Σ of four neighbours, as 8 floats */
+#ifdef HAVE_VNNI
+    return _mm256_cvtepi32_ps(_mm256_dpbusd_epi32(_mm256_setzero_si256(), unsigned8, signed8));
+#else
     __m256i pairs = _mm256_maddubs_epi16(unsigned8, signed8);
     return _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#endif
 }
 #else
 static inline float reduce_sum8(f32x8 v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
@@ -137,6 +149,7 @@ static inline float dot_halves(int kind, const uint8_t *w, const float *x, int n
 #endif
 }
 
+enum { MAX_DOT_ROWS = 6 };                               /* rows of x that share a row of weights; more are faster in panels */
 enum { PREFETCH_BYTES = 1536 };                          /* how far ahead weights are prefetched */
 #ifdef HAVE_AVX2
 static inline __m256 block_q8_0(const uint8_t *w, QuantizedRow x, int b, __m256 sum) {  /* |q| · (x with q's sign) */
@@ -262,6 +275,80 @@ static void dot_4_rows_q4_1(const uint8_t *w, size_t row, QuantizedRow x, int n,
     _mm_storeu_ps(out, _mm_add_ps(odd, _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1))));
 }
 #endif
+
+#ifdef HAVE_AVX2
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+/* One row of weights times n rows of x, a `stride` apart: each block is read once. kind and n are constants at each call, so
+   that the sums stay in registers. Every row of x has the same sums, in the same order, as when it is alone. */
+ALWAYS_INLINE void add_floats(int kind, int n, const uint8_t *w, const float *x, size_t stride, int c, __m256 *sum) {
+    __m256 v = kind == F32 ? _mm256_loadu_ps((const float *)w + c) : load8_halves(kind, w + 2 * c);
+    for (int i = 0; i < n; i++) sum[i] = _mm256_fmadd_ps(v, _mm256_loadu_ps(x + i * stride + c), sum[i]);
+}
+
+ALWAYS_INLINE void dot_floats(int kind, int n, const uint8_t *w, const float *x, size_t stride, int cols, float *out) {
+    __m256 even[MAX_DOT_ROWS], odd[MAX_DOT_ROWS];
+    for (int i = 0; i < n; i++) even[i] = odd[i] = _mm256_setzero_ps();
+    for (int c = 0; c < cols; c += 16) {
+        add_floats(kind, n, w, x, stride, c, even);
+        add_floats(kind, n, w, x, stride, c + 8, odd);
+    }
+    for (int i = 0; i < n; i++) out[i] = reduce_sum8(_mm256_add_ps(even[i], odd[i]));
+}
+
+ALWAYS_INLINE void add_block(int kind, int n, const uint8_t *w, QuantizedRow x, size_t stride, int b, __m256 *sum, float *offsets) {
+    float d = load_f16(w), offset = kind == Q4_1 ? load_f16(w + 2) : -8 * d;
+    __m256i q = kind == Q8_0 ? _mm256_loadu_si256((const __m256i *)(w + 2)) : unpack_nibbles(w + (kind == Q4_1 ? 4 : 2));
+    __m256i size = kind == Q8_0 ? _mm256_sign_epi8(q, q) : q;  /* Q8_0: |q| · (x with q's sign) */
+    for (int i = 0; i < n; i++) {
+        const float *ds = x.ds + i * stride / 16 + 2 * b;
+        __m256i v = _mm256_loadu_si256((const __m256i *)(x.q + i * stride + 32 * b));
+        if (kind == Q8_0) v = _mm256_sign_epi8(v, q);
+        else offsets[i] += offset * ds[1];
+        sum[i] = _mm256_fmadd_ps(_mm256_set1_ps(d * ds[0]), dot_u8_i8(size, v), sum[i]);
+    }
+}
+
+ALWAYS_INLINE void dot_blocks(int kind, int n, const uint8_t *w, QuantizedRow x, size_t stride, int cols, float *out) {
+    __m256 even[MAX_DOT_ROWS], odd[MAX_DOT_ROWS];
+    float offsets[MAX_DOT_ROWS];                         /* Q4_0, Q4_1: what the offset of the weights adds */
+    int b = 0;
+    for (int i = 0; i < n; i++) { even[i] = odd[i] = _mm256_setzero_ps(); offsets[i] = 0; }
+    for (; b + 1 < cols / 32; b += 2, w += 2 * block_bytes[kind]) {
+        _mm_prefetch((const char *)w + PREFETCH_BYTES, _MM_HINT_T0);
+        add_block(kind, n, w, x, stride, b, even, offsets);
+        add_block(kind, n, w + block_bytes[kind], x, stride, b + 1, kind == Q4_0 ? even : odd, offsets);
+    }
+    if (b < cols / 32) add_block(kind, n, w, x, stride, b, even, offsets);
+    for (int i = 0; i < n; i++) out[i] = offsets[i] + reduce_sum8(kind == Q4_0 ? even[i] : _mm256_add_ps(even[i], odd[i]));
+}
+
+#define DOT_CASES(dot, kind, x) switch (n) { \
+    case 2: dot(kind, 2, w, x, stride, m->cols, out); return; \
+    case 3: dot(kind, 3, w, x, stride, m->cols, out); return; \
+    case 4: dot(kind, 4, w, x, stride, m->cols, out); return; \
+    case 5: dot(kind, 5, w, x, stride, m->cols, out); return; \
+    default: dot(kind, 6, w, x, stride, m->cols, out); return; }
+#endif
+
+/* Dot products of one row w of a matrix with n rows of x, from 2 to MAX_DOT_ROWS, a `stride` apart. */
+static void dot_many(const Matrix *m, const uint8_t *w, int n, const float *x, QuantizedRow q, size_t stride, float *out) {
+#ifdef HAVE_AVX2
+    switch (m->kind) {
+        case F32: DOT_CASES(dot_floats, F32, x) break;
+        case F16: DOT_CASES(dot_floats, F16, x) break;
+        case BF16: DOT_CASES(dot_floats, BF16, x) break;
+        case Q8_0: DOT_CASES(dot_blocks, Q8_0, q) break;
+        case Q4_0: DOT_CASES(dot_blocks, Q4_0, q) break;
+        default: DOT_CASES(dot_blocks, Q4_1, q)
+    }
+#else
+    for (int i = 0; i < n; i++) out[i] = dot(m, w, x + i * stride, (QuantizedRow){q.q + i * stride, q.ds + i * stride / 16, q.group_stride});
+#endif
+}
+
+/* Whether n rows of x should share each row of weights. Few rows of Q4_1 are faster with four rows of weights at once (dot_rows). */
+static inline int rows_share_weights(const Matrix *m, int n) { return n > (m->kind == Q4_1 ? 4 : 1); }
 
 /* Dot products of `count` rows of a matrix from r on, at most four, with one row of activations. */
 static inline void dot_rows(const Matrix *m, int r, int count, const float *x, QuantizedRow q, float *out) {
