@@ -27,7 +27,18 @@ from headwater.i18n import _
 from headwater.inspection.position_plots import position_effects
 from headwater.serving import schemas
 from headwater.serving.errors import Busy, MethodNotAllowed, RouteNotFound, error_body
-from headwater.serving.handlers import attribution, chat, check, image, model, next_token, runs, visibility, walkthrough
+from headwater.serving.handlers import (
+    attribution,
+    chat,
+    check,
+    image,
+    model,
+    next_token,
+    runs,
+    speech,
+    visibility,
+    walkthrough,
+)
 from headwater.serving.handlers.attention import TraceCache
 from headwater.serving.handlers.next_token import LogitsCache
 from headwater.serving.model_store import ModelStore
@@ -152,6 +163,9 @@ class AppState:
     def walkthrough(self, request: schemas.WalkthroughRequest) -> Any:
         return walkthrough.walkthrough(self.model_store.open(request.model), request)
 
+    def speech(self, request: schemas.SpeechRequest) -> Any:
+        return speech.speech(self.model_store.open(request.model), request)
+
     def check(self, request: schemas.CheckRequest) -> Any:
         return check.check_model(self.model_store.open(request.model), request)
 
@@ -201,6 +215,7 @@ ROUTES: dict[str, type[schemas.ApiRequest]] = {
     "ablate_layer": schemas.AblateLayerRequest,
     "image": schemas.ImageRequest,
     "walkthrough": schemas.WalkthroughRequest,
+    "speech": schemas.SpeechRequest,
     "check": schemas.CheckRequest,
     "visibility": schemas.VisibilityRequest,
     "run": schemas.RunRequest,

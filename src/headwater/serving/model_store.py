@@ -21,6 +21,7 @@ from headwater.families.builders import decoder, encoder, transformer
 from headwater.families.hf_folder import LoadedModel
 from headwater.families.hub import HUB
 from headwater.families.load import find_model, load
+from headwater.families.whisper_formats import CTRANSLATE2_WEIGHTS
 from headwater.families.tuned_folder import ADAPTER_NAME, load_base, read_tuned_config
 from headwater.i18n import _
 from headwater.inspection.inputs import InspectedModel
@@ -264,8 +265,13 @@ def _discover_folders(folder: Path) -> Iterator[tuple[str, str, Path]]:
 def _discover_installed() -> Iterator[tuple[str, str, Path]]:
     for name, hub_model in HUB.items():
         path = hub_model.installed_path()
-        if path is not None and (path.suffix == ".gguf" or any(path.glob("*.safetensors"))) and path.exists():
+        if path is not None and path.exists() and (path.suffix == ".gguf" or _has_weights(path)):
             yield name, "model", path
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether a folder has weights that are read as they are; an old pickle is converted first."""
+    return any(folder.glob("*.safetensors")) or (folder / CTRANSLATE2_WEIGHTS).is_file()
 
 
 def _path_name(path: Path) -> str:

@@ -12,7 +12,8 @@ from headwater.inspection.inputs import TokenizedInput, label_tokens, tokenize_i
 from headwater.io.strict_json import parse_json_object
 from headwater.serving.model_store import OpenModel
 
-MAX_BODY_BYTES = 1 << 20
+MAX_BODY_BYTES = 1 << 21  # 30 seconds of sound have 1.3 MB
+MAX_SAMPLES_CHARS = 30 * 16_000 * 2 * 4 // 3  # of 30 seconds in base64
 MAX_TEXT_CHARS = 60_000
 MAX_INPUT_TOKENS = 2048  # of a text that is inspected
 MAX_PROMPT_TOKENS = 8192  # of a prompt for generation
@@ -126,6 +127,13 @@ class LogitLensRequest(TextRequest):
     """The logit lens at the last num_positions positions."""
 
     num_positions: Annotated[int, Field(ge=1, le=64)] = 12
+
+
+class SpeechRequest(ModelRequest):
+    """A recording: 16-bit samples at 16 kHz in base64, at most 30 seconds. language: None to detect it."""
+
+    samples: Annotated[str, Field(min_length=4, max_length=MAX_SAMPLES_CHARS)]
+    language: Name | None = None
 
 
 class AttributionRequest(TextRequest):

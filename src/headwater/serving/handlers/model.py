@@ -11,6 +11,7 @@ from headwater.core.stack import TransformerStack
 from headwater.inspection.costs import count, meta_model, num_parameters
 from headwater.inspection.logit_lens import has_lm_head
 from headwater.serving.handlers.attention import token_dicts
+from headwater.serving.handlers.speech import reads_sound
 from headwater.serving.model_store import OpenModel, StoredModel
 from headwater.serving.schemas import TextRequest, tokenize_request
 from headwater.text.tokenizer import Tokenizer
@@ -33,7 +34,7 @@ def model_info(open_model: OpenModel) -> dict[str, Any]:
         "architecture": open_model.architecture,
         "family": str(config.get("model_type") or "headwater"),
         "parameters": num_parameters(meta_model(model.spec)),  # a quantized model stores its weights as blocks
-        "input": "image" if isinstance(embed, Patches) else "text",
+        "input": _input_kind(tower),
         "d_model": tower.output_stack.spec.d_model,
         "layers": _num_layers(tower),
         "vocab_size": getattr(embed, "vocab", 0),
@@ -50,6 +51,13 @@ def model_info(open_model: OpenModel) -> dict[str, Any]:
         "laws": list(laws_of(tower)),
         "examples": sample_inputs(open_model.stored),
     }
+
+
+def _input_kind(model: Transformer) -> str:
+    """What a model reads: text, image or sound."""
+    if reads_sound(model):
+        return "sound"
+    return "image" if isinstance(model.output_stack.spec.embed, Patches) else "text"
 
 
 def sample_inputs(stored: StoredModel) -> list[str]:

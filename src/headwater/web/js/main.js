@@ -32,6 +32,7 @@ const VIEWS = {
   "next-token": () => import("./views/next_token.js"),
   attribution: () => import("./views/attribution.js"),
   chat: () => import("./views/chat.js"),
+  speech: () => import("./views/speech.js"),
   walkthrough: () => import("./views/walkthrough.js"),
   architecture: () => import("./views/architecture.js"),
   compare: () => import("./views/compare.js"),
@@ -175,7 +176,7 @@ async function render(force = false) {
 
 /** What a view says of a model that reads something else. @param {string} view @param {any} modelInfo */
 function otherInput(view, modelInfo) {
-  const other = modelInfo.input === "image" ? "image" : "attention";
+  const other = /** @type {Record<string, string>} */ ({ image: "image", sound: "speech" })[modelInfo.input] ?? "attention";
   const link = h("a", { href: routeUrl(other, { model: modelInfo.name }) }, t(`view.${other}`));
   return h("div", { class: "stack" }, h("h1", {}, t(`view.${view}`)), h("p", { class: "notice" }, t(`input.${modelInfo.input}`), " ", link));
 }

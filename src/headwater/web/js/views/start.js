@@ -87,15 +87,16 @@ function modelCard(modelInfo) {
     "walkthrough",
     "compare",
   ];
+  const ownViews = /** @type {Record<string, string[]>} */ ({ image: ["image"], sound: ["speech"] });
   const views = [
-    ...(modelInfo.input === "image" ? ["image"] : textViews),
+    ...(ownViews[modelInfo.input] ?? textViews),
     "architecture",
-    "check",
+    ...(modelInfo.input === "sound" ? [] : ["check"]),
     ...(modelInfo.kind === "run" ? ["training"] : []),
   ];
   return [
     h("h2", {}, modelInfo.name),
-    h("p", {}, t(`about.${modelInfo.input === "image" ? "image" : modelInfo.architecture}`)),
+    h("p", {}, t(`about.${modelInfo.input === "text" ? modelInfo.architecture : modelInfo.input}`)),
     h(
       "p",
       {},
