@@ -15,7 +15,8 @@ from headwater.quantization.layers import quantize
 pytestmark = [
     pytest.mark.skipif(decode_library() is None, reason=f"nothing is compiled here: {unavailable_reason()}"),
     pytest.mark.skipif(
-        decode_library() is not None and not decode_constants()["HAVE_SOURCE_PANELS"], reason="this processor has no F16C"
+        decode_library() is not None and not decode_constants()["HAVE_SOURCE_PANELS"],
+        reason="this processor has no F16C",
     ),
 ]
 VOCAB = 90

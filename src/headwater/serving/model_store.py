@@ -21,8 +21,8 @@ from headwater.families.builders import decoder, encoder, transformer
 from headwater.families.hf_folder import LoadedModel
 from headwater.families.hub import HUB
 from headwater.families.load import find_model, load
-from headwater.families.whisper_formats import CTRANSLATE2_WEIGHTS
 from headwater.families.tuned_folder import ADAPTER_NAME, load_base, read_tuned_config
+from headwater.families.whisper_formats import CTRANSLATE2_WEIGHTS
 from headwater.i18n import _
 from headwater.inspection.inputs import InspectedModel
 from headwater.text.tokenizer import Tokenizer
