@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import struct
 import time
@@ -12,6 +13,8 @@ import torch
 import transformers as T
 
 import headwater
+from headwater.audio.feature_extractor import feature_extractor_config
+from headwater.audio.mel import log_mel
 from headwater.core import Attention, FeedForward
 from headwater.errors import BadFile
 from headwater.families import FAMILIES
@@ -82,6 +85,22 @@ def test_what_is_saved_is_read_by_transformers(theirs, folder, sound, tmp_path):
         name: p.shape for name, p in theirs.named_parameters()
     }
     assert all(torch.equal(a, b) for a, b in zip(their_states(again, sound), their_states(theirs, sound), strict=True))
+
+
+def test_the_spectrogram_of_a_saved_folder(small, tmp_path):
+    """transformers computes the same from preprocessor_config.json, as long as the window of whole seconds."""
+    for frames, seconds in ((3000, 30), (250, 3)):
+        config = feature_extractor_config(80, frames)
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
+        extractor = T.WhisperFeatureExtractor.from_pretrained(tmp_path)
+        samples = 0.3 * torch.sin(torch.arange(16_000) / 9)
+        theirs = extractor(samples.numpy(), sampling_rate=16_000, return_tensors="pt")["input_features"][0]
+        assert (theirs - log_mel(samples, seconds=seconds)).abs().max() < 1e-5
+
+    saved = headwater.save(small, tmp_path / "saved")
+    written = json.loads((saved / "preprocessor_config.json").read_text())
+    assert written["feature_size"] == SIZES["num_mel_bins"]
+    assert load(saved).processor is None  # it is not one of images
 
 
 def test_the_spec_finds_its_family(folder, tmp_path):

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from headwater.audio.feature_extractor import feature_extractor_config
+from headwater.audio.frames import Frames
 from headwater.core import Attention, Model, Transformer
 from headwater.core.base import HeadSpec
 from headwater.core.init import NORMS, init_buffers, match_rule
@@ -29,7 +31,7 @@ from headwater.io.files import atomic_write, read_limited
 from headwater.io.strict_json import parse_json_object
 from headwater.text.load import load_tokenizer
 from headwater.text.tokenizer import Tokenizer
-from headwater.vision.processor import ImageProcessor, find_processor
+from headwater.vision.processor import PROCESSOR_NAME, ImageProcessor, find_processor
 from headwater.weights.checks import check_finite, check_memory
 from headwater.weights.hf_config import MAX_CONFIG_BYTES, HFConfig
 from headwater.weights.name_map import NameMap
@@ -323,13 +325,17 @@ def _write_hf_files(loaded: LoadedModel, folder: Path) -> None:
         if extra:
             tensors = dict(tensors) | extra
     save_weights(folder, tensors)
-    for name, content in (("config.json", loaded.config), ("generation_config.json", loaded.generation_config)):
+    files = {"config.json": loaded.config, "generation_config.json": loaded.generation_config}
+    encoder_embed: Any = getattr(loaded.spec.encoder, "embed", None)
+    if isinstance(encoder_embed, Frames):
+        frames = 2 * (encoder_embed.position.max_positions or 1500)
+        files[PROCESSOR_NAME] = feature_extractor_config(encoder_embed.mels, frames)
+    for name, content in files.items():
         if content:
             with atomic_write(folder / name) as file:
                 file.write(json.dumps(content, indent=2, ensure_ascii=False).encode())
     if loaded.tokenizer is not None:
-        embed: Any = getattr(loaded.spec.encoder, "embed", None)
-        loaded.tokenizer.save(folder, token_types=getattr(embed, "token_types", 0) > 1)
+        loaded.tokenizer.save(folder, token_types=getattr(encoder_embed, "token_types", 0) > 1)
     if loaded.processor is not None:
         loaded.processor.save(folder)
 
