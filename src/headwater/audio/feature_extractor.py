@@ -8,7 +8,7 @@ from headwater.audio.mel import FFT_SIZE, FRAMES_PER_SECOND, HOP, SAMPLE_RATE
 
 
 def feature_extractor_config(mels: int, frames: int) -> dict[str, Any]:
-    """The settings for spectrograms [mels, frames]; chunk_length counts whole seconds, so an odd window is rounded up."""
+    """The settings for spectrograms [mels, frames]; chunk_length counts whole seconds, rounded up."""
     return {
         "feature_extractor_type": "WhisperFeatureExtractor",
         "processor_class": "WhisperProcessor",
