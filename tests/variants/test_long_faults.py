@@ -96,6 +96,10 @@ SETTINGS = {
         lambda: encoder(replace(BIGBIRD, position=hw.Alibi())).build(seed=0),
         "BigBirdAttention cannot be used with a position encoding that adds a bias to the scores; use position",
     ),
+    "a window with two halves of another size": (
+        lambda: headwater.encoder(11, **SIZES, attention="longformer:window=7"),
+        "longformer: window must be even, got 7; half of it lies on either side",
+    ),
     "a BigBird decoder": (
         lambda: headwater.decoder(11, **SIZES, attention="bigbird"),
         "attention bigbird reads both directions, a decoder cannot; use window, or encoder_attention",

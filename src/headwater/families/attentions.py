@@ -18,6 +18,7 @@ from headwater.core.base import choose
 from headwater.core.masks import LocalWindow, SlidingWindow
 from headwater.errors import BadSetting, nearest
 from headwater.i18n import _
+from headwater.parts import must
 from headwater.variants.bigbird import BigBirdAttention, SeededBlocks
 from headwater.variants.chunked_attention import ChunkedAttention
 from headwater.variants.linear_attention import LinearAttention
@@ -120,6 +121,7 @@ def xl(plain: Attention, causal: bool, *, memory: int = 256) -> Attention:
 def longformer(plain: Attention, causal: bool, *, window: int = 512) -> Attention:
     """Longformer, for encoders: `window` // 2 tokens on either side, and global tokens; the first token is one."""
     _encoder_only("longformer", causal)
+    must(window % 2 == 0, "longformer", _("window must be even"), window, _("half of it lies on either side"))
     settings = {**_settings(plain), "mask": LocalWindow(window // 2)}
     return LongformerAttention(**settings, global_tokens=FirstTokenIsGlobal())
 

@@ -20,6 +20,7 @@ from headwater.text.tokenizer import Tokenizer
 from headwater.training.config import TrainConfig
 from headwater.training.tuned import is_tuned, tuning_methods
 from headwater.tuning import base_fingerprint, tune, tuning_of
+from headwater.variants.longformer import make_first_token_global
 
 
 def init_model(spec: Model, config: TrainConfig, task: Task[Any], labels: list[str]) -> Transformer:
@@ -42,6 +43,8 @@ def init_model(spec: Model, config: TrainConfig, task: Task[Any], labels: list[s
     kept = task.can_keep_head(body.spec, loaded.config.get("metadata", {}), labels)
     model = task.adapt_model(body if kept else replace_head(body, spec, config.seed))
     if not is_tuned(config):
+        if model.encoder is not None and model.decoder is not None:
+            make_first_token_global(model)
         return clone_parameters(model) if kept else model
     tune(model, *tuning_methods(config, task.new_head(model.spec)), seed=config.seed)
     tuning = tuning_of(model)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +30,11 @@ from headwater.core.banded import Band, GivenRows, LeadingIndex
 from headwater.core.embeddings import ModelInputs
 from headwater.core.kernels import SDPA, Eager
 from headwater.core.masks import LocalWindow, MaskRule, WindowSize
+from headwater.core.model import Transformer
 from headwater.core.positions import CosSin, PositionEncoding
 from headwater.errors import BadInput
 from headwater.i18n import Message, _
-from headwater.parts import must, part
+from headwater.parts import must, part, swap
 
 # ------------------------------------------------------------------------------------------- which tokens are global
 
@@ -340,6 +341,22 @@ def _in_order(leading: LeadingIndex, order: Tensor) -> LeadingIndex:
     if bias is not None and bias.shape[2] > 1:
         bias = _take(bias, order)
     return LeadingIndex(order.argsort(1).gather(1, leading.index), bias)
+
+
+def make_first_token_global(model: Transformer) -> None:
+    """Where an encoder has no global token by its own rule, make its first one global: usual in summarization."""
+
+    def with_rule(attention: LongformerAttention) -> LongformerAttention:
+        plain = attention.global_tokens == NoGlobalTokens()
+        return replace(attention, global_tokens=FirstTokenIsGlobal()) if plain else attention
+
+    if model.encoder is None:
+        return
+    model.spec = swap(model.spec, LongformerAttention, with_rule)
+    model.encoder.spec = swap(model.encoder.spec, LongformerAttention, with_rule)
+    for module in model.encoder.modules():
+        if isinstance(module, LongformerLayer):
+            module.spec = with_rule(module.spec)
 
 
 def _rotated(x: Tensor, position: PositionEncoding, cos_sin: CosSin | None) -> Tensor:
