@@ -68,7 +68,7 @@ def test_the_question_is_global_in_question_answering(longformer, tmp_path, monk
     assert chosen and all(tokens is not None for tokens in chosen)
     assert is_a_beginning(chosen[0][0])
     chosen.clear()
-    predictor.predict([QAExample("Where does Ada live 3?", TEXT)])
+    predictor(QAExample("Where does Ada live 3?", TEXT))
     assert is_a_beginning(chosen[0][0])
 
 
