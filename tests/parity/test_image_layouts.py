@@ -8,6 +8,8 @@ import re
 import pytest
 import torch
 
+from headwater.errors import BadFile
+from headwater.families.convert import convert
 from headwater.families.hf_folder import LoadedModel, save_hf_folder
 from headwater.families.load import load
 from headwater.families.registry import FAMILIES
@@ -97,6 +99,25 @@ def test_vit_of_another_library(layout, rules, tmp_path):
     assert torch.equal(load(other).model(pixels), expected)
     again = save_hf_folder(load(other), tmp_path / "again")  # written with the names of transformers
     assert set(open_weights(again)) == set(open_weights(folder))
+
+
+WIDE = VIT | {"hidden_size": 64, "num_attention_heads": 1}
+
+
+@pytest.mark.parametrize(("layout", "rules"), [("timm", TIMM), ("torchvision", TORCHVISION)])
+def test_a_bare_vit_checkpoint_is_converted(layout, rules, tmp_path):
+    folder = tiny(tmp_path, "vit", "image_classification", WIDE)
+    other = renamed(folder, tmp_path / "other", rules, FUSED[layout])
+    torch.save(dict(open_weights(other)), tmp_path / "vit.pth")
+    result = convert(tmp_path / "vit.pth", tmp_path / "converted")
+    assert "no image processor" in result.tokenizer_note
+    pixels = torch.randn(2, 3, 16, 16)
+    assert torch.equal(load(tmp_path / "converted").model(pixels), load(folder).model(pixels))
+    narrow = dict(open_weights(renamed(tiny(tmp_path / "n", "vit", "image_classification", VIT), tmp_path / "narrow",
+                                       rules, FUSED[layout])))  # fmt: skip
+    torch.save(narrow, tmp_path / "narrow.pth")
+    with pytest.raises(BadFile, match="heads of 64 channels"):
+        convert(tmp_path / "narrow.pth", tmp_path / "refused")
 
 
 def test_clip_of_openai(tmp_path):

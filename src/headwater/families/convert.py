@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from headwater.errors import BadFile, BadSetting, NotFound, nearest
+from headwater.families.bare_vit import is_bare_vit, write_vit_folder
 from headwater.families.export import FamilyMismatch
 from headwater.families.fairseq import fairseq_args_to_config
 from headwater.families.hf_folder import LoadedModel, ModelWeights, load_hf_folder, read_model_plan, transform_sizes
@@ -238,6 +239,8 @@ def _folder_writer(is_hf: bool, contents: PickleContents) -> Callable[..., tuple
     """The function that writes the folder of a checkpoint."""
     if is_hf:
         return _write_hf_folder
+    if is_bare_vit(contents.tensors):
+        return write_vit_folder
     is_whisper = "n_audio_head" in contents.training_args and "decoder.token_embedding.weight" in contents.tensors
     return _write_whisper_folder if is_whisper else _write_fairseq_folder
 
