@@ -152,7 +152,7 @@ def test_given_rows_are_in_the_output_and_nothing_flows_through_what_they_replac
     rows = drawn(3, 4, 16, seed=4).to(dtype).requires_grad_()
     row, query = torch.tensor([0, 1, 1]), torch.tensor([5, 0, 89])
     above = drawn(2, 4, 90, 16, seed=9).to(dtype)
-    out = banded_attention(q, k, v, Band(9, 4), 0.3, given=GivenRows(row, query, rows))
+    out = banded_attention(q, k, v, Band(9, 4), 0.3, given_rows=GivenRows(row, query, rows))
     grads = torch.autograd.grad(out, (q, k, v, rows), above)
     assert torch.equal(out.transpose(1, 2)[row, query], rows)
     assert torch.equal(grads[3], above.transpose(1, 2)[row, query])

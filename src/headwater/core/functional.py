@@ -212,7 +212,7 @@ def banded_attention(
     leading: LeadingKeys | LeadingIndex | None = None,
     distance_bias: Tensor | None = None,
     random_blocks: Tensor | None = None,
-    given: GivenRows | None = None,
+    given_rows: GivenRows | None = None,
 ) -> Tensor:
     """dropout(softmax(scale · q kᵀ + bias), p) v over the keys of a band, leading keys and random blocks of keys.
 
@@ -222,13 +222,13 @@ def banded_attention(
     the keys k, not the leading keys.
     distance_bias [H, back + 1 + ahead]: added to the scores of the band at key - query = -back … ahead (block = 1).
     random_blocks [H, Q / block, R]: further blocks of k that each block of queries sees, by number, none in its band.
-    given: rows of the output that are taken from there.
+    given_rows: rows of the output that are taken from there.
     """
     if cpu_attention.attention_supported(q, k, v):
         rules = _key_rules(q, band, key_mask, document_ids, leading, random_blocks)
         leading_k, leading_v = (leading.k, leading.v) if isinstance(leading, LeadingKeys) else (None, None)
         if cpu_attention.key_rules_supported(rules, k.shape[2], leading_k, leading_v, distance_bias):
-            rows = None if given is None else (given.row, given.query, given.out)
+            rows = None if given_rows is None else (given_rows.row, given_rows.query, given_rows.out)
             return cpu_attention.fused_banded_attention(
                 q, k, v, rules, scale, p, leading_k, leading_v, distance_bias, rows
             )
@@ -238,7 +238,7 @@ def banded_attention(
     drop = _drop_weights(q.shape[2], k.shape[2], leading_keys, p) if p else None
     visibility = KeyVisibility(key_mask, document_ids)
     out = banded_formula(q, k, v, band, scale, drop, visibility, leading, distance_bias, random_blocks)
-    return out if given is None else given.fill(out)
+    return out if given_rows is None else given_rows.fill(out)
 
 
 def banded_attention_supported(q: Tensor, k: Tensor, v: Tensor, p: float = 0.0) -> bool:

@@ -145,19 +145,19 @@ def fused_banded_attention(
     leading_k: Tensor | None = None,
     leading_v: Tensor | None = None,
     distance_bias: Tensor | None = None,
-    given: tuple[Tensor, Tensor, Tensor] | None = None,
+    given_rows: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Attention over the keys that the rules leave visible, and over leading keys; time and memory O(S · width).
 
     leading_k, leading_v [B, G, L, D]; distance_bias [H, back + 1 + ahead]: added at key - query = -back … ahead.
-    given: rows of the batch [N], queries [N], and their output [N, H, D], which is written in place of what they would
-    get; so no second output exists.
+    given_rows: rows of the batch [N], queries [N], and their output [N, H, D], which is written in place of what they
+    would get; so no second output exists.
     """
     _check_qkv(q, k, v)
     _check_rules(rules, q, k)
     if (leading_k is None) != (leading_v is None):
         raise TensorMismatch("leading keys need their values")
-    row, query, given_out = (None, None, None) if given is None else given
+    row, query, given_out = (None, None, None) if given_rows is None else given_rows
     places = None if row is None or query is None else (row, query)
     key = DropoutKey.sample(p)
     return _FusedAttention.apply(q, k, v, leading_k, leading_v, distance_bias, given_out, rules, places, scale, key)
@@ -271,7 +271,8 @@ class _FusedAttention(torch.autograd.Function):
         if ctx.rules.leading_index is not None and grad_leading_k is not None and grad_leading_v is not None:
             _add_at(grad_k, ctx.rules.leading_index, grad_leading_k)
             _add_at(grad_v, ctx.rules.leading_index, grad_leading_v)
-            grad_leading_k = grad_leading_v = None
+            grad_leading_k = None
+            grad_leading_v = None
         grad_bias = None if grad_bias is None else grad_bias.sum(0)
         grad_given = None if ctx.given_places is None else grad_out.transpose(1, 2)[ctx.given_places]
         return grad_q, grad_k, grad_v, grad_leading_k, grad_leading_v, grad_bias, grad_given, *(None,) * 4

@@ -87,7 +87,7 @@ def fused_lsh_attention(
 
 class _FusedLSHAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qk: Tensor, v: Tensor, params: LSHParams, held: tuple[Tensor, Tensor | None]) -> Tensor:
+    def forward(ctx: Any, qk: Tensor, v: Tensor, params: LSHParams, pointed_at: tuple[Tensor, Tensor | None]) -> Tensor:
         qk, v = side_by_side(qk), side_by_side(v)
         out = empty_heads(*qk.shape)
         logsumexp = qk.new_empty(qk.shape[:3])
@@ -101,7 +101,7 @@ class _FusedLSHAttention(torch.autograd.Function):
         if failed:
             raise MemoryError("LSH attention: no memory for a chunk")
         ctx.params = params
-        ctx.held = held  # their addresses are in params
+        ctx.pointed_at = pointed_at  # their addresses are in params
         ctx.save_for_backward(qk, v, out, logsumexp)
         return out
 

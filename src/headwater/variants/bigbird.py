@@ -187,7 +187,7 @@ class BigBirdLayer(AttentionLayer):
 
         # the first and the last block see all
         ends = q.index_select(2, _end_index(q.shape[2], size, q.device))
-        given = self._end_rows(self._attention(ends, k, v, key_mask), q.shape[2])
+        end_rows = self._end_rows(self._attention(ends, k, v, key_mask), q.shape[2])
 
         # those between them: neighbours, both ends as leading keys, random blocks
         inner_mask = torch.zeros(q.shape[0], k.shape[2], dtype=torch.bool, device=q.device)
@@ -203,7 +203,7 @@ class BigBirdLayer(AttentionLayer):
             key_mask=inner_mask,
             leading=self._end_keys(k, key_mask),
             random_blocks=None if random_blocks is None else F.pad(random_blocks, (0, 0, 1, 1)).to(q.device),
-            given=given,
+            given_rows=end_rows,
         )
         return out[:, :, :length] if padding else out
 

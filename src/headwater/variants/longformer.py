@@ -271,7 +271,7 @@ class LongformerLayer(AttentionLayer):
             key_mask=key_mask,
             document_ids=documents,
             leading=leading,
-            given=None if globals_ is None or out_global is None else globals_.rows_of(out_global, order),
+            given_rows=None if globals_ is None or out_global is None else globals_.rows_of(out_global, order),
         )
         return out if order is None else _take(out, order.argsort(1))
 
