@@ -19,9 +19,11 @@ DECODE_TESTS = (
     "test_decode_nan.py",
     "test_decode_step.py",
     "test_decode_threads.py",
+    "test_int8.py",
     "test_native_decoder.py",
     "test_odd_specs.py",
     "test_quantized_layers.py",
+    "test_source_panels.py",
 )
 TRAINING_TESTS = ("test_favor.py", "test_linear.py", "test_lsh_attention.py", "test_training_threads.py")
 
