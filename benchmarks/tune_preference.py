@@ -124,9 +124,10 @@ def main() -> int:
 
     # DPO
     if not is_trained(work / "dpo"):
-        headwater.train(work / "train.jsonl", valid=work / "valid.jsonl", init_from=float_base(work), task="preference",
-                        out=work / "dpo", tune="lora", tune_target="all-linear", lr=3e-4, dtype="bf16", beta=0.1,
-                        batch_tokens=1536, epochs=2, eval_examples=num_test // 2, log_every=2)  # fmt: skip
+        headwater.train(work / "train.jsonl", valid=[str(work / "valid.jsonl")], init_from=float_base(work),
+                        task="preference", out=work / "dpo", tune="lora", tune_target="all-linear", lr=3e-4,
+                        dtype="bf16", beta=0.1, batch_tokens=1536, epochs=2, eval_examples=num_test // 2,
+                        log_every=2)  # fmt: skip
 
     # answers to tasks that were held out
     answers = answers_of(headwater.load(work / "dpo"), held_out, max_tokens=MAX_TOKENS + 1)
