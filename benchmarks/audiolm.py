@@ -88,6 +88,7 @@ def main() -> None:
     parser.add_argument("--d-model", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--dropout", type=float, default=0.2)
+    parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--batch-tokens", type=int, default=8000)
     parser.add_argument("--dtype", default="bf16")
     args = parser.parse_args()
@@ -108,6 +109,8 @@ def main() -> None:
                 layers=args.layers,
                 d_ff=4 * args.d_model,
                 dropout=args.dropout,
+                optimizer="muon",
+                lr=args.lr,
                 batch_tokens=args.batch_tokens,
                 dtype=args.dtype,
             )
