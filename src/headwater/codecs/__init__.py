@@ -5,10 +5,10 @@ Importing this package registers all of them.
 
 from __future__ import annotations
 
+import headwater.codecs.encodec_files  # noqa: F401  (registers the published layout)
 from headwater.codecs.base import Codec, CodecSpec, PictureCodec
 from headwater.codecs.dvae import DVAE
 from headwater.codecs.encodec import EnCodec
-from headwater.codecs.encodec_files import read_encodec
 from headwater.codecs.folder import find_codec, is_codec, load_codec, read_codec_metadata, read_codec_spec, save_codec
 from headwater.codecs.sound_codec import SoundCodec
 from headwater.codecs.vqgan import VQGAN
@@ -28,6 +28,5 @@ __all__ = [
     "load_codec",
     "read_codec_metadata",
     "read_codec_spec",
-    "read_encodec",
     "save_codec",
 ]
