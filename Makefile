@@ -83,7 +83,7 @@ bench: $(VENV)/.installed-test $(VENV)/.models .bench-venv/.installed
 
 .bench-venv/.installed:
 	@$(PYTHON) -m venv .bench-venv
-	@.bench-venv/bin/pip install --quiet --disable-pip-version-check "torch==2.13.0" numpy llama-cpp-python ctranslate2 transformers x-transformers curated-transformers joeynmt importlib_metadata requests accelerate faster-whisper pywhispercpp performer-pytorch==1.1.4 local-attention==1.11.2
+	@.bench-venv/bin/pip install --quiet --disable-pip-version-check "torch==2.13.0" numpy llama-cpp-python ctranslate2 transformers==5.22.2 x-transformers curated-transformers joeynmt importlib_metadata requests accelerate faster-whisper pywhispercpp performer-pytorch==1.1.4 local-attention==1.11.2
 	@touch $@
 
 # ------------------------------------------------------------------------------------------------- installing

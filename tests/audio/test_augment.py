@@ -7,7 +7,7 @@ import pytest
 import soundfile
 import torch
 
-from headwater.audio.augment import SoundAugmenter
+from headwater.audio.augment import FFT_MULTIPLE, SoundAugmenter
 from headwater.audio.sound_cache import Clip, decode_clips
 from headwater.errors import BadSetting
 
@@ -41,7 +41,7 @@ def test_noise_is_as_loud_as_said():
 
 
 def test_the_equalizer_changes_each_band_by_no_more_than_said():
-    noise = torch.randn(16_000, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(16 * FFT_MULTIPLE, generator=torch.Generator().manual_seed(0))
     for n in range(5):
         changed = augmenter(equalizer="9").change_samples(noise, n, 0)
         assert len(changed) == len(noise)

@@ -268,11 +268,13 @@ def explain(layer: LayerAttention, seen: np.ndarray, queries: np.ndarray) -> np.
     """[queries, keys] of Edge, from what was measured: seen [queries, keys], and the positions of the queries."""
     attention = layer.attention
     length = seen.shape[1]
-    query, key = queries[:, None], np.arange(length)
+    query = queries[:, None]
+    key = np.arange(length)
     near = np.ones_like(seen)
     other = Edge.NEAR
     if layer.chunk is not None:
-        near, other = query // layer.chunk == key // layer.chunk, Edge.SUMMARY
+        near = query // layer.chunk == key // layer.chunk
+        other = Edge.SUMMARY
     elif isinstance(attention, LongformerAttention | TransientGlobalAttention):
         back, ahead = attention.mask.window_size
         assert back is not None and ahead is not None
@@ -283,11 +285,14 @@ def explain(layer: LayerAttention, seen: np.ndarray, queries: np.ndarray) -> np.
         other = Edge.RANDOM
     elif isinstance(attention, RecurrentAttention):
         size = _segments(attention, length)[0][1]
-        near, other = key >= query // size * size, Edge.MEMORY
+        near = key >= query // size * size
+        other = Edge.MEMORY
     elif isinstance(attention, LSHAttention) and length > attention.chunk:
-        near, other = np.zeros_like(seen), Edge.HASHED
+        near = np.zeros_like(seen)
+        other = Edge.HASHED
     elif isinstance(attention.kernel, LinearAttention | Performer | Linformer):
-        near, other = np.zeros_like(seen), Edge.MIXED
+        near = np.zeros_like(seen)
+        other = Edge.MIXED
 
     edges = np.where(seen, np.where(near, Edge.NEAR, other), Edge.UNSEEN).astype(np.uint8)
     if isinstance(attention, BigBirdAttention) and other == Edge.RANDOM:
