@@ -79,7 +79,7 @@ def int8_linear(x: QuantizedRows, weight: Tensor, weight_scale: Tensor, bias: Te
         ctypes.byref(of_weight),
         ctypes.c_void_p(float_ptr(bias, outputs)),
         ctypes.c_void_p(float_ptr(y, rows, outputs)),
-        ctypes.c_void_p(panels.data_ptr()),
+        ctypes.c_void_p(checked_ptr(panels, torch.uint8, threads * panel_bytes)),
         threads,
     )
     return y
