@@ -63,6 +63,7 @@ CASES = {
     "no neighbours": {"before": 0, "chunk": 32},
     "chunks of more than a tile": {"chunk": 80, "after": 1},
     "a window wider than the ring": {"before": 2, "after": 2},
+    "more chunks before than the ring has": {"before": 9, "after": 1},
 }
 
 
@@ -79,7 +80,7 @@ def test_it_drops_what_the_formula_drops(name: str):
 
 @settings(max_examples=15, deadline=None)
 @given(
-    chunk=st.sampled_from([16, 48, 64]), chunks=st.integers(2, 7), before=st.integers(0, 2), after=st.integers(0, 2),
+    chunk=st.sampled_from([16, 48, 64]), chunks=st.integers(2, 7), before=st.integers(0, 4), after=st.integers(0, 4),
     rounds=st.integers(1, 4), causal=st.booleans(), masked=st.booleans(),
 )  # fmt: skip
 def test_any_chunks_are_the_formula(chunk, chunks, before, after, rounds, causal, masked):

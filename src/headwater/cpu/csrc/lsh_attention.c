@@ -36,6 +36,7 @@ typedef struct {
 static int64_t slots_of(const Params *a) { return a->before + 1 + a->after; }
 static int64_t columns_of(const Params *a) { return slots_of(a) * a->chunk; }
 static int64_t tokens_of(const Params *a) { return a->rounds * a->length; }
+static int64_t modulo(int64_t i, int64_t n) { return (i % n + n) % n; }        /* for negative i too */
 
 static int make_workspace(const Params *a, int backward, Workspace *ws) {
     int64_t d = a->head_dim, n = a->chunk, slots = slots_of(a), columns = columns_of(a) + 16;
@@ -91,9 +92,9 @@ static float inverse_norm(const Params *a, const float *x) { return 1 / sqrtf(do
 
 /* The keys and values of chunk i, -before ≤ i < C + after, into its slot. */
 static Slot *load_slot(const Params *a, const Tensors *x, Workspace *ws, int64_t b, int64_t h, int64_t i) {
-    int64_t n = a->chunk, d = a->head_dim, chunks = tokens_of(a) / n, slots = slots_of(a);
-    Slot *s = ws->slots + (i + slots) % slots;
-    s->first = (i + chunks) % chunks * n;
+    int64_t n = a->chunk, d = a->head_dim, chunks = tokens_of(a) / n;
+    Slot *s = ws->slots + modulo(i, slots_of(a));
+    s->first = modulo(i, chunks) * n;                                  /* a short ring has a chunk in several slots */
     memcpy(s->places, a->order + (b * a->heads + h) * tokens_of(a) + s->first, sizeof(int32_t) * (size_t)n);
     for (int64_t j = 0; j < n; j++) {
         int32_t place = s->places[j];
@@ -130,7 +131,7 @@ static void tile_scores(const Params *a, Workspace *ws, const int32_t *places, i
 }
 /* The dropout mask of eight weights of a slot from key j on; `token` of the order reads, chunk i. */
 static f32x8 keep_weights(const Params *a, int64_t head, int64_t token, int64_t i, int64_t t, int64_t j) {
-    int64_t slots = slots_of(a), from_first = (t - (i - a->before) % slots + 2 * slots) % slots;   /* which of the chunks it sees */
+    int64_t from_first = modulo(t - (i - a->before), slots_of(a));     /* which of the chunks it sees */
     uint64_t row = (uint64_t)(head * tokens_of(a) + token) * (uint64_t)columns_of(a);
     return keep_mask(&a->dropout, row + (uint64_t)(from_first * a->chunk + j));
 }
@@ -220,7 +221,7 @@ static void tile_gradients(const Params *a, const Tensors *x, Workspace *ws, int
 }
 /* What the keys of a chunk got from all their queries. */
 static void flush_slot(const Params *a, const Tensors *x, Workspace *ws, int64_t b, int64_t h, int64_t i) {
-    const Slot *s = ws->slots + (i + slots_of(a)) % slots_of(a);
+    const Slot *s = ws->slots + modulo(i, slots_of(a));
     scatter_add(s->grad_keys, s->places, a->chunk, a->head_dim, ws->grad_keys, a->head_dim);
     scatter_add(s->grad_values, s->places, a->chunk, a->head_dim, x->grad_v + b * x->grad_vs.batch + h * x->grad_vs.head, x->grad_vs.position);
 }
