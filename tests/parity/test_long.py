@@ -97,7 +97,10 @@ LONGT5 = {
     "decoder_start_token_id": 0, "local_radius": 5, "global_block_size": 4,
 }  # fmt: skip
 SUMMARIES = {"encoder_attention_type": "transient-global"}
-BIGBIRD_PEGASUS = {**PAIR, "block_size": 4, "num_random_blocks": 2, "max_position_embeddings": 130, "pad_token_id": 1}
+BIGBIRD_PEGASUS = {
+    **PAIR, "block_size": 4, "num_random_blocks": 2, "max_position_embeddings": 130, "pad_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
 AROUND = {"local_num_chunks_after": 1, "lsh_num_chunks_after": 1}
 CASES = [
     *cases("longformer", "LongformerConfig", "LongformerModel LongformerForMaskedLM "
@@ -120,9 +123,10 @@ CASES = [
            {"local_radius": 40, "global_block_size": 16}, {"local_radius": 1, "relative_attention_num_buckets": 8,
            "relative_attention_max_distance": 9}, {"global_block_size": 70}, {"encoder_attention_type": "local",
            "local_radius": 7, "d_kv": 6}),
-    *cases("bigbird_pegasus", "BigBirdPegasusConfig", "BigBirdPegasusModel BigBirdPegasusForConditionalGeneration",
-           BIGBIRD_PEGASUS, {"use_bias": True, "scale_embedding": False}, {"attention_type": "original_full"},
-           {"block_size": 5, "num_random_blocks": 3}, {"activation_function": "relu", "decoder_layers": 1}),
+    *cases("bigbird_pegasus", "BigBirdPegasusConfig", "BigBirdPegasusModel BigBirdPegasusForConditionalGeneration "
+           "BigBirdPegasusForSequenceClassification BigBirdPegasusForQuestionAnswering", BIGBIRD_PEGASUS,
+           {"use_bias": True, "scale_embedding": False}, {"attention_type": "original_full"}, {"block_size": 5,
+           "num_random_blocks": 3}, {"activation_function": "relu", "decoder_layers": 1}),
 ]  # fmt: skip
 by_id = pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 BASE = [case for case in CASES if case.number == 0]
@@ -162,6 +166,9 @@ def outputs(case: LongCase, theirs: Any, ours: Any, chosen: torch.Tensor | None 
     with torch.no_grad():
         if ours.encoder is not None and ours.decoder is not None:
             rows = ids[:, :11].flip(1)
+            if case.model.endswith("SequenceClassification"):  # the decoder's state where the source ends
+                ids[:, -1] = 2
+                rows = ids.clamp(min=5)
             named = {} if chosen is None else {"source_global_tokens": chosen}
             own = ours(rows, source=ids, source_attention_mask=keep, **named)
             return own, read(theirs(input_ids=ids, attention_mask=keep.long(), decoder_input_ids=rows, **more))

@@ -88,8 +88,9 @@ def seq2seq_spec(
     final_norm: NormSpec,
     position: PositionSpec,
     embed_norm: NormSpec,
+    labels: int = 3,
 ) -> Model:
-    """The encoder-decoder they have in common. make_branch: pre or post."""
+    """The encoder-decoder they have in common. make_branch: pre or post. labels: of a classifier, if none are named."""
     # sizes that both stacks share
     norm = LayerNorm()
     d_model = config.get_int("d_model")
@@ -125,7 +126,7 @@ def seq2seq_spec(
         "language": lambda: LMHead(target_vocab, bias=True),
         "hidden_states": NoHead,
         "sequence_classification": lambda: ClassificationHead(
-            len(config.get_labels(3)), Pooler(LastToken()), config.get_float("classifier_dropout", default=0.0)
+            len(config.get_labels(labels)), Pooler(LastToken()), config.get_float("classifier_dropout", default=0.0)
         ),
         "question_answering": lambda: TokenClassificationHead(2),
     }

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from headwater.core import Attention, CrossAttention, LayerNorm, Learned, Model, NoNorm, pre
 from headwater.families.bart import (
-    LM_HEAD_NAMES,
+    HEAD_NAMES,
     OPTIONAL_BIAS,
     POSITION_TABLE,
     bart_like_config,
@@ -35,11 +35,11 @@ def _names() -> NameMap:
     return attention + seq2seq_names("norm", POSITION_TABLE + FINAL_NORM)
 
 
-@register_family("bigbird_pegasus", body_names=_names(), head_names=LM_HEAD_NAMES, optional_params=OPTIONAL_BIAS)
+@register_family("bigbird_pegasus", body_names=_names(), head_names=HEAD_NAMES, optional_params=OPTIONAL_BIAS)
 def read_bigbird_pegasus_spec(config: HFConfig, head_type: str) -> Model:
     """Pre-norm, learned positions from row 0, and attention without biases unless use_bias."""
     position = Learned(config.get_int("max_position_embeddings", default=4096))
-    model = seq2seq_spec(config, head_type, pre, LayerNorm(), position, NoNorm())
+    model = seq2seq_spec(config, head_type, pre, LayerNorm(), position, NoNorm(), labels=2)
     bias = "qkvo" if config.get_bool("use_bias", default=False) else ""
     for kind in (Attention, CrossAttention):
         model = swap(model, kind, lambda attention: replace(attention, bias=bias))
