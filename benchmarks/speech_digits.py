@@ -35,12 +35,12 @@ RECIPE = {
 }
 
 
-def write_folders(archive: Path, folder: Path, speaker: str) -> tuple[Path, Path]:
-    """learn/DIGIT/*.wav of the others, and held_out/DIGIT/*.wav of one speaker."""
+def write_folders(archive: Path, folder: Path, speaker: str, unused: str) -> tuple[Path, Path]:
+    """learn/DIGIT/*.wav of the others, and held_out/DIGIT/*.wav of one speaker; an unused speaker is in neither."""
     with zipfile.ZipFile(archive) as recordings:
         for name in recordings.namelist():
             digit, who, *_rest = Path(name).stem.split("_")
-            if not name.endswith(".wav") or not digit.isdigit():
+            if not name.endswith(".wav") or not digit.isdigit() or who == unused:
                 continue
             path = folder / ("held_out" if who == speaker else "learn") / DIGITS[int(digit)] / Path(name).name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,10 +53,11 @@ def main() -> None:
     parser.add_argument("archive", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--speaker", default="theo")
+    parser.add_argument("--unused", default="", help="a speaker of whom nothing is used, to choose a recipe")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    learn, held_out = write_folders(args.archive, args.out, args.speaker)
+    learn, held_out = write_folders(args.archive, args.out, args.speaker, args.unused)
 
     begin = time.process_time()
     run = args.out / "run"

@@ -7,7 +7,8 @@ import pytest
 import soundfile
 import torch
 
-from headwater.audio.augment import FFT_MULTIPLE, SoundAugmenter
+from headwater.audio.augment import FFT_MULTIPLE, SoundAugmenter, warp_frequencies
+from headwater.audio.mel import log_mel
 from headwater.audio.sound_cache import Clip, decode_clips
 from headwater.errors import BadSetting
 
@@ -54,12 +55,42 @@ def test_the_equalizer_changes_each_band_by_no_more_than_said():
 def test_masks_are_within_the_recording_and_no_wider_than_said():
     mel = torch.rand(80, 100)
     for n in range(20):
-        masked = augmenter(time_mask="10", mel_mask="7").mask_mel(mel, 60, n, 0)
+        masked = augmenter(time_mask="10", mel_mask="7").change_mel(mel, 60, n, 0)
         changed = masked != mel
         assert int(changed.all(0).sum()) <= 20
         assert int(changed.all(1).sum()) <= 14
         assert not changed[:, 60:].all(0).any()
-    assert torch.equal(augmenter(noise="10").mask_mel(mel, 60, 0, 0), mel)
+    assert torch.equal(augmenter(noise="10").change_mel(mel, 60, 0, 0), mel)
+
+
+def tone_mel(hertz: float) -> torch.Tensor:
+    return log_mel(torch.sin(2 * torch.pi * hertz * torch.arange(16_000) / 16_000))[:, 40]  # [mels], of one frame
+
+
+@pytest.mark.parametrize("factor", [0.8, 0.9, 1.15])
+@pytest.mark.parametrize("hertz", [500.0, 1500.0, 3000.0])
+def test_vtlp_gives_the_spectrogram_of_higher_or_lower_frequencies(hertz, factor):
+    warped = warp_frequencies(tone_mel(hertz)[:, None], factor)[:, 0]
+    assert abs(int(warped.argmax()) - int(tone_mel(hertz * factor).argmax())) <= 1
+    assert abs(int(warped.argmax()) - int(tone_mel(hertz).argmax())) >= 2  # that of the tone itself would be seen
+
+
+def test_vtlp_keeps_the_ends_of_the_spectrum():
+    mel = torch.arange(80.0)[:, None].expand(80, 3)
+    assert torch.allclose(warp_frequencies(mel, 1.0), mel, atol=1e-4)
+    for factor in (0.7, 1.3):
+        warped = warp_frequencies(mel, factor)
+        assert bool((warped.diff(dim=0) >= 0).all())  # the order of frequencies
+        assert float(warped[-1, 0]) == pytest.approx(79, abs=0.5)
+
+
+def test_vtlp_differs_among_examples_and_epochs():
+    mel = torch.rand(80, 100)
+    change = augmenter(vtlp="0.2")
+    assert change.changes and not change.changes_samples
+    assert torch.equal(change.change_mel(mel, 100, 3, 1), change.change_mel(mel, 100, 3, 1))
+    assert not torch.equal(change.change_mel(mel, 100, 3, 1), change.change_mel(mel, 100, 3, 2))
+    assert not torch.equal(change.change_mel(mel, 100, 3, 1), change.change_mel(mel, 100, 4, 1))
 
 
 def test_what_is_read_once_is_cached(tmp_path, monkeypatch):

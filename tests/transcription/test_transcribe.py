@@ -6,12 +6,14 @@ import json
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import headwater
+from headwater.audio.write import write_wav
 from headwater.errors import BadInput, BadSetting
 from headwater.transcription import search, windows
 from headwater.transcription.journal import Journal
@@ -235,6 +237,25 @@ def test_bad_settings(babbler, sound):
         headwater.transcribe(sound, "whisper-tiny.en", precision="int3")
     with pytest.raises(BadInput, match="not a finite number"):
         headwater.transcribe(torch.full((16_000,), torch.nan), babbler)
+
+
+def test_several_files_are_told_apart(babbler, sound, tmp_path, monkeypatch, capsys):
+    from headwater.cli import main
+
+    monkeypatch.setattr("headwater.transcription.speech_model.load_speech_model", lambda *args: babbler)
+    files = [str(tmp_path / name) for name in ("a.wav", "missing.wav", "b.wav")]
+    for file in (files[0], files[2]):
+        write_wav(Path(file), sound[:48_000], 16_000)
+    flags = ["--beam-size", "1", "--temperature", "0"]
+    assert main(["transcribe", *files, *flags]) != 0
+    said = capsys.readouterr()
+    assert [line for line in said.out.splitlines() if line.startswith("==>")] == [f"==> {file} <==" for file in files]
+    assert "missing.wav does not exist" in said.err
+
+    assert main(["transcribe", *files, *flags, "--to", "srt"]) != 0
+    assert "add --out FOLDER" in capsys.readouterr().err
+    assert main(["transcribe", *files, *flags, "--to", "srt", "--out", str(tmp_path / "out")]) != 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.srt", "b.srt"]
 
 
 def test_a_model_that_does_not_hear_is_refused(babbler, sound):

@@ -1,4 +1,4 @@
-"""Sound augmentation: speed, volume, noise, equalizer and shift of samples; SpecAugment's masks of the spectrogram.
+"""Sound augmentation: speed, volume, noise, equalizer and shift of samples; VTLP and SpecAugment of the spectrogram.
 
 An augmentation has no state: its effect on example `index` is a function of (seed, epoch, index) alone, so a resumed
 run draws the same numbers, in any batch.
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwater.audio.mel import SAMPLE_RATE
+from headwater.audio.mel import SAMPLE_RATE, hz_to_mel, mel_to_hz
 from headwater.audio.resample import resample
 from headwater.errors import BadSetting, nearest
 from headwater.i18n import _
@@ -24,6 +24,7 @@ QUIETEST_NOISE = 40.0  # decibels below the sound
 MASKS = 2  # of each kind (SpecAugment's policy LD)
 MAX_MASKED = 0.3  # of the frames of a recording
 EQUALIZER_BANDS = (100.0, 250.0, 600.0, 1200.0, 2000.0, 3000.0, 4500.0, 8000.0)  # hertz
+HIGHEST_FORMANT = 4800.0  # hertz: up to there frequencies are multiplied, above they are drawn together
 FFT_MULTIPLE = 1024  # a Fourier transform of a length without large prime factors is several times faster
 LIMITS = {
     "speed": 0.5,
@@ -31,6 +32,7 @@ LIMITS = {
     "noise": QUIETEST_NOISE,
     "equalizer": 40.0,
     "shift": 30.0,
+    "vtlp": 0.5,
     "time_mask": 1000.0,
     "mel_mask": 128.0,
 }
@@ -43,6 +45,8 @@ class SoundAugmenter:
     speed: the largest change of speed and pitch, as a fraction (Ko et al. 2015). volume: of the level, in decibels.
     noise: white noise, so many decibels below the sound or less loud. equalizer: the largest change of a band of
     frequencies, in decibels, as another microphone makes it. shift: the longest silence before the sound, in seconds.
+    vtlp: the largest change of the frequencies alone, as a fraction, as a longer or shorter vocal tract makes it: vocal
+    tract length perturbation (Jaitly and Hinton 2013).
     time_mask, mel_mask: the widest masks, in frames of 10 ms and in mel bins (SpecAugment, Park et al. 2019).
     """
 
@@ -51,6 +55,7 @@ class SoundAugmenter:
     noise: float = 0.0
     equalizer: float = 0.0
     shift: float = 0.0
+    vtlp: float = 0.0
     time_mask: float = 0.0
     mel_mask: float = 0.0
     seed: int = 0
@@ -73,7 +78,7 @@ class SoundAugmenter:
     @property
     def changes(self) -> bool:
         """Whether it changes anything."""
-        return self.changes_samples or self.time_mask + self.mel_mask > 0
+        return self.changes_samples or self.vtlp + self.time_mask + self.mel_mask > 0
 
     @property
     def changes_samples(self) -> bool:
@@ -116,7 +121,13 @@ class SoundAugmenter:
         gains = torch.from_numpy(10 ** (np.interp(hertz, EQUALIZER_BANDS, decibels) / 20)).float()
         return torch.fft.irfft(torch.fft.rfft(samples, size) * gains, size)[: len(samples)]
 
-    def mask_mel(self, mel: Tensor, frames: int, index: int, epoch: int) -> Tensor:
+    def change_mel(self, mel: Tensor, frames: int, index: int, epoch: int) -> Tensor:
+        """The changed spectrogram [mels, T] of an example of so many frames."""
+        if self.vtlp:
+            mel = warp_frequencies(mel, 1 + self.vtlp * (2 * float(uniform(self.seed, epoch, index, "vtlp")) - 1))
+        return self._masked(mel, frames, index, epoch)
+
+    def _masked(self, mel: Tensor, frames: int, index: int, epoch: int) -> Tensor:
         """The spectrogram [mels, T] with masks of its mean, within the first `frames`."""
         if not self.time_mask + self.mel_mask:
             return mel
@@ -132,6 +143,26 @@ class SoundAugmenter:
             low = int(low_draw * (mel.shape[0] - height + 1))
             mel[low : low + height] = mean
         return mel
+
+
+def warp_frequencies(mel: Tensor, factor: float) -> Tensor:
+    """The spectrogram [mels, T] of a voice whose frequencies are `factor` times as high.
+
+    What is up to HIGHEST_FORMANT before and after is multiplied; from there a straight line leads to half the sample
+    rate, which stays where it is.
+    """
+    nyquist = SAMPLE_RATE / 2
+    highest = hz_to_mel(torch.tensor(nyquist, dtype=torch.float64))
+    step = highest / (mel.shape[0] + 1)
+    centers = mel_to_hz(step * torch.arange(1, mel.shape[0] + 1, dtype=torch.float64))  # [mels], in hertz
+
+    # Where each bin takes its value from, in hertz and then in bins.
+    knee = HIGHEST_FORMANT * min(factor, 1.0)
+    above = nyquist - (nyquist - centers) * (nyquist - knee / factor) / (nyquist - knee)
+    bins = hz_to_mel(torch.where(centers <= knee, centers / factor, above)) / step - 1
+    bins = bins.clamp(0, mel.shape[0] - 1)
+    lower = bins.long().clamp(max=mel.shape[0] - 2)
+    return torch.lerp(mel[lower], mel[lower + 1], (bins - lower).float()[:, None])
 
 
 def _amount(name: str, text: str) -> float:

@@ -83,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
     code = 0
     outputs = output_paths(args.files, args.out, args.to)
     for file, output in zip(args.files, outputs, strict=True):
+        if len(args.files) > 1 and output is None:
+            print(f"==> {escape_for_terminal(file)} <==", flush=True)  # as head and tail do
         try:
             transcribe_file(args, model, file, output)
         except Fault as fault:
@@ -101,6 +103,8 @@ def check_arguments(args: argparse.Namespace) -> None:
         )
     if args.plot and (len(args.files) > 1 or args.files == ["-"]):
         raise BadSetting(_("--plot draws one recording; name one file"))
+    if len(args.files) > 1 and args.to != "txt" and not args.out:
+        raise BadSetting(_("--to {format} of several recordings is a file of each; add --out FOLDER", format=args.to))
     if args.max_line_width < 0 or args.max_lines < 1:
         raise BadSetting(_("--max-line-width must be 0 or more and --max-lines 1 or more; correct them"))
 

@@ -80,7 +80,7 @@ class Windows:
             mel = self._mel_of(samples)
             frames = min(len(samples) * FRAMES_PER_SECOND // SAMPLE_RATE, self.frames)
         mel = pad_mel(mel, self.frames)
-        return mel if augmenter is None else augmenter.mask_mel(mel, max(frames, 1), index, epoch)
+        return mel if augmenter is None else augmenter.change_mel(mel, max(frames, 1), index, epoch)
 
     def _mel_of(self, samples: Tensor) -> Tensor:
         """The spectrogram [mels, n] of samples up to where silence begins."""
