@@ -10,9 +10,11 @@ from torch import Tensor
 
 from headwater import core as hw
 from headwater.core import masks
+from headwater.core.base import KernelConfig
 from headwater.core.embeddings import longest_document
 from headwater.core.masks import AttentionMask
 from headwater.core.positions import PositionEncoding
+from headwater.cpu.build import training_library
 
 LENGTH = 300
 RULES = {
@@ -82,6 +84,31 @@ def test_dropout_drops_the_same_weights(dense):
     got = outputs(model, documents)
     dense()
     assert difference(got, outputs(model, documents)) < 2e-5
+
+
+@pytest.mark.skipif(training_library() is None, reason="needs the C kernels")
+@pytest.mark.parametrize("longest", [40, LENGTH])
+def test_training_in_bfloat16_attends_in_float32(longest, monkeypatch):
+    """The attention is that of its rounded inputs, bit for bit; without C torch computes in bfloat16, and differs."""
+    kernel = hw.SDPA().build(KernelConfig("attention", 2, 16, 0.25, 0.0, hw.Causal(), hw.NoPosition()))
+    documents = packed(longest)
+    positions = torch.arange(documents.shape[1])[None]
+    mask = AttentionMask(
+        hw.Causal(), PositionEncoding(), positions, positions, None, documents, documents, True, longest
+    )
+    draw = torch.Generator().manual_seed(0)
+    rounded = [torch.randn(len(documents), 2, LENGTH, 16, generator=draw).bfloat16() for _name in "qkv"]
+
+    def attend(dtype: torch.dtype) -> list[Tensor]:
+        inputs = [t.to(dtype).requires_grad_() for t in rounded]
+        out = kernel(*inputs, mask, None if mask.block_size else mask.additive(dtype)).bfloat16()
+        out.backward(rounded[0])
+        return [out, *(t.grad.bfloat16() for t in inputs)]
+
+    wanted = attend(torch.float32)
+    assert all(map(torch.equal, attend(torch.bfloat16), wanted))
+    monkeypatch.setattr("headwater.core.functional.is_faster_in_float32", lambda q, k, v: False)
+    assert not all(map(torch.equal, attend(torch.bfloat16), wanted))
 
 
 def test_a_limit_below_the_longest_document_would_show(dense, monkeypatch):

@@ -151,6 +151,12 @@ def attention(
     return F.scaled_dot_product_attention(q, k, v, attn_mask, p, is_causal, scale=scale, enable_gqa=grouped)
 
 
+def is_faster_in_float32(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether attention of 16 bits takes less time in float32: in training, where C computes float32 alone."""
+    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    return q.dtype == torch.bfloat16 and q.device.type == "cpu" and needs_grad and supported()
+
+
 def eager_attention(
     q: Tensor,
     k: Tensor,

@@ -143,6 +143,20 @@ class MasklessKernel(Kernel):
 class SDPAKernel(Kernel):
     """scaled_dot_product_attention, or the C kernels of cpu/ where they apply."""
 
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: AttentionMask,
+        attn_mask: Tensor | None,
+        cache: LayerCache = NO_LAYER_CACHE,
+    ) -> Tensor:
+        if functional.is_faster_in_float32(q, k, v):
+            out = super().forward(q.float(), k.float(), v.float(), mask, attn_mask, cache)
+            return out.to(q.dtype)
+        return super().forward(q, k, v, mask, attn_mask, cache)
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
         if attn_mask is not None and attn_mask.dtype != torch.bool:
             attn_mask = attn_mask.to(q.dtype)
