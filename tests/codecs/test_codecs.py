@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from headwater.audiolm.semantic import SemanticCodec
-from headwater.codecs import DVAE, VQGAN, SoundCodec, find_codec, load_codec, save_codec
+from headwater.codecs import DVAE, VQGAN, VQVAE, SoundCodec, find_codec, load_codec, save_codec
 from headwater.codecs.codebook import EMACodebook, ResidualCodebooks, code_perplexity, nearest_rows
 from headwater.errors import BadFile, BadInput, BadSetting, Fault, NotFound, Unavailable
 
@@ -161,6 +161,32 @@ def test_each_codebook_quantizes_what_is_left():
     # a planted fault: the codes of one book given to the next
     shifted = quantized.ids.roll(1, -1)
     assert float((x - books.decode(shifted)).square().mean()) > 2 * errors[0]
+
+
+def test_codebooks_move_in_float32_in_mixed_precision():
+    """In bfloat16 a count of 257 would be 256."""
+    x = torch.randn(300, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
+    tables = []
+    for vectors in (x, x.float()):
+        torch.manual_seed(0)
+        books = ResidualCodebooks(2, 4, 4, decay=0.5)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert books(vectors).vectors.dtype == torch.float32
+        assert [float(book.counts.sum()) for book in books.books] == [152.0, 152.0]  # half of 4 at the start and of 300
+        tables.append(torch.cat(books.tables))
+    assert torch.equal(*tables)
+
+
+@pytest.mark.parametrize("spec", [VQVAE(channels=8, blocks=1, num_codes=8), SoundCodec(filters=4, num_codes=16)])
+def test_a_codec_trains_in_mixed_precision(spec):
+    codec = spec.build(seed=0)
+    shape = (2, 3, 32, 32) if isinstance(spec, VQVAE) else (2, 1, 4000)
+    signals = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = codec.loss(signals)
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(float(spec.build(seed=0).loss(signals).detach()), rel=0.03)
+    assert all(p.grad.isfinite().all() for p in codec.parameters() if p.requires_grad)
 
 
 def test_perplexity_counts_the_codes_in_use():

@@ -26,9 +26,11 @@ class Quantized(NamedTuple):
 
 
 def nearest_rows(x: Tensor, table: Tensor) -> Tensor:
-    """The row of a table [K, D] that is nearest to each vector [..., D]: argmin |x|² - 2 x·e + |e|²."""
-    flat = x.flatten(0, -2)
-    distances = flat.square().sum(1, keepdim=True) - 2 * flat @ table.T + table.square().sum(1)  # [N, K]
+    """The row of a table [K, D] that is nearest to each vector [..., D]: argmin |x|² - 2 x·e + |e|², in its dtype."""
+    flat = x.flatten(0, -2).to(table.dtype)
+    with torch.autocast(flat.device.type, enabled=False):
+        products = flat @ table.T
+    distances = flat.square().sum(1, keepdim=True) - 2 * products + table.square().sum(1)  # [N, K]
     return distances.argmin(1).view(x.shape[:-1])
 
 
@@ -55,14 +57,17 @@ class EMACodebook(nn.Module):
         self.updates = frozen(1)
 
     def forward(self, x: Tensor) -> Quantized:
-        """x [..., D]. In training the rows move, and dead ones restart."""
-        if self.training and torch.is_grad_enabled() and not bool(self.updates):
-            self.start(x.detach().flatten(0, -2))
+        """x [..., D]. In training the rows move, and dead ones restart. In the dtype of the table."""
+        x = x.to(self.table.dtype)
+        flat = x.detach().flatten(0, -2)
+        moves = self.training and torch.is_grad_enabled()
+        if moves and not bool(self.updates):
+            self.start(flat)
         ids = nearest_rows(x.detach(), self.table)
         vectors = self.table[ids]
         commitment = (x - vectors).square().mean()
-        if self.training and torch.is_grad_enabled():
-            self.update(x.detach().flatten(0, -2), ids.flatten())
+        if moves:
+            self.update(flat, ids.flatten())
         return Quantized(x + (vectors - x).detach(), ids, commitment)
 
     @torch.no_grad()
