@@ -17,6 +17,7 @@ from headwater.tasks import TASKS
 from headwater.tasks.batch import to_tensors
 from headwater.tasks.logprobs import head_logprobs, target_logprobs
 from headwater.tasks.preference_losses import (
+    PREFERENCE_LOSSES,
     LossSettings,
     PairLogprobs,
     bradley_terry_loss,
@@ -29,7 +30,8 @@ from headwater.tasks.preference_losses import (
     simpo_loss,
 )
 from headwater.training.api import resume, train
-from headwater.training.config import parse_config
+from headwater.training.config import TrainConfig, parse_config
+from headwater.training.distributed import without_targets
 from headwater.training.plots import plot_run
 from headwater.training.run_dir import RunDir
 from headwater.training.state import StepEvent
@@ -133,6 +135,22 @@ def test_a_head_that_is_more_than_a_matrix_gives_the_same(monkeypatch):
     plain = head_logprobs(model.head, hidden, inputs, ids)
     model.head.out = torch.nn.Sequential(model.head.out)
     torch.testing.assert_close(head_logprobs(model.head, hidden, inputs, ids), plain)
+
+
+@pytest.mark.parametrize("loss", PREFERENCE_LOSSES)
+def test_the_gradient_of_a_filler_is_zero(loss):
+    task = TASKS["preference"].configured(TrainConfig().replace(preference_loss=loss))
+    model = decoder(40, d_model=16, heads=2, layers=1, d_ff=32, dropout=0.0).build(seed=0)
+    ids = torch.randint(0, 40, (4, 7), generator=torch.Generator().manual_seed(1))
+    batch = {"ids": ids, "targets": ids, "reference_logprobs": torch.full((4,), -20.0)}
+
+    def gradient(pairs):
+        model.zero_grad()
+        task.loss(model, pairs, 0.0).backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    assert not gradient(without_targets(batch)).any(), "dividing by a length of 0 would make it NaN"
+    assert gradient(batch).isfinite().all() and gradient(batch).any()
 
 
 # --------------------------------------------------------------------------------------------------------------- runs

@@ -13,9 +13,10 @@ from tests.training.shim import FULL, FaultyDisk
 from tests.training.small import Copies, Diary, mean_loss, model, trainer
 
 from headwater.errors import BadFile, BadSetting, CheckFailed
-from headwater.tasks.batch import num_targets
+from headwater.tasks.batch import num_targets, to_tensors
 from headwater.tasks.language_model import lm_loss
 from headwater.training.checkpoint import CheckpointWriter, TrainOutput, restore_checkpoint
+from headwater.training.distributed import without_targets
 from headwater.training.state import CheckpointEvent, EvalEvent, EvalResult, NoteEvent, StepEvent, StopEvent, StopReason
 from headwater.training.storage import CheckpointManager
 from headwater.training.trainer import Trainer
@@ -376,3 +377,19 @@ def test_the_same_seed_gives_the_same_run_and_another_another():
     assert unbroken()[0] == unbroken()[0]
     assert unbroken(seed=4)[0] != unbroken()[0]
     assert Copies().batches.seed == 0 and model() is not None
+
+
+def test_a_filler_has_no_gradient_even_where_the_loss_reads_no_targets():
+    made = trainer(1, dropout=0.0)
+    made.parallel.module.loss_fn = lambda net, batch, smoothing: (
+        net(batch["ids"], source=batch["source"]).square().sum()
+    )
+    batch = to_tensors(made.dataset.collate(np.arange(3), 0))
+
+    def gradient(micro_batch):
+        made.optimizer.zero_grad()
+        loss = made._backward(0, micro_batch, 3)
+        return loss, max(float(p.grad.abs().max()) for p in made.model.parameters() if p.grad is not None)
+
+    assert gradient(without_targets(batch)) == (0.0, 0.0)
+    assert min(gradient(batch)) > 0

@@ -17,6 +17,7 @@ from torch import Tensor
 from headwater.core.base import choose
 from headwater.core.model import Transformer
 from headwater.core.modules import eval_mode
+from headwater.data.collate import IGNORE_INDEX
 from headwater.data.conversations import PREFERENCE_FORMAT, PreferencePair
 from headwater.data.step_metrics import MetricMeans
 from headwater.errors import BadSetting
@@ -102,7 +103,7 @@ class Preference(PairTask, ChatModelTask[PreferencePair]):
     def loss(self, model: Transformer, batch: TensorBatch, label_smoothing: float) -> Tensor:
         """The loss of pairs, summed."""
         pairs = self.pair_logprobs(model, batch)
-        is_pair = pairs.chosen_length > 0  # a filler has no targets
+        is_pair = (batch["targets"] != IGNORE_INDEX).any(1)[: len(pairs.chosen)]  # a filler has no targets
         losses = PREFERENCE_LOSSES[self.loss_name].function(pairs, self.settings)
         if torch.is_grad_enabled() and bool(is_pair.all()):
             self._record(pairs)
@@ -122,7 +123,8 @@ class Preference(PairTask, ChatModelTask[PreferencePair]):
         """The log-probabilities of both answers of each pair."""
         inputs = {name: value for name, value in batch.items() if name != "attention_mask"}  # padding is on the right
         sums, counts = sum_rows(target_logprobs(model, inputs), batch["targets"])
-        columns = [part for values in (sums, batch["reference_logprobs"], counts) for part in values.chunk(2)]
+        lengths = counts.clamp(min=1)  # 0 in a filler, whose gradient would be NaN
+        columns = [part for values in (sums, batch["reference_logprobs"], lengths) for part in values.chunk(2)]
         return PairLogprobs(*columns)
 
     # --------------------------------------------------------------------------------------------------- predictions

@@ -332,8 +332,13 @@ def pad_micro_batches(
 
 
 def without_targets(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A filler micro-batch: the same inputs, every target ignored, so that its loss and its gradients are zero."""
+    """A filler micro-batch: the same inputs, every target ignored."""
     return batch | {name: torch.full_like(batch[name], IGNORE_INDEX) for name in TARGET_FIELDS if name in batch}
+
+
+def has_targets(batch: TensorBatch) -> bool:
+    """Whether a micro-batch is no filler. The loss of a filler counts zero times: that of a codec reads no targets."""
+    return any(bool((batch[name] != IGNORE_INDEX).any()) for name in TARGET_FIELDS if name in batch)
 
 
 def _unique_layers(model: Transformer) -> list[nn.Module]:

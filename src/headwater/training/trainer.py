@@ -30,7 +30,7 @@ from headwater.tasks.rewards import RewardError
 from headwater.training import diagnostics, schedules
 from headwater.training.checkpoint import AsyncCheckpointer, TrainOutput, or_warn, take_snapshot
 from headwater.training.config import TrainConfig
-from headwater.training.distributed import SingleProcess, broadcast_model, pad_micro_batches, parallelize
+from headwater.training.distributed import SingleProcess, broadcast_model, has_targets, pad_micro_batches, parallelize
 from headwater.training.gradients import GradScaler, ModelGradients, autocast
 from headwater.training.launch import SignalHandler
 from headwater.training.optim import EMA, build_optimizer, set_lr
@@ -276,7 +276,7 @@ class Trainer:
     def _backward(self, index: int, micro_batch: dict[str, Tensor], num_targets: float) -> float:
         """Accumulate the gradients of one micro-batch; returns its summed loss."""
         self.micro_batch_shape = "{} rows of {} tokens".format(*micro_batch["ids"].shape)
-        loss = self.loss(index, micro_batch)
+        loss = self.loss(index, micro_batch) * has_targets(micro_batch)
         (loss * (self.grad_scaler.scale / max(num_targets, 1))).backward()
         return float(loss.detach())
 
