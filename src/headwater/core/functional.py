@@ -152,9 +152,12 @@ def attention(
 
 
 def is_faster_in_float32(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether attention of 16 bits takes less time in float32: in training, where C computes float32 alone."""
+    """Whether attention of 16 bits takes less time in float32: in training, where C computes float32 alone.
+
+    Under autocast v has 16 bits; q and k have 32 after rotary positions.
+    """
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    return q.dtype == torch.bfloat16 and q.device.type == "cpu" and needs_grad and supported()
+    return v.dtype == torch.bfloat16 and v.device.type == "cpu" and needs_grad and supported()
 
 
 def eager_attention(

@@ -154,7 +154,7 @@ class SDPAKernel(Kernel):
     ) -> Tensor:
         if functional.is_faster_in_float32(q, k, v):
             out = super().forward(q.float(), k.float(), v.float(), mask, attn_mask, cache)
-            return out.to(q.dtype)
+            return out.to(v.dtype)
         return super().forward(q, k, v, mask, attn_mask, cache)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
