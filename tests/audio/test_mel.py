@@ -33,6 +33,16 @@ def test_equals_the_public_implementation(bins):
     assert (ours - torch.as_tensor(theirs)).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("after_the_last_frame", [0, 100, 159])
+def test_a_click_at_the_end_counts_in_the_maximum(after_the_last_frame):
+    import transformers as T
+
+    samples = 1e-4 * tone(2.0 + after_the_last_frame / 16_000)
+    samples[-3:] = 1.0
+    theirs = T.WhisperFeatureExtractor()(samples.numpy(), sampling_rate=16_000).input_features[0]
+    assert (log_mel(samples, seconds=30) - torch.as_tensor(theirs)).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("FFT_SIZE", 512), ("HOP", 161), ("DYNAMIC_RANGE", 7.0), ("SMALLEST_POWER", 1e-6)]
 )

@@ -73,8 +73,9 @@ class LogMel:
     @cached_property
     def maximum(self) -> float:
         """The largest log10 power of the recording, computed a block at a time."""
-        blocks = range(0, max(self.frames, 1), BLOCK_FRAMES)
-        return max(float(self._log_power(first, min(BLOCK_FRAMES, self.frames + 1 - first)).max()) for first in blocks)
+        frames = self.frames + 2  # the last sample is in the windows of two more
+        blocks = range(0, frames, BLOCK_FRAMES)
+        return max(float(self._log_power(first, min(BLOCK_FRAMES, frames - first)).max()) for first in blocks)
 
     @property
     def floor(self) -> float:
