@@ -22,6 +22,7 @@ from headwater.audio.files import read_audio
 from headwater.audio.mel import SAMPLE_RATE
 from headwater.errors import BadFile, BadInput, Fault
 from headwater.i18n import _
+from headwater.io.files import atomic_write
 
 INT16 = 32768.0
 
@@ -85,15 +86,19 @@ def decode_clips(clips: Sequence[Clip]) -> DecodedClips:
                 scaled = (samples * INT16).round().clamp(-INT16, INT16 - 1)
                 yield scaled.to(torch.int16).numpy()[:, None]
 
-    samples = cached_rows(key, rows, np.int16, 1, after=lambda: index.write_text("\n".join(problems), "utf-8"))
-    states = index.read_text("utf-8").split("\n")
+    def write_problems() -> None:
+        with atomic_write(index) as file:  # another process may read it at the same time
+            file.write("\n".join(problems).encode("utf-8", "surrogateescape"))
+
+    samples = cached_rows(key, rows, np.int16, 1, after=write_problems)
+    states = index.read_text("utf-8", "surrogateescape").split("\n")
     readable = np.array([i for i, state in enumerate(states) if not state], np.int64)
     return DecodedClips(samples, readable, [state for state in states if state])
 
 
 def _read_clips(clips: Sequence[Clip]) -> Iterator[Tensor | str]:
     """The samples of each clip, or in one line why there are none. Clips of one file that follow are read at once."""
-    path = ""
+    path: str | None = None
     recording: Tensor | str = ""
     for clip in clips:
         if clip.path != path:
@@ -106,7 +111,8 @@ def _read_clips(clips: Sequence[Clip]) -> Iterator[Tensor | str]:
             yield recording
             continue
         part = recording[int(clip.start * SAMPLE_RATE) : int(clip.end * SAMPLE_RATE) if clip.end else None]
-        yield part if len(part) else _("{path}: it ends before {start:g} s", path=path, start=clip.start)
+        too_short = _("{path}: it ends before {start:g} s", path=path, start=clip.start)
+        yield part if len(part) else " ".join(too_short.split())
 
 
 def _clips_key(clips: Sequence[Clip]) -> str:
