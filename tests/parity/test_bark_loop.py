@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import warnings
+import zipfile
 
 import numpy as np
 import pytest
@@ -171,3 +173,35 @@ def test_voice_files_are_checked(tmp_path):
     path.write_bytes(b"PK\x03\x04nothing")
     with pytest.raises(BadFile, match="damaged"):
         read_voice(path)
+
+
+def test_a_voice_file_with_any_damage_is_a_voice_or_refused(tmp_path):
+    from headwater.errors import BadFile
+
+    path = tmp_path / "voice.npz"
+    fine = np.arange(240).reshape(8, 30)
+    np.savez_compressed(path, semantic_prompt=np.arange(500) % 7, coarse_prompt=fine[:2], fine_prompt=fine)
+    whole = path.read_bytes()
+    draw = np.random.default_rng(0)
+    refused = 0
+    for _trial in range(300):
+        damaged = np.frombuffer(whole, np.uint8).copy()
+        damaged[draw.integers(len(damaged), size=2)] = draw.integers(256, size=2)
+        path.write_bytes(damaged.tobytes())
+        try:
+            read_voice(path)
+        except BadFile:
+            refused += 1
+    assert refused > 200
+
+
+def test_a_voice_file_that_claims_a_size_it_has_not_is_refused(tmp_path):
+    from headwater.errors import BadFile
+
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<i8", "fortran_order": False, "shape": (10**13,)})
+    with zipfile.ZipFile(tmp_path / "voice.npz", "w") as archive:
+        for name in ("semantic_prompt", "coarse_prompt", "fine_prompt"):
+            archive.writestr(f"{name}.npy", header.getvalue() + bytes(80))
+    with pytest.raises(BadFile, match="damaged"):
+        read_voice(tmp_path / "voice.npz")

@@ -144,6 +144,12 @@ def test_the_delay_pattern_is_that_of_transformers(channels):
     assert torch.equal(pattern.undo(pattern.apply(codes, frames)), codes)
 
 
+def test_of_a_longer_recording_the_pattern_holds_the_first_frames():
+    pattern = DelayPattern(BOOKS, 16)
+    codes = codes_of(9, batch=1)[0]
+    assert torch.equal(pattern.undo(pattern.apply(codes, 5)), codes[:5])
+
+
 @torch.inference_mode()
 def test_cached_equals_uncached_with_the_delay_pattern():
     config = HFConfig({**DECODER, "model_type": "musicgen_decoder"})

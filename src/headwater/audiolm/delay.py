@@ -46,11 +46,12 @@ class DelayPattern:
 
     def apply(self, codes: Tensor, frames: int) -> Tensor:
         """Codes [T, K] of the first frames as steps [frames + extra, K]; those to be written are UNKNOWN."""
+        codes = codes[:frames]
         steps = torch.full((frames + self.extra, self.books), self.num_codes)
         for book in range(self.books):
             first = book // self.channels + 1
             steps[first : first + frames, book] = UNKNOWN
-            steps[first : first + len(codes), book] = codes[:frames, book]
+            steps[first : first + len(codes), book] = codes[:, book]
         return steps
 
     def undo(self, steps: Tensor) -> Tensor:

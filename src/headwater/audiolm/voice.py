@@ -65,7 +65,9 @@ def read_voice(path: str | Path) -> Voice:
             )
         with np.load(path, allow_pickle=False) as file:
             arrays = [_read_array(path, file, name) for name in NAMES]
-    except (OSError, ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, RuntimeError) as error:
+    except BadFile:
+        raise
+    except Exception as error:  # a damaged archive may raise anything
         raise BadFile(
             _("{path}: it must be a .npz file of tokens without pickles ({reason}); is it damaged?", path=path,
               reason=quote(error, 80))
