@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -14,13 +15,13 @@ import torch
 
 import headwater
 from headwater.audio.write import write_wav
-from headwater.errors import BadInput, BadSetting
+from headwater.errors import BadFile, BadInput, BadSetting
 from headwater.transcription import search, windows
 from headwater.transcription.journal import Journal
 from headwater.transcription.search import SearchSettings, WindowOutput, decode_window
 from headwater.transcription.subtitles import LineLimits, clock, write_transcript
 from headwater.transcription.transcript import Segment, Transcript, Word
-from headwater.transcription.windows import WindowSettings, split_segments
+from headwater.transcription.windows import Progress, WindowSettings, split_segments
 from headwater.transcription.words import dynamic_time_warping
 
 STAMP = 50363
@@ -97,6 +98,26 @@ def test_a_journal_of_other_settings_is_begun_anew(babbler, sound, tmp_path):
     segments: list[Segment] = [Segment(0, 1, "old")]
     assert Journal(tmp_path / "journal", "").open(["x"], segments) is None
     assert segments == []
+
+
+def test_a_journal_that_cannot_be_opened_for_writing_keeps_what_it_has(tmp_path, monkeypatch):
+    path = tmp_path / "journal"
+    Journal(path, "").open(["x"], [])
+    Journal(path, "").append(Progress(3000, segments=(Segment(0.0, 2.0, "one"),)))
+
+    def full(*names):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(BadFile, match="no space left"):
+            Journal(path, "").open(["x"], [])
+        with pytest.raises(BadFile, match="no space left on device; make room"):
+            Journal(path, "").append(Progress(3000))
+    segments: list[Segment] = []
+    progress = Journal(path, "").open(["x"], segments)
+    assert progress is not None and progress.frame == 3000
+    assert segments == [Segment(0.0, 2.0, "one")]
 
 
 def output(*ids: int) -> WindowOutput:

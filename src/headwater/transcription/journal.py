@@ -15,7 +15,7 @@ from typing import Any
 
 from headwater.errors import BadFile
 from headwater.i18n import _
-from headwater.io.files import reason
+from headwater.io.files import atomic_write, reason
 from headwater.transcription.transcript import Segment
 from headwater.transcription.windows import Progress
 
@@ -45,7 +45,8 @@ class Journal:
         if not lines:
             segments.clear()
             progress = None
-        self._write("".join(line + "\n" for line in lines or [first_line]), "w")
+        with atomic_write(self.path) as file:
+            file.write("".join(line + "\n" for line in lines or [first_line]).encode())
         return progress
 
     def append(self, progress: Progress) -> None:
@@ -56,22 +57,23 @@ class Journal:
             "last_speech": progress.last_speech,
             "segments": [asdict(segment) for segment in progress.segments],
         }
-        self._write(json.dumps(entry) + "\n", "a")
-
-    def remove(self) -> None:
-        """Delete the journal of a transcription that is complete."""
-        self.path.unlink(missing_ok=True)
-
-    def _write(self, text: str, mode: str) -> None:
         try:
-            with open(self.path, mode, encoding="utf-8") as file:
-                file.write(text)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             raise BadFile(
-                _("{path} cannot be written: {reason}; the old file is unchanged", path=self.path, reason=reason(error))
+                _(
+                    "{path} cannot be written: {reason}; make room, and start again: what is in it is kept",
+                    path=self.path,
+                    reason=reason(error),
+                )
             ) from None
+
+    def remove(self) -> None:
+        """Delete the journal of a transcription that is complete."""
+        self.path.unlink(missing_ok=True)
 
     def _complete_lines(self) -> list[str]:
         """The lines that were written whole."""
@@ -94,7 +96,7 @@ def _parse(line: str, segments: list[Segment]) -> Progress | None:
         entry: dict[str, Any] = json.loads(line)
         restored = [Segment.from_dict(fields) for fields in entry["segments"]]
         progress = Progress(int(entry["frame"]), tuple(map(int, entry["context"])), float(entry["last_speech"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
     segments += restored
     return progress
