@@ -116,7 +116,7 @@ def _index_key(folder: Path, matcher: Matcher) -> str:
     digest = hashlib.sha256(str(folder.absolute()).encode("utf-8", "surrogateescape"))
     digest.update(repr((matcher.model.spec, matcher.processor)).encode())
     for parameter in matcher.model.image.parameters():
-        digest.update(parameter.detach().float().sum().numpy().tobytes())
+        digest.update(parameter.detach().float().sum().cpu().numpy().tobytes())
     return digest.hexdigest()[:32]
 
 
@@ -133,6 +133,7 @@ def _read(file: Path) -> dict[str, np.ndarray]:
 
 def _write(file: Path, keys: Sequence[str], vectors: np.ndarray) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
+    file.with_suffix(".json").unlink(missing_ok=True)  # the old names must not be read with the new vectors
     with atomic_write(file.with_suffix(".npy")) as out:
         np.save(out, vectors, allow_pickle=False)
     with atomic_write(file.with_suffix(".json")) as out:
