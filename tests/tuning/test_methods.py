@@ -210,6 +210,24 @@ def test_each_row_has_its_own_method(random_weights):
             assert torch.allclose(got[row], want[name][row], atol=1e-5)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("method", LONGER, ids=repr)
+def test_cached_equals_uncached_after_other_weights_changed(method, random_weights):
+    """The keys and values of virtual tokens depend on every weight of the stack, not on the vectors alone."""
+    model = tune(tiny("llama").model, method, LoRA(2))
+    random_weights(model)
+
+    def step():
+        return model.decode(IDS, cache=dynamic_cache(model))
+
+    before = step()
+    for name, parameter in model.named_parameters():
+        if name.endswith("lora_b"):
+            parameter.mul_(3)
+    assert not torch.allclose(step(), before, atol=1e-2)
+    assert torch.allclose(step(), outputs(model), atol=1e-5)
+
+
 def test_what_adds_tokens_cannot_share_a_batch_or_a_packed_row():
     model = tune(tiny("llama").model, PromptTuning(3), name="long")
     with selection_of(model).per_row(["long", None]), pytest.raises(BadInput, match="cannot share a batch"):

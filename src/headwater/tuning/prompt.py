@@ -158,8 +158,8 @@ class VirtualTokens(StackChange):
         )
 
     def _key_values(self, stack: TransformerStack) -> dict[CacheKey, KVPair]:
-        """The keys and values of the virtual tokens, recorded once for as long as the vectors are the same."""
-        version = [(p.data_ptr(), p._version) for p in self.parameters()]
+        """The keys and values of the virtual tokens, recorded once for as long as no weight of the stack changes."""
+        version = [(p.data_ptr(), p._version) for p in stack.parameters()]
         if self.recorded is None or self.recorded[0] != version:
             recording = RecordingCache()
             ids = torch.zeros(1, self.count, dtype=torch.long, device=self.table.device)
