@@ -3,8 +3,9 @@
     python benchmarks/long.py [--lengths 1024 2048 … 65536] [--only linear window …] [--threads 2] [--add]
 
 One layer's attention, 8 heads of 64, batch 1, float32, projections left out. Each point is a fresh process; memory is
-the peak above q, k and v (and the gradient of the output). An output that differs from its dense re-statement gets no ratio. A contender is left out
-from the length on at which it would take longer than --limit seconds, or would not fit into memory.
+the peak above q, k and v (and the gradient of the output). An output that differs from its dense re-statement gets no
+ratio. A contender is left out from the length on at which it would take longer than --limit seconds, or would not fit
+into memory.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def main() -> None:
     for name, one in outcomes.items():
         print(f"{name:12}{one.status:>8}{one.seconds:>13.1f}{one.peak:>10.0f}{one.anonymous:>13.0f}")
 
-    short_run, long_run, killed, resumed = outcomes.values()
+    short_run, long_run, _killed, resumed = outcomes.values()
     whole, again = ((args.out / folder / "long.tsv").read_text() for folder in ("whole", "resumed"))
     segments = whole.count("\n") - 1
     assert [one.status for one in outcomes.values()] == [0, 0, -signal.SIGKILL, 0]
