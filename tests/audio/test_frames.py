@@ -75,6 +75,13 @@ def test_speech_is_heard_and_silence_is_not(background):
     assert not activity.is_active_between(4.2, 6.0)
 
 
+def test_a_short_recording_without_a_pause_is_heard():
+    """A word that fills half a second varies as little as hum does."""
+    word = 0.1 * torch.sin(2 * torch.pi * 900 * torch.arange(8_000) / 16_000)
+    assert VoiceActivity(LogMel(word)).is_active(0, 50)
+    assert not VoiceActivity(LogMel(torch.zeros(8_000))).is_active(0, 50)
+
+
 def test_nothing_is_heard_in_hiss_and_hum():
     noise = 0.1 * torch.randn(160_000, generator=torch.Generator().manual_seed(3))
     hum = 0.2 * torch.sin(2 * torch.pi * 50 * torch.arange(160_000) / 16_000)

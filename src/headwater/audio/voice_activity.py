@@ -2,7 +2,8 @@
 
 The level is the mean power of each tenth of a second in decibels. That of speech changes by tens of decibels within a
 second; that of silence, hum and white noise does not. A tenth is active if its level is well above the background,
-which is a low quantile of all levels. It is made to detect silence reliably rather than speech.
+which is a low quantile of all levels. It is made to detect silence reliably rather than speech, so whatever is shorter
+than a second is active unless it is silence.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from headwater.audio.mel import BLOCK_FRAMES, FRAMES_PER_SECOND, HOP, LogMel
 
 LEVEL_FRAMES = 10  # a tenth of a second
+MIN_LEVELS = 10  # a second: of fewer levels nobody can say whether they vary
 MARGIN = 6.0  # decibels above the background
 MAX_BACKGROUND = -30.0  # decibels, relative to the highest level
 SILENCE = -70.0  # decibels of full scale: no lower level is active
@@ -49,7 +51,7 @@ class VoiceActivity:
         levels = self.levels
         background = float(levels[:: 8 if len(levels) > MAX_LEVELS else 1].quantile(QUANTILE))
         highest = float(levels.max())
-        varies = highest - float(levels.median()) > MARGIN or len(levels) < 5
+        varies = highest - float(levels.median()) > MARGIN or len(levels) < MIN_LEVELS
         if varies:  # recordings without a pause have no level that is background noise
             background = min(background, highest + MAX_BACKGROUND)
         return max(background + MARGIN, self.highest_before + MAX_BACKGROUND, SILENCE)
