@@ -8,6 +8,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -176,6 +177,31 @@ def test_beams_and_greedy(babbler, sound):
         logits = search.forward_each(babbler.transformer, cache, [prompt], [1])[0].clone()
         one = search._beam_search(babbler, cache, logits, search.OutputRules(babbler.tokens, True), 1, 12)
     assert tuple(token for token in one.ids if token != 50256) == greedy.ids
+
+
+def test_improbable_ends_do_not_stop_the_beams(babbler, monkeypatch):
+    """A model that is sure of "2 3 4 5 end": at each step every beam also has an improbable end."""
+    end, sure = babbler.tokens.end, [2, 3, 4, 5, babbler.tokens.end]
+
+    def logits_after(ids):
+        logits = torch.full((end + 1,), -12.0)
+        logits[end] = -6.0
+        logits[sure[len(ids)] if list(ids) == sure[: len(ids)] else 7] = 6.0
+        return logits
+
+    beams = [()]
+    cache = Mock()
+    cache.reorder = lambda rows: beams.__setitem__(slice(None), [beams[row] for row in rows])
+
+    def next_logits(model, cache, new_ids):
+        beams[:] = [(*beam, *ids) for beam, ids in zip(beams, new_ids, strict=True)]
+        return torch.stack([logits_after(beam) for beam in beams])
+
+    monkeypatch.setattr(search, "forward_last", next_logits)
+    for size in (2, 3, 5):
+        beams[:] = [()]
+        best = search._beam_search(babbler, cache, logits_after(())[None], Mock(), size, 12)
+        assert list(best.ids) == sure
 
 
 def test_native_and_module_decoding_agree(babbler, sound, monkeypatch):

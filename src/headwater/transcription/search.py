@@ -142,7 +142,11 @@ def _sample(
 def _beam_search(
     model: SpeechModel, cache: BatchKVCache, logits: Tensor, rules: OutputRules, beam_size: int, limit: int
 ) -> PartialOutput:
-    """Beam search until as many outputs are finished as there are beams; the best for each token wins."""
+    """Beam search until as many outputs are finished as there are beams, and none that goes on has a better score.
+
+    The published implementation does not ask the second: where the model is sure of each token, outputs that end too
+    early, all improbable, are as many as the beams before the right one is finished.
+    """
     end = model.tokens.end
     running = [PartialOutput()]
     finished: list[PartialOutput] = []
@@ -166,9 +170,15 @@ def _beam_search(
                 rows.append(row)
             if len(running) == beam_size:
                 break
-        if len(finished) >= beam_size or not running or step + 1 == limit:
+        if not running or step + 1 == limit:
+            break
+        if len(finished) >= beam_size and _best_score(finished) >= _best_score(running):
             break
         cache.reorder(rows)
         logits = forward_last(model.transformer, cache, [[hypothesis.ids[-1]] for hypothesis in running])
-    complete = finished[:beam_size] if len(finished) >= beam_size else [*finished, *running]
+    complete = finished if len(finished) >= beam_size else [*finished, *running]
     return max(complete, key=lambda hypothesis: hypothesis.score)
+
+
+def _best_score(hypotheses: Sequence[PartialOutput]) -> float:
+    return max(hypothesis.score for hypothesis in hypotheses)
