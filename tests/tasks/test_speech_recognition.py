@@ -29,7 +29,7 @@ from .spoken import record, sentences, speak
 
 TINY = {"d_model": 32, "heads": 2, "layers": 1, "d_ff": 64, "dropout": 0.0, "tokenizer": "char", "quiet": True,
         "batch_tokens": 600, "eval_examples": 8, "final_eval_examples": 8, "log_every": 1}  # fmt: skip
-LEARN = {**TINY, "max_steps": 150, "eval_every": 150, "lr": 1e-2, "warmup": 10}
+LEARN = {**TINY, "max_steps": 250, "eval_every": 250, "lr": 5e-3, "warmup": 10}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -74,15 +74,15 @@ def task_data(path):
 
 def test_a_run_writes_what_it_hears(run, unheard):
     report = evaluate_files(run, [str(unheard[0].parent)], beam=1)
-    assert report.metrics["wer"] < 25
+    assert report.metrics["wer"] < 15
     beam = evaluate_files(run, [str(unheard[0].parent)], beam=3)
-    assert beam.metrics["cer"] < 25
+    assert beam.metrics["wer"] < 15
 
 
 def test_transcribe_takes_a_run(run, unheard, capsys):
     texts = [transcribe(path, run, beam_size=1).text.strip() for path in unheard]
     wanted = [path.with_suffix(".txt").read_text().strip() for path in unheard]
-    assert sum(a == b for a, b in zip(texts, wanted, strict=True)) >= 8
+    assert sum(a == b for a, b in zip(texts, wanted, strict=True)) >= 10
     assert main(["transcribe", str(unheard[0]), "--model", str(run), "--beam-size", "1"]) == 0
     assert capsys.readouterr().out.strip() == texts[0]
 
@@ -187,6 +187,36 @@ def test_lora_is_merged_and_exported(run, speech, tmp_path):
     with torch.no_grad():
         both = [model(ids, source=mel) for model in (loaded.model, load(tmp_path / "whisper").model)]
     assert torch.allclose(*both, atol=2e-5)
+
+
+@pytest.mark.parametrize("method", ["full", "decoder", "lora"])
+def test_a_shorter_window(run, speech, tmp_path, method):
+    """A tuned model may hear less at once: its encoder has the first positions of the base, in all its files."""
+    whole = load_speech_model(run).frames
+    seconds = round(whole / 100 - 0.1, 1)
+    settings = {
+        name: value for name, value in TINY.items() if name not in ("tokenizer", "d_model", "heads", "layers", "d_ff")
+    }
+    tuned = train(speech, init_from=str(run), tune=method, out=tmp_path / "run", window_seconds=seconds, max_steps=1,
+                  eval_every=1, lr=1e-9, **settings)  # fmt: skip
+    assert f"longer than {seconds:g} s" in notes_of(tmp_path / "run")
+    model = load_speech_model(tmp_path / "run")
+    assert model.frames == whole - 10
+    save(tuned.model, tmp_path / "whisper", layout="whisper")
+    saved = load(tmp_path / "whisper").model
+    assert saved.spec.encoder.embed.position.size == model.frames // 2
+
+    base = load(run).model
+    mel = torch.randn(1, 80, model.frames, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        states = [each.encode(mel).hidden_states for each in (base, model.transformer, saved)]
+    assert torch.allclose(states[0], states[1], atol=1e-4)
+    assert torch.allclose(states[0], states[2], atol=1e-4)
+
+
+def test_a_longer_window_than_that_of_the_base_is_refused(run, speech, tmp_path):
+    with pytest.raises(BadSetting, match="--window-seconds must be at most"):
+        train(speech, init_from=str(run), out=tmp_path / "run", window_seconds=29, max_steps=1, quiet=True)
 
 
 # ----------------------------------------------------------------------------------------------- layouts, notes, errors

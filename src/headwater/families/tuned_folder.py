@@ -19,6 +19,7 @@ from headwater.core import Model, Transformer
 from headwater.errors import BadFile, Fault, NotFound
 from headwater.families.hf_folder import LoadedModel, find_tokenizer
 from headwater.families.new_head import replace_head
+from headwater.families.whisper import cut_window, window_slots
 from headwater.i18n import _
 from headwater.io.files import atomic_write, quote, read_limited
 from headwater.io.strict_json import parse_json_object
@@ -157,6 +158,9 @@ def load_base(config: TunedConfig, folder: Path, load: Callable[[str], LoadedBas
 def attach_adapter(base: Transformer, config: TunedConfig, folder: Path) -> Transformer:
     """A base with the adapter of a folder, frozen and in eval mode."""
     model = base if base.spec.head == config.spec.head else replace_head(base, config.spec, seed=0)
+    slots = window_slots(config.spec)
+    if slots < window_slots(model.spec):
+        cut_window(model, slots)
     file = SafetensorsFile(folder / ADAPTER_NAME)
     for name in file:
         check_finite(file[name], name, file.where)

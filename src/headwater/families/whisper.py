@@ -6,6 +6,11 @@ with exact GELU; keys have no bias. The encoder's positions are sinusoids that a
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
+from torch import nn
+
 from headwater.audio.frames import Frames, SinusoidTable
 from headwater.core import (
     Attention,
@@ -24,6 +29,8 @@ from headwater.core import (
     pre,
 )
 from headwater.core.base import EmbeddingSpec
+from headwater.core.model import Transformer
+from headwater.core.positions import LearnedEncoding
 from headwater.errors import BadFile
 from headwater.families.bart import attention_names
 from headwater.families.config_writers import HF_ACTIVATIONS, ConfigDict, find_part, register_config_writer
@@ -34,6 +41,7 @@ from headwater.weights.hf_config import HFConfig
 from headwater.weights.name_map import NameMap, name_map
 
 FRAMES_PER_SLOT = 2
+PUBLISHED_SLOTS = 1500  # of 30 seconds
 DECODER_KEYS = ("decoder_attention_heads", "decoder_ffn_dim", "decoder_layers", "max_target_positions")
 
 
@@ -154,7 +162,7 @@ def encoder_config(encoder: Stack, embed: Frames) -> ConfigDict:
         **side,
         "d_model": encoder.d_model,
         "num_mel_bins": embed.mels,
-        "max_source_positions": embed.position.max_positions or 1500,
+        "max_source_positions": embed.position.max_positions or PUBLISHED_SLOTS,
         "dropout": embed.dropout,
         "is_encoder_decoder": True,
         "num_hidden_layers": len(encoder.layers),
@@ -175,6 +183,31 @@ def stack_config(side: str, stack: Stack) -> ConfigDict:
         "attention_dropout": attn.dropout,
         "activation_dropout": ffn.dropout,
     }
+
+
+def window_slots(spec: Model) -> int:
+    """The positions of an encoder that reads spectrograms; 0 where none does."""
+    if spec.encoder is None or not isinstance(spec.encoder.embed, Frames):
+        return 0
+    return spec.encoder.embed.position.max_positions or PUBLISHED_SLOTS
+
+
+@torch.no_grad()
+def cut_window(model: Transformer, slots: int) -> Transformer:
+    """The model with a window of the first `slots` positions of its encoder, in place.
+
+    Whisper was trained on windows of 30 seconds with silence at the end. One that is tuned on shorter windows reads
+    short recordings at a fraction of the cost.
+    """
+    encoder = model.encoder
+    assert encoder is not None
+    assert isinstance(encoder.spec.embed, Frames)
+    encoder.spec = replace(encoder.spec, embed=replace(encoder.spec.embed, position=Learned(slots)))
+    model.spec = replace(model.spec, encoder=encoder.spec)
+    position = encoder.embed.position
+    assert isinstance(position, LearnedEncoding)
+    position.table = nn.Embedding.from_pretrained(position.table.weight[:slots].clone(), freeze=False)
+    return model
 
 
 # The cross-attention heads whose weights follow the speech, as (layer, head), for the published sizes: by the number of

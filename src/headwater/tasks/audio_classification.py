@@ -29,7 +29,15 @@ from headwater.i18n import _
 from headwater.tasks.base import TaskConfig, TaskData, TaskMetadata
 from headwater.tasks.batch import TensorBatch
 from headwater.tasks.labels import LabelTask, label_probabilities
-from headwater.tasks.sounds import MELS, SCRATCH_INIT, SoundDataset, Windows, clips_cut_to_window, load_windows
+from headwater.tasks.sounds import (
+    MELS,
+    SCRATCH_INIT,
+    SoundDataset,
+    Windows,
+    adapt_window,
+    clips_cut_to_window,
+    load_windows,
+)
 from headwater.text.tokenizer import Tokenizer
 from headwater.weights.hf_config import HFConfig
 
@@ -77,7 +85,7 @@ class AudioClassification(LabelTask[LabeledSound]):
         special_tokens = SpecialTokens.from_tokenizer(tokenizer)
         augmenter = SoundAugmenter.from_settings(config.augment, config.seed)
         notes: list[str] = []
-        seconds = config.window_seconds if not config.init_from else 0.0
+        seconds = 0.0  # chosen from the recordings to learn from
 
         def build(split: str, rows: Sequence[LabeledSound]) -> tuple[SoundClassDataset, list[LabeledSound]]:
             clips = [Clip(row.path) for row in rows]
@@ -108,6 +116,9 @@ class AudioClassification(LabelTask[LabeledSound]):
             "id2label": {str(n): str(n) for n in range(num_labels)},
         }
         return replace(read_whisper_spec(HFConfig(sizes), "audio_classification"), init=SCRATCH_INIT)
+
+    def adapt_model(self, model: Transformer, config: TaskConfig) -> Transformer:
+        return adapt_window(model, config)
 
     # ------------------------------------------------------------------------------------------------------ loss
 

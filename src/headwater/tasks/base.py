@@ -147,7 +147,7 @@ class Task(ABC, Generic[E]):
         """A tokenizer that was trained on the texts, with the special tokens of the task."""
         return tokenizer
 
-    def adapt_model(self, model: Transformer) -> Transformer:
+    def adapt_model(self, model: Transformer, config: TaskConfig) -> Transformer:
         """The pretrained model as it is trained, with a head beside its own, for example."""
         return model
 

@@ -25,6 +25,7 @@ from headwater.tasks.logprobs import head_logprobs, language_head
 from headwater.tasks.policy import MAX_RATIO, PolicyTask
 from headwater.tasks.policy_losses import generalized_advantages, policy_loss, token_rewards, value_loss, whiten
 from headwater.tasks.rollouts import VALUE_PATHS
+from headwater.tasks.task_config import TaskConfig
 from headwater.variants.multi_task_head import MultiTaskHead, MultiTaskHeadLayer
 
 VALUE_HEAD = TokenClassificationHead(1)
@@ -46,7 +47,7 @@ class PPO(PolicyTask):
     def can_keep_head(self, spec: Model, metadata: TaskMetadata, labels: Sequence[str]) -> bool:
         return isinstance(spec.head, LMHead)
 
-    def adapt_model(self, model: Transformer) -> Transformer:
+    def adapt_model(self, model: Transformer, config: TaskConfig) -> Transformer:
         """The model with a value head beside its own, whose values begin at zero."""
         return with_value_head(model)
 

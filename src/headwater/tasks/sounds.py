@@ -22,7 +22,7 @@ from headwater.data.collate import SpecialTokens
 from headwater.data.dataset import Dataset
 from headwater.errors import BadInput, BadSetting
 from headwater.families.load import load_spec
-from headwater.families.whisper import FRAMES_PER_SLOT
+from headwater.families.whisper import FRAMES_PER_SLOT, PUBLISHED_SLOTS, cut_window, window_slots
 from headwater.i18n import _
 from headwater.tasks.task_config import TaskConfig
 
@@ -167,6 +167,12 @@ def is_encoder_frozen(model: Transformer) -> bool:
 # -------------------------------------------------------------------------------------------------------------- windows
 
 
+def adapt_window(model: Transformer, config: TaskConfig) -> Transformer:
+    """A pretrained model with the window of --window-seconds; with its own where that is 0."""
+    window = round(round(config.window_seconds, 1) * FRAMES_PER_SECOND) // FRAMES_PER_SLOT
+    return cut_window(model, window) if 0 < window < window_slots(model.spec) else model
+
+
 def frames_embedding(config: TaskConfig) -> Frames | None:
     """The spectrogram embedding of the model of --init-from; None where a model is trained from scratch."""
     if not config.init_from:
@@ -186,7 +192,17 @@ def window_seconds(config: TaskConfig, clips: DecodedClips, augmenter: SoundAugm
     """What the model hears at once: Whisper's 30 seconds, or from scratch as long as the longest recording."""
     embed = frames_embedding(config)
     if embed is not None:
-        return FRAMES_PER_SLOT * (embed.position.max_positions or 1500) / FRAMES_PER_SECOND
+        most = FRAMES_PER_SLOT * (embed.position.max_positions or PUBLISHED_SLOTS) / FRAMES_PER_SECOND
+        if config.window_seconds > most:
+            raise BadSetting(
+                _(
+                    "--window-seconds must be at most {most:g}, what {init_from} hears at once, got {seconds:g}",
+                    most=most,
+                    init_from=config.init_from,
+                    seconds=config.window_seconds,
+                )
+            )
+        return round(config.window_seconds, 1) or most
     if config.window_seconds:
         return round(config.window_seconds, 1)
     longest = int(clips.samples.lengths.max()) / SAMPLE_RATE * augmenter.longest + augmenter.shift

@@ -40,6 +40,7 @@ from headwater.tasks.sounds import (
     SCRATCH_INIT,
     SoundDataset,
     Windows,
+    adapt_window,
     cache_encoder_states,
     frames_embedding,
     is_encoder_frozen,
@@ -110,7 +111,7 @@ class SpeechRecognition(Task[Transcribed]):
         language = default_language(config, tokens)
         augmenter = SoundAugmenter.from_settings(config.augment, config.seed)
         notes: list[str] = []
-        seconds = config.window_seconds if not config.init_from else 0.0
+        seconds = 0.0  # chosen from the recordings to learn from
 
         def build(split: str, rows: Sequence[Transcribed]) -> tuple[SpeechDataset, list[Transcribed]]:
             rows = with_known_languages(rows, language, tokens, split, notes)
@@ -144,6 +145,9 @@ class SpeechRecognition(Task[Transcribed]):
 
     def can_keep_head(self, spec: Model, metadata: TaskMetadata, labels: Sequence[str]) -> bool:
         return isinstance(spec.head, LMHead)
+
+    def adapt_model(self, model: Transformer, config: TaskConfig) -> Transformer:
+        return adapt_window(model, config)
 
     def prepare(self, model: Transformer, data: TaskData, config: Any, resumed: bool) -> None:
         """The states of a frozen encoder; sounds that change in each epoch are encoded in each epoch."""

@@ -41,7 +41,7 @@ def init_model(spec: Model, config: TrainConfig, task: Task[Any], labels: list[s
         dequantize_model(body)
     _check_stacks(body.spec, config.init_from, task)
     kept = task.can_keep_head(body.spec, loaded.config.get("metadata", {}), labels)
-    model = task.adapt_model(body if kept else replace_head(body, spec, config.seed))
+    model = task.adapt_model(body if kept else replace_head(body, spec, config.seed), config)
     if not is_tuned(config):
         if model.encoder is not None and model.decoder is not None:
             make_first_token_global(model)

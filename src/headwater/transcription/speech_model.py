@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headwater.audio.frames import Frames, slots
+from headwater.audio.frames import Frames
 from headwater.core.cache import CacheKey, KVPair
 from headwater.core.embeddings import ModelInputs
 from headwater.core.model import Transformer
 from headwater.errors import BadInput, BadSetting
 from headwater.families.hf_folder import LoadedModel
 from headwater.families.load import load
-from headwater.families.whisper import FRAMES_PER_SLOT, alignment_heads
+from headwater.families.whisper import FRAMES_PER_SLOT, alignment_heads, window_slots
 from headwater.generation.kv_cache import BatchKVCache
 from headwater.generation.native import NativeDecoder
 from headwater.i18n import _
@@ -50,7 +50,7 @@ class SpeechModel:
         self.transformer: Transformer = loaded.model.eval()
         self.tokens: SpeechTokens = speech_tokens(loaded)
         self.mels = encoder.embed.mels
-        self.frames = FRAMES_PER_SLOT * (encoder.embed.position.max_positions or 1500)  # of a window
+        self.frames = FRAMES_PER_SLOT * window_slots(loaded.spec)  # of a window
         self.max_positions = loaded.spec.decoder.max_positions or 448
         heads = loaded.generation_setting("alignment_heads") or alignment_heads(loaded.spec)
         self.alignment_heads = [(int(layer), int(head)) for layer, head in heads]
@@ -99,8 +99,3 @@ def quantize_speech(model: Transformer) -> None:
     """Quantize in place: in rows what reads the whole spectrogram, and the head; in blocks the decoder."""
     quantize_int8(model, ("encoder.*", "decoder.*.cross_attn.k", "decoder.*.cross_attn.v", "head.out"))
     quantize(model, "int8")
-
-
-def window_slots(frames: int) -> int:
-    """The encoder states of so many frames."""
-    return slots(frames)
