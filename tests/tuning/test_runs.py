@@ -14,9 +14,9 @@ from headwater.errors import BadFile, BadSetting, NotFound
 from headwater.families.load import load
 from headwater.quantization.layers import QuantizedLinear, quantize
 from headwater.training.state import StepEvent
-from headwater.tuning.base import learned_parameters
+from headwater.tuning.base import learned_parameters, tuning_of
 from headwater.weights.native import save_native
-from headwater.weights.safetensors import SafetensorsFile
+from headwater.weights.safetensors import SafetensorsFile, write_safetensors
 
 TEXT = "".join(f"the {a} {b} sees a {c}.\n" for a in ("old", "red", "big") for b in ("cat", "dog") for c in "abcdefg")
 COMMON = {"batch_tokens": 200, "eval_examples": 4, "log_every": 1, "quiet": True, "context_length": 16}
@@ -97,6 +97,44 @@ def test_the_plan_says_what_learns(base, text, capsys):
     words = ["train", text, "--init-from", base, "--tune", "lora", "--tune-rank", "4", "--dry-run", "--max-steps", "3"]
     assert main(list(map(str, words))) == 0
     assert "lora: 512 weights learn, " in capsys.readouterr().out
+
+
+def test_a_packed_base_has_as_many_weights_as_its_float_one(base, text, tmp_path, capsys):
+    """A table of tokens that the head shares is counted once."""
+    loaded = load(base)
+    assert loaded.model.spec.tied
+    quantize(loaded.model, "int8")
+    save_native(tmp_path, loaded.model, loaded.config["metadata"])
+    loaded.tokenizer.save(tmp_path)
+    size = sum(p.numel() for p in load(base).model.parameters())
+    words = ["train", text, "--init-from", tmp_path, "--tune", "lora", "--dry-run", "--max-steps", "3"]
+    assert main(list(map(str, words))) == 0
+    assert f" of {size + 1024:,}\n" in capsys.readouterr().out
+
+
+def test_an_adapter_that_does_not_fit_leaves_the_model_as_it_was(base, tuned, tmp_path):
+    folder = tmp_path / "cut"
+    shutil.copytree(tuned, folder)
+    tensors = weights(tuned)
+    first = next(iter(tensors))
+    write_safetensors(folder / "model" / "adapter.safetensors", {**tensors, first: tensors[first][:1].contiguous()})
+
+    plain = load(base)
+    for parameter in plain.model.parameters():
+        parameter.requires_grad_(True)
+    with pytest.raises(BadFile, match="the adapter does not fit this model"):
+        headwater.load_adapter(plain, folder)
+    assert tuning_of(plain.model) is None and all(p.requires_grad for p in plain.model.parameters())
+
+    loaded = headwater.load_adapter(load(base), tuned, name="good")
+    model = loaded.model
+    ids = torch.randint(20, (2, 9))
+    with torch.no_grad():
+        want = model(ids)
+        with pytest.raises(BadFile, match="the adapter does not fit this model"):
+            headwater.load_adapter(loaded, folder, name="bad")
+        assert torch.equal(model(ids), want)
+    assert tuning_of(model).selection.active == "good" and list(tuning_of(model).adapters) == ["good"]
 
 
 def test_another_base_is_refused(base, tuned, text, tmp_path):

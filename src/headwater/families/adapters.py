@@ -16,7 +16,14 @@ from headwater.families.peft_config import CONFIG_NAME, WEIGHTS_NAME, PeftConfig
 from headwater.families.peft_folder import read_peft_folder, write_peft_folder
 from headwater.families.tuned_folder import ADAPTER_NAME, load_tuned_folder, read_tuned_config, save_tuned_folder
 from headwater.i18n import _
-from headwater.tuning.api import base_fingerprint, check_new_name, remove_adapter, set_adapter_tensors, tune
+from headwater.tuning.api import (
+    base_fingerprint,
+    check_new_name,
+    remove_adapter,
+    set_adapter_tensors,
+    tune,
+    use_adapter,
+)
 from headwater.tuning.base import DEFAULT_NAME, tuning_of
 from headwater.tuning.merge import can_merge, merge
 from headwater.weights.checks import check_finite
@@ -44,6 +51,9 @@ def load_adapter(model: LoadedModel, path: str | Path, *, name: str = DEFAULT_NA
     folder = Path(path)
     check_new_name(model.model, name)
     adapter = read_adapter(model, folder)
+    before = tuning_of(model.model)
+    active = None if before is None else before.selection.active
+    learned = [parameter for parameter in model.model.parameters() if parameter.requires_grad]
     try:
         tune(model, *adapter.methods, name=name)
         set_adapter_tensors(model.model, adapter.tensors, folder, name)
@@ -51,6 +61,9 @@ def load_adapter(model: LoadedModel, path: str | Path, *, name: str = DEFAULT_NA
         tuning = tuning_of(model.model)
         if tuning is not None and name in tuning.adapters:
             remove_adapter(model.model, name)
+        use_adapter(model.model, active)
+        for parameter in learned:
+            parameter.requires_grad_(True)
         raise BadFile(
             _("{folder}: the adapter does not fit this model: {reason}", folder=folder, reason=fault)
         ) from None

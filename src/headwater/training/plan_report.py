@@ -93,7 +93,8 @@ def _format_model(setup: TrainSetup) -> str:
     each = _(" each") if len(stacks) > 1 else ""
     learned = sum(p.numel() for p in trained_parameters(setup.model).values())
     if is_tuned(config):
-        size += sum(layer.rows * layer.columns for layer in quantized_layers(setup.model).values())
+        quantized = {layer.blocks.data_ptr(): layer for layer in quantized_layers(setup.model).values()}  # tied: once
+        size += sum(layer.rows * layer.columns for layer in quantized.values())
         return _(
             "{init_from}, {tune}: {learned:,} weights learn, {share:.2%} of {size:,}",
             init_from=config.init_from,
