@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -60,3 +61,15 @@ def test_a_star_import_brings_what_all_lists():
     space: dict = {}
     exec("from headwater import *", space)
     assert set(headwater.__all__) <= set(space)
+
+
+def test_a_saved_model_of_any_parts_is_read_in_a_new_process():
+    """Reading weights registers every part of core and variants, also those that nothing else imports."""
+    package = Path(headwater.__file__).parent
+    sources = [
+        path.read_text(encoding="utf-8") for name in ("core", "variants") for path in (package / name).glob("*.py")
+    ]
+    written = {name for source in sources for name in re.findall(r"^@part\nclass (\w+)", source, re.MULTILINE)}
+    registered = run("import headwater.weights.native; from headwater.parts import REGISTRY; print(*REGISTRY)")
+    assert len(written) > 90
+    assert written <= set(registered.split())

@@ -4,6 +4,7 @@ Importing this package registers all of them, so that a spec that has one can be
 """
 
 from headwater.variants import (
+    adaptive,
     audiolm,
     axial_positions,
     bigbird,
@@ -13,8 +14,11 @@ from headwater.variants import (
     conv_stem,
     cosine_positions,
     experts,
+    hierarchy,
     image_heads,
+    linear_attention,
     linear_bridge,
+    linformer,
     longformer,
     lsh_attention,
     mean_pool_bridge,
@@ -22,9 +26,11 @@ from headwater.variants import (
     normed_ffn,
     parallel_block,
     patches,
+    performer,
     reversible,
     rope_scaling,
     soft_cap,
+    sound_heads,
     stochastic_depth,
     text_image_positions,
     towers,
@@ -34,6 +40,7 @@ from headwater.variants import (
 )
 
 __all__ = [
+    "adaptive",
     "audiolm",
     "axial_positions",
     "bigbird",
@@ -43,8 +50,11 @@ __all__ = [
     "conv_stem",
     "cosine_positions",
     "experts",
+    "hierarchy",
     "image_heads",
+    "linear_attention",
     "linear_bridge",
+    "linformer",
     "longformer",
     "lsh_attention",
     "mean_pool_bridge",
@@ -52,9 +62,11 @@ __all__ = [
     "normed_ffn",
     "parallel_block",
     "patches",
+    "performer",
     "reversible",
     "rope_scaling",
     "soft_cap",
+    "sound_heads",
     "stochastic_depth",
     "text_image_positions",
     "towers",
