@@ -41,6 +41,17 @@ def raises(completions):
         raise KeyError("no such answer")
     return [1.0] * len(completions)
 
+def exits(completions):
+    if any("idea" in text for text in completions):
+        raise SystemExit(3)
+    return [1.0] * len(completions)
+
+def number(completions):
+    return 0.5
+
+def nothing(completions):
+    pass
+
 def nan(completions):
     return [float("nan") if "idea" in text else 1.0 for text in completions]
 
@@ -229,17 +240,24 @@ def test_a_function_gets_the_columns_that_it_names(files, base, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("raises", "it gave KeyError: .*no such answer"), ("nan", "it gave 'nan'"), ("short", "returned 1")],
+    [
+        ("raises", "it gave KeyError: .*no such answer"),
+        ("exits", "it gave SystemExit: '3'"),
+        ("nan", "it gave 'nan'"),
+        ("short", "returned 1"),
+        ("number", "it returned '0.5'"),
+        ("nothing", "it returned 'None'"),
+    ],
 )
 def test_a_function_that_fails_stops_the_run_in_one_line(files, base, tmp_path, name, words):
     with pytest.raises(BadInput, match=words) as caught:
         run(files, base, tmp_path / "run", reward=name)
     assert "\n" not in str(caught.value) and f"rewards.py:{name} must return" in str(caught.value)
-    if name != "short":
+    if name in ("raises", "exits", "nan"):
         assert "for the prompt 'What is word" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["raises", "nan"])
+@pytest.mark.parametrize("name", ["raises", "exits", "nan"])
 def test_or_it_goes_on_without_those_answers(files, base, tmp_path, name):
     run(files, base, tmp_path / "run", reward=name, reward_errors="skip", max_steps=8)
     first = next(line for line in steps_of(tmp_path / "run") if "reward" in line)

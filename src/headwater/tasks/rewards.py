@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -27,6 +27,7 @@ from headwater.tasks.base import get_task
 Scores: TypeAlias = list[float | None]
 ON_ERROR = ("stop", "skip")
 MIN_PROBABILITY = 1e-6  # of a label, for its log-odds
+USERS_ERRORS = (Exception, SystemExit)  # of a function of the user, which may call exit()
 
 
 class Answer(NamedTuple):
@@ -65,7 +66,9 @@ class PythonReward:
     def __call__(self, answers: Sequence[Answer]) -> Scores:
         try:
             values = self._call(answers)
-        except Exception:
+        except RewardError:
+            raise
+        except USERS_ERRORS:
             values = [self._call_one(answer) for answer in answers]
         if len(values) != len(answers):
             raise RewardError(
@@ -87,13 +90,22 @@ class PythonReward:
         }
         arguments["prompts"] = [answer.example.prompt_text for answer in answers]
         arguments["completions"] = [answer.text for answer in answers]
-        return list(self.function(**{k: v for k, v in arguments.items() if self.takes_all or k in self.parameters}))
+        values = self.function(**{k: v for k, v in arguments.items() if self.takes_all or k in self.parameters})
+        if not isinstance(values, Iterable):
+            raise RewardError(
+                _(
+                    "{name} must return a list of numbers, one for each answer, it returned {got}; correct it",
+                    name=self.name,
+                    got=quote(repr(values), 40),
+                )
+            )
+        return list(values)
 
     def _call_one(self, answer: Answer) -> Any:
         """The reward of one answer, where that of all together failed; the exception of this one is reported."""
         try:
             return self._call([answer])[0]
-        except Exception as error:
+        except USERS_ERRORS as error:
             self._report(answer, f"{type(error).__name__}: {quote(str(error), 80)}")
             return None
 
@@ -135,7 +147,7 @@ def load_function(source: str) -> Callable[..., Any]:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except USERS_ERRORS as error:
         raise BadInput(
             _(
                 "--reward {source}: the file fails with {error}; correct it",
