@@ -262,6 +262,9 @@ def test_or_it_goes_on_without_those_answers(files, base, tmp_path, name):
     run(files, base, tmp_path / "run", reward=name, reward_errors="skip", max_steps=8)
     first = next(line for line in steps_of(tmp_path / "run") if "reward" in line)
     assert first["reward"] == 1 and first["unscored"] > 0
+    lines = RunDir.open(tmp_path / "run").read_log("metrics.jsonl")
+    notes = [line["note"] for line in lines if "such answers are left out" in line.get("note", "")]
+    assert len(notes) == 1 and f"rewards.py:{name} gave " in notes[0] and "for the prompt 'What is word" in notes[0]
 
 
 def test_a_function_that_fails_late_loses_nothing(files, base, tmp_path):

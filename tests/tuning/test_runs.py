@@ -223,6 +223,12 @@ def test_settings_that_are_refused(text, tmp_path, settings, words):
     assert words in str(refused.value)
 
 
+def test_a_head_that_is_tied_to_the_table_is_not_trained_alone(text, base, tmp_path):
+    with pytest.raises(BadSetting, match="head.out is tied to decoder.embed.tokens and cannot be trained alone"):
+        headwater.train(text, out=tmp_path / "run", init_from=base, tune="head", **TUNED)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_target_that_matches_nothing(text, base, tmp_path):
     with pytest.raises(BadSetting, match=r"did you mean '\*.self_attn.q'"):
         headwater.train(text, out=tmp_path / "run", init_from=base, tune="lora", tune_target=["*.self_atn.q"], **TUNED)

@@ -165,6 +165,10 @@ class StatelessData:
         """The metrics that the task has recorded since the last call, as means."""
         return {}
 
+    def take_notes(self) -> list[str]:
+        """What happened since the last call that the user should know."""
+        return []
+
     def state_arrays(self) -> dict[str, np.ndarray]:
         """What a resumed run needs beside the position: values of the initial model, answers that were sampled."""
         return {}

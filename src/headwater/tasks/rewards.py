@@ -46,19 +46,23 @@ class RewardFunction(Protocol):
 
     def __call__(self, answers: Sequence[Answer]) -> Scores: ...
 
+    def take_notes(self) -> list[str]:
+        """What happened since the last call that the user should know."""
+        return []
+
 
 # ------------------------------------------------------------------------------------------------ from a function
 
 
-class PythonReward:
-    """A function of the user. Each row that fails is named; on_error says whether the run stops or goes on."""
+class PythonReward(RewardFunction):
+    """A function of the user. A row that fails is named; on_error says whether the run stops or goes on."""
 
     def __init__(self, function: Callable[..., Any], name: str, on_error: str = "stop") -> None:
         self.function = function
         self.name = name
         self.on_error = on_error
         self.num_failed = 0
-        self.first_problem = ""
+        self.notes: list[str] = []
         parameters = inspect.signature(function).parameters
         self.takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
         self.parameters = set(parameters)
@@ -122,19 +126,38 @@ class PythonReward:
         return number
 
     def _report(self, answer: Answer, problem: str) -> None:
-        """Stop with the row that failed, or count it."""
-        message = _(
-            "{name} must return a finite number, it gave {problem} for the prompt {prompt} and the answer {answer}; "
-            "correct it; a run goes on with --resume, or leaves such answers out with --reward-errors skip",
-            name=self.name,
-            problem=problem,
-            prompt=quote(answer.example.prompt_text, 40),
-            answer=quote(answer.text, 40),
-        )
+        """Stop with the row that failed; or count it, and note the first one."""
+        prompt = quote(answer.example.prompt_text, 40)
+        text = quote(answer.text, 40)
         if self.on_error == "stop":
-            raise RewardError(message)
+            raise RewardError(
+                _(
+                    "{name} must return a finite number, it gave {problem} for the prompt {prompt} and the answer "
+                    "{answer}; correct it; a run goes on with --resume, or leaves such answers out with "
+                    "--reward-errors skip",
+                    name=self.name,
+                    problem=problem,
+                    prompt=prompt,
+                    answer=text,
+                )
+            )
+        if not self.num_failed:
+            self.notes.append(
+                _(
+                    "{name} gave {problem} for the prompt {prompt} and the answer {answer}: such answers are left out, "
+                    "and `unscored` is their percentage",
+                    name=self.name,
+                    problem=problem,
+                    prompt=prompt,
+                    answer=text,
+                )
+            )
         self.num_failed += 1
-        self.first_problem = self.first_problem or str(message)
+
+    def take_notes(self) -> list[str]:
+        notes = self.notes
+        self.notes = []
+        return notes
 
 
 def load_function(source: str) -> Callable[..., Any]:
@@ -172,7 +195,7 @@ def load_function(source: str) -> Callable[..., Any]:
 # -------------------------------------------------------------------------------------------------- from a model
 
 
-class ModelReward:
+class ModelReward(RewardFunction):
     """The reward of a reward model."""
 
     def __init__(self, source: str) -> None:
@@ -187,7 +210,7 @@ class ModelReward:
         return list(self.score_answers(self.loaded.model.eval(), self.loaded.tokenizer, rows))
 
 
-class ClassifierReward:
+class ClassifierReward(RewardFunction):
     """The log-odds of a label of a classifier, log p - log(1 - p), of the prompt and the answer together."""
 
     def __init__(self, source: str, label: str) -> None:

@@ -325,6 +325,9 @@ class RolloutDataset(Dataset):
     def take_metrics(self) -> dict[str, float]:
         return self.metrics.take()
 
+    def take_notes(self) -> list[str]:
+        return self.reward.take_notes()
+
     def state_arrays(self) -> dict[str, np.ndarray]:
         state = {f"rollout:{name}": array for name, array in self.arrays.items()}
         reference = {} if self.reference is None else self.reference.arrays()

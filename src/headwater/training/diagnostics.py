@@ -80,8 +80,10 @@ def _report_nan_source(trainer: Trainer, batch: IndexBatch, micro_batches: list[
 
 
 def emit_warnings(trainer: Trainer, rank_seconds: Sequence[float]) -> None:
-    """Notes after a step: divergence, and a rank that is slower than the others."""
+    """Notes after a step: of the dataset, divergence, and a rank that is slower than the others."""
     step = trainer.state.step
+    for note in trainer.dataset.take_notes():
+        trainer.note(step, note)
     if warning := divergence_warning(trainer.state, trainer.config.lr):
         trainer.note(step, warning)
     if trainer.parallel.sharded:  # ranks that share layers wait for each other within a pass: no straggler can be seen

@@ -27,16 +27,35 @@ class Full(TuningMethod):
 
     def apply(self, model: Transformer, name: str, generator: torch.Generator) -> None:
         quantized = [path for path, module in model.named_modules() if isinstance(module, QuantizedModule)]
-        patterns = (self.target,) if isinstance(self.target, str) else self.target
         for path in quantized:
-            if any(fnmatch.fnmatchcase(f"{path}.weight", pattern) for pattern in patterns):
+            if self.matches(f"{path}.weight"):
                 raise BadSetting(
                     _("Full: {path} is quantized and cannot be trained itself; use LoRA, or a base in float", path=path)
                 )
+        self.check_tied(model)
         for path in self.paths(model):
             parameter = model.get_parameter(path)
             parameter.data = parameter.data.clone()  # one that is mapped from a file is read-only
             parameter.requires_grad_(True)
+
+    def check_tied(self, model: Transformer) -> None:
+        """Refuse a target that is nothing but a layer tied to the table of tokens, which would change with it."""
+        if any(map(self.matches, dict(model.named_parameters()))):
+            return
+        for path, home in model.spec.tied:
+            if self.matches(f"{path}.weight"):
+                raise BadSetting(
+                    _(
+                        "Full: {path} is tied to {home} and cannot be trained alone; use LoRA, or train {home} too",
+                        path=path,
+                        home=home,
+                    )
+                )
+
+    def matches(self, path: str) -> bool:
+        """Whether a path is of the target."""
+        patterns = (self.target,) if isinstance(self.target, str) else self.target
+        return any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
 
     def paths(self, model: nn.Module) -> list[str]:
         """The paths of the parameters that are trained."""
