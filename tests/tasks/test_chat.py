@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -14,7 +15,7 @@ from headwater import cli
 from headwater.errors import BadInput
 from headwater.families.load import load
 from headwater.tasks.batch import to_tensors
-from headwater.tasks.chat import ChatOutput
+from headwater.tasks.chat import ChatDataset, ChatOutput, one_to_a_row
 from headwater.training.config import parse_config
 from headwater.training.distributed import SingleProcess
 from headwater.training.preview import print_preview
@@ -59,6 +60,28 @@ def test_a_chat_goes_on_with_the_trained_model(trained, monkeypatch, capsys):
     monkeypatch.setattr("builtins.input", read_line)
     assert cli.main(["chat", str(trained.folder), "--temperature", "0"]) == 0
     assert "It is a word." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("method", ["prefix", "prompt", "p-tuning"])
+def test_virtual_tokens_are_tuned_on_conversations_one_to_a_row(chat_file, trained, method):
+    setup = setup_of(chat_file, init_from=str(trained.folder), tune=method, tune_tokens=3)
+    data = setup.task_data.train
+    assert [len(group) for group in data.groups] == [1] * len(data.groups) and len(data.groups) > 30
+    batch = to_tensors(data.collate(np.array([0, 1]), 0))
+    loss = setup.task_data.task.loss(setup.model, batch, 0.0)
+    loss.backward()
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in setup.model.parameters())
+    assert all(p.grad is None for p in setup.model.parameters() if not p.requires_grad)
+
+
+def test_a_conversation_alone_in_its_row_has_the_loss_of_a_packed_one(chat_file):
+    setup = setup_of(chat_file)
+    task, packed = setup.task_data.task, setup.task_data.train
+    alone = ChatDataset(packed.rows, one_to_a_row(packed.rows), packed.special_tokens, 300, 0)
+    model = setup.model.double().eval()
+    sums = [task.loss(model, to_tensors(each.collate(np.arange(len(each.groups)), 0)), 0.0).item()
+            for each in (packed, alone)]  # fmt: skip
+    assert sums[0] == pytest.approx(sums[1], rel=1e-12)
 
 
 def setup_of(path, **settings):

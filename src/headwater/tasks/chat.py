@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -27,6 +28,7 @@ from headwater.tasks.batch import TensorBatch
 from headwater.tasks.language_model import lm_loss
 from headwater.text.chat_templates import choose_template
 from headwater.text.tokenizer import Tokenizer
+from headwater.tuning.hooks import TOKEN_METHODS
 
 E = TypeVar("E", bound=Example)
 DEFAULT_CHAT_LENGTH = 1024  # tokens of a conversation
@@ -42,7 +44,10 @@ class ChatOutput(NamedTuple):
 
 
 class ChatDataset(Dataset):
-    """Conversations, packed several to a row with attention within each; or one to a row, in their order."""
+    """Conversations, packed several to a row with attention within each; or one to a row.
+
+    groups: the conversations of each row.
+    """
 
     def __init__(
         self, rows: AnswerRows, groups: list[np.ndarray], special_tokens: SpecialTokens, batch_tokens: int, seed: int
@@ -54,7 +59,15 @@ class ChatDataset(Dataset):
 
     def collate(self, examples: np.ndarray, epoch: int) -> TrainBatch:
         width = int(self.lengths[examples].max(initial=0))
-        return answer_batch(self.rows, [self.groups[i] for i in examples], width, self.special_tokens.pad_id)
+        groups = [self.groups[i] for i in examples]
+        batch = answer_batch(self.rows, groups, width, self.special_tokens.pad_id)
+        is_packed = any(len(group) > 1 for group in groups)
+        return batch if is_packed else replace(batch, document_ids=None)
+
+
+def one_to_a_row(rows: AnswerRows) -> list[np.ndarray]:
+    """The groups of rows that share a row with no other."""
+    return [np.array([i]) for i in range(len(rows.ids))]
 
 
 class ChatModelTask(Task[E]):
@@ -105,11 +118,10 @@ class Chat(ChatModelTask[Conversation]):
         width = config.max_length or DEFAULT_CHAT_LENGTH
         train_rows, _train_examples = encode_conversations(encoder, train, config, "train", notes)
         valid_rows, valid_examples = encode_conversations(encoder, valid, config, "valid", notes)
-        train_set = ChatDataset(
-            train_rows, pack_documents(train_rows.ids, width), special_tokens, config.batch_tokens, config.seed
-        )
-        alone = [np.array([i]) for i in range(len(valid_rows.ids))]
-        valid_set = ChatDataset(valid_rows, alone, special_tokens, config.batch_tokens, config.seed)
+        is_packed = config.tune not in TOKEN_METHODS
+        groups = pack_documents(train_rows.ids, width) if is_packed else one_to_a_row(train_rows)
+        train_set = ChatDataset(train_rows, groups, special_tokens, config.batch_tokens, config.seed)
+        valid_set = ChatDataset(valid_rows, one_to_a_row(valid_rows), special_tokens, config.batch_tokens, config.seed)
         first = AnswerRow(train_rows.ids[0].tolist(), [bool(n) for n in train_rows.learned[0]])
         return TaskData(
             self,

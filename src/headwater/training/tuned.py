@@ -22,17 +22,17 @@ from headwater.tuning import (
     TuningMethod,
 )
 from headwater.tuning.full import DECODER, HEAD
+from headwater.tuning.hooks import TOKEN_METHODS
 from headwater.tuning.lowrank import QUERIES_AND_VALUES
 
 FULL = "full"  # every weight learns: no method is needed
 
 
 class MethodSetting(NamedTuple):
-    """A method of --tune. lr: the usual peak learning rate times d_model; adds_tokens: they take positions."""
+    """A method of --tune. lr: the usual peak learning rate times d_model."""
 
     build: Callable[[TrainConfig], TuningMethod]
     lr: float
-    adds_tokens: bool = False
 
 
 def _lora(config: TrainConfig, kind: type[LoRA] = LoRA) -> TuningMethod:
@@ -53,9 +53,9 @@ METHODS: dict[str, MethodSetting] = {
     "houlsby": MethodSetting(_bottleneck(Houlsby), 0.4),
     "pfeiffer": MethodSetting(_bottleneck(Pfeiffer), 0.4),
     "parallel": MethodSetting(_bottleneck(Parallel), 0.4),
-    "prefix": MethodSetting(lambda config: PrefixTuning(config.tune_tokens), 4.0, adds_tokens=True),
-    "prompt": MethodSetting(lambda config: PromptTuning(config.tune_tokens), 4.0, adds_tokens=True),
-    "p-tuning": MethodSetting(lambda config: PTuning(config.tune_tokens), 0.4, adds_tokens=True),
+    "prefix": MethodSetting(lambda config: PrefixTuning(config.tune_tokens), 4.0),
+    "prompt": MethodSetting(lambda config: PromptTuning(config.tune_tokens), 4.0),
+    "p-tuning": MethodSetting(lambda config: PTuning(config.tune_tokens), 0.4),
 }
 
 
@@ -86,7 +86,7 @@ def check_tuning(config: TrainConfig) -> None:
 
 def added_tokens(config: TrainConfig) -> int:
     """The virtual tokens of a run, which take positions of the model."""
-    return config.tune_tokens if is_tuned(config) and METHODS[config.tune].adds_tokens else 0
+    return config.tune_tokens if config.tune in TOKEN_METHODS else 0
 
 
 def tuning_methods(config: TrainConfig, new_head: str) -> tuple[TuningMethod, ...]:

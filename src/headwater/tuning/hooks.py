@@ -18,6 +18,7 @@ from headwater.errors import BadInput, BadSetting
 from headwater.i18n import _
 from headwater.tuning.base import Change, Selection, selection_of
 
+TOKEN_METHODS = ("prefix", "prompt", "p-tuning")  # of --tune: their rows hold one document each
 StackArguments = tuple[Any, ...]  # inputs, cache, and perhaps memory
 
 
