@@ -51,7 +51,11 @@ class PublicNames:
             if isinstance(match, FamilyMismatch):  # a head of ours on a public body
                 match = match_family(replace(loaded.spec, head=NoHead(), tied=()))
             if isinstance(match, FamilyMismatch) or match.rewrites:
-                raise BadSetting(_("no family of transformers has this model, so its adapter has no public layout"))
+                raise BadSetting(
+                    _(
+                        "no family of transformers has this model, so its adapter has no public layout; save it as headwater"
+                    )
+                )
             model_type = match.family
             head_type = match.head_type
         family = FAMILIES[model_type]

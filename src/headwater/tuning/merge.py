@@ -73,7 +73,7 @@ def merge(model: Transformer, name: str = DEFAULT_NAME) -> Merged:
         raise BadSetting(
             _(
                 "merge: {methods} cannot become weights of the base; keep the adapter beside it",
-                methods=tuning.adapters[name],
+                methods=", ".join(map(repr, tuning.adapters[name])),
             )
         )
 
