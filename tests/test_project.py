@@ -137,7 +137,7 @@ def test_imports_point_one_way(path):
 
 
 IMPORT_NAMES = {"pyyaml": "yaml", "pillow": "PIL"}  # distributions whose module has another name
-OPTIONAL = {"xformers", "resvg_py"}  # used where they are installed, declared nowhere
+OPTIONAL = {"xformers", "resvg_py"}  # used where they are installed
 OURS = {"headwater"}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import importlib.util
 import io
 import os
 import random
@@ -14,13 +16,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from headwater.errors import BadFile, Fault, NotFound
+from headwater.errors import BadFile, Fault, NotFound, Unavailable
 from headwater.vision import images
 from headwater.vision.images import decode_image, find_images, read_image
 
 rng = np.random.default_rng(0)
 RGB = rng.integers(0, 256, (6, 9, 3), dtype=np.uint8)
 GRAY = RGB[..., 0]
+SVG = '<svg xmlns="http://www.w3.org/2000/svg"'
 
 
 def encoded(image: Image.Image, file_format: str = "PNG", **options) -> bytes:
@@ -157,8 +160,7 @@ def test_images_are_found_in_folders_sorted_without_hidden_ones(tmp_path):
     assert [path.relative_to(tmp_path).as_posix() for path in find_images(tmp_path)] == ["c.webp", "b/1.jpg", "b/2.PNG"]
 
 
-def test_svg_is_drawn_where_resvg_is_installed():
-    pytest.importorskip("resvg_py", reason="SVG needs the package resvg-py")
+def test_svg_is_drawn():
     svg = b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 20 10"><rect width="10" height="10" fill="red"/></svg>'
     pixels = decode_image(svg)
     assert pixels.shape == (256, 512, 3)
@@ -168,7 +170,6 @@ def test_svg_is_drawn_where_resvg_is_installed():
 
 @pytest.mark.parametrize("unit", ["", "px", "mm", "pt"])
 def test_svg_without_a_view_box_has_the_proportions_of_its_size(unit):
-    pytest.importorskip("resvg_py", reason="SVG needs the package resvg-py")
     size = f'width="20{unit}" height="40{unit}"'
     svg = f'<svg xmlns="http://www.w3.org/2000/svg" {size}><rect width="100%" height="50%" fill="red"/></svg>'
     pixels = decode_image(svg.encode())
@@ -177,9 +178,43 @@ def test_svg_without_a_view_box_has_the_proportions_of_its_size(unit):
     assert pixels[100, 200].tolist() == [255, 0, 0] and pixels[400, 200].tolist() == [255, 255, 255]
 
 
-def test_svg_that_opens_files_is_refused():
-    pytest.importorskip("resvg_py", reason="SVG needs the package resvg-py")
+def test_svg_that_opens_files_is_refused(tmp_path):
     assert "links to other files" in refused(b'<svg xmlns="x"><image href="/etc/passwd"/></svg>')
+    red = tmp_path / "red.png"
+    Image.new("RGB", (9, 9), (255, 0, 0)).save(red)
+    inner = f'{SVG} viewBox="0 0 9 9"><image width="9" height="9" href="{red}"/></svg>'
+    assert "links to other files" in refused(inner.encode())
+    hidden = base64.b64encode(inner.encode()).decode()
+    outer = f'{SVG} viewBox="0 0 9 9"><image width="9" height="9" href="data:image/svg+xml;base64,{hidden}"/></svg>'
+    assert (decode_image(outer.encode()) == 255).all()  # a drawing in a drawing opens no files either
+
+
+@pytest.mark.parametrize("size", ['width="99999999" height="10"', 'viewBox="0 0 1 999999999"', 'width="1e8mm"', ""])
+def test_svg_of_any_size_is_drawn_small(size):
+    pixels = decode_image(f'{SVG} {size}><rect width="9" height="9"/></svg>'.encode())
+    assert max(pixels.shape[:2]) == images.SVG_SIDE
+
+
+def test_svg_bombs_are_refused(monkeypatch):
+    monkeypatch.setattr(images, "SVG_SECONDS", 1)
+    levels = "".join(f'<g id="a{n + 1}">' + f'<use href="#a{n}"/>' * 10 + "</g>" for n in range(12))
+    groups = f'<defs><g id="a0"><rect width="1" height="1"/></g>{levels}</defs>'
+    laughs = f'{SVG} viewBox="0 0 9 9">{groups}<use href="#a12"/></svg>'
+    refused(laughs.encode())
+    deep = f'{SVG} viewBox="0 0 9 9">' + "<g>" * 100_000 + "</g>" * 100_000 + "</svg>"
+    assert "at most 1 s and 2 GB" in refused(deep.encode())
+    noise = '<filter id="f"><feTurbulence baseFrequency="0.5" numOctaves="1000000000"/></filter>'
+    slow = f'{SVG} viewBox="0 0 9 9">{noise}<rect width="9" height="9" filter="url(#f)"/></svg>'
+    assert "draw it as PNG first" in refused(slow.encode())
+    picture = base64.b64encode(png_header(60_000, 60_000)).decode()
+    lying = f'{SVG} viewBox="0 0 9 9"><image width="9" height="9" href="data:image/png;base64,{picture}"/></svg>'
+    refused(lying.encode())
+
+
+def test_svg_without_the_package_names_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(Unavailable, match="pip install resvg-py"):
+        decode_image(f"{SVG}/>".encode())
 
 
 # -------------------------------------------------------------------------------------------------------------- fuzzing

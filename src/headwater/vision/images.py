@@ -7,10 +7,14 @@ values are scaled, of an animation the first frame is read.
 
 from __future__ import annotations
 
+import importlib.util
 import io
+import json
 import os
 import re
 import stat
+import subprocess
+import sys
 import warnings
 from functools import cache
 from pathlib import Path
@@ -22,6 +26,7 @@ from PIL import Image, ImageOps
 from headwater.errors import BadFile, NotFound, Unavailable
 from headwater.i18n import _
 from headwater.io.files import quote
+from headwater.vision import svg_process
 
 MAX_FILE_BYTES = 2**28
 MAX_PIXELS = 100_000_000  # 300 MB of RGB: more than a camera takes
@@ -33,7 +38,9 @@ SUFFIXES = frozenset(
 )
 BACKGROUND = (255, 255, 255)  # behind transparent pixels
 SVG_SIDE = 512  # pixels of the longer side of a drawn SVG
-SVG_DPI = 96.0  # of drawings in millimeters or points
+SVG_SECONDS = 10  # of processor time to draw one
+SVG_TIMEOUT = 60  # seconds on the clock, for a machine that is busy
+SVG_MEMORY = 2 << 30  # bytes
 Pixels: TypeAlias = np.ndarray  # [H, W, 3] uint8
 
 
@@ -177,40 +184,54 @@ def _is_svg(data: bytes) -> bool:
 
 def _draw_svg(data: bytes, name: object) -> bytes:
     """An SVG drawn as PNG, SVG_SIDE pixels on its longer side. Links to other files and pages are refused."""
-    try:
-        import resvg_py
-    except ModuleNotFoundError:
+    if importlib.util.find_spec("resvg_py") is None:
         raise Unavailable(
             _("{name} is an SVG drawing, which the package resvg_py draws; pip install resvg-py", name=name)
-        ) from None
+        )
     text = data.decode("utf-8", "replace")
     if re.search(r"href\s*=\s*[\"'](?!#|data:)", text, re.I) or "<!ENTITY" in text:
         raise BadFile(_("{name} links to other files, which is not allowed; draw it as PNG first", name=name))
     width, height = _svg_shape(text)
+    longer = "width" if width > height else "height"  # the other side follows from the proportions of the drawing
+    limits = {"seconds": SVG_SECONDS, "memory": SVG_MEMORY}
+    request = json.dumps({"svg": text, longer: SVG_SIDE, **limits})
+    command = [sys.executable, "-P", svg_process.__file__]
     try:
-        return bytes(resvg_py.svg_to_bytes(svg_string=text, width=width, height=height, dpi=SVG_DPI))
-    except Exception as error:  # of a damaged drawing
-        raise BadFile(
-            _("{name} cannot be read as an image ({reason}); is it damaged?", name=name, reason=_reason(error))
-        ) from None
+        drawn = subprocess.run(
+            command, input=request.encode(), capture_output=True, timeout=SVG_TIMEOUT, check=False, cwd=os.path.sep
+        )
+    except subprocess.TimeoutExpired:
+        drawn = None
+    if drawn is not None and drawn.returncode == 0:
+        return drawn.stdout
+    if drawn is not None and drawn.returncode == 1:
+        reason = _reason(ValueError(drawn.stderr.decode("utf-8", "replace").strip().rsplit("\n", 1)[-1]))
+        raise BadFile(_("{name} cannot be read as an image ({reason}); is it damaged?", name=name, reason=reason))
+    raise BadFile(
+        _(
+            "{name} must be a drawing that needs at most {seconds} s and {memory} GB, it needs more; "
+            "draw it as PNG first",
+            name=name,
+            seconds=SVG_SECONDS,
+            memory=SVG_MEMORY >> 30,
+        )
+    )
 
 
-def _svg_shape(text: str) -> tuple[int, int]:
-    """Width and height to draw with, of the drawing's own proportions."""
-    start = re.search(r"<svg\b[^>]*>", text)
+def _svg_shape(text: str) -> tuple[float, float]:
+    """Width and height of a drawing in its own units: its size, else that of its view box, else (1, 1)."""
+    start = re.search(r"<svg\b[^<>]*>", text)
     tag = start[0] if start else ""
     box = re.search(r"viewBox\s*=\s*[\"']\s*[-\d.e]+[ ,]+[-\d.e]+[ ,]+([\d.]+)[ ,]+([\d.]+)", tag)
     unit = "(?:px|pt|pc|mm|cm|in)?"  # the same for both sides, so that it cancels in their proportion
-    sizes = [re.search(rf"\b{side}\s*=\s*[\"']\s*([\d.]+){unit}\s*[\"']", tag) for side in ("width", "height")]
-    shape = box.groups() if box else [match[1] for match in sizes if match]
+    sizes = [re.search(rf"\s{side}\s*=\s*[\"']\s*([\d.]+){unit}\s*[\"']", tag) for side in ("width", "height")]
+    told = [match[1] for match in sizes if match]
+    shape = told if len(told) == 2 else list(box.groups()) if box else []
     try:
         width, height = (float(value) for value in shape)
     except ValueError:
-        return SVG_SIDE, SVG_SIDE
-    if not (0 < width < 1e9 and 0 < height < 1e9):
-        return SVG_SIDE, SVG_SIDE
-    scale = SVG_SIDE / max(width, height)
-    return max(1, round(width * scale)), max(1, round(height * scale))
+        return 1.0, 1.0
+    return width, height
 
 
 def find_images(folder: str | Path) -> list[Path]:
