@@ -4,7 +4,7 @@
 
 1. SmolLM2 answers the tasks. It writes code, but between backticks, with examples and explanations
 2. pairs: rejected is the answer as it is; chosen is the code at its beginning, when that fits the rule
-3. DPO by LoRA; no code of mbpp is read
+3. DPO by LoRA, with the likelihood of the chosen answer beside it (RPO); no code of mbpp is read
 The rule: ast.parse succeeds on the whole answer, and it has at most 60 tokens.
 Bars, on tasks that were held out: 90 % fit the rule; in 90 % of their pairs the chosen answer has the higher reward.
 """
@@ -126,7 +126,7 @@ def main() -> int:
     if not is_trained(work / "dpo"):
         headwater.train(work / "train.jsonl", valid=[str(work / "valid.jsonl")], init_from=float_base(work),
                         task="preference", out=work / "dpo", tune="lora", tune_target="all-linear", lr=3e-4,
-                        dtype="bf16", beta=0.1, batch_tokens=1536, epochs=2, eval_examples=num_test // 2,
+                        dtype="bf16", beta=0.1, rpo_alpha=1.0, batch_tokens=1536, epochs=2, eval_examples=num_test // 2,
                         log_every=2)  # fmt: skip
 
     # answers to tasks that were held out

@@ -25,6 +25,7 @@ from headwater.tasks.preference_losses import (
     ipo_loss,
     odds_ratio_loss,
     orpo_loss,
+    preference_losses,
     robust_loss,
     sigmoid_loss,
     simpo_loss,
@@ -75,6 +76,13 @@ def test_orpo_is_the_likelihood_and_the_odds():
     pairs = pairs_of_three()
     expected = -pairs.chosen / pairs.chosen_length + 0.1 * odds_ratio_loss(pairs)
     torch.testing.assert_close(orpo_loss(pairs, LossSettings(0.1)), expected)
+
+
+@pytest.mark.parametrize("name", PREFERENCE_LOSSES)
+def test_rpo_adds_the_likelihood_of_the_chosen_answer(name):
+    pairs = pairs_of_three()
+    plain, rpo = (preference_losses(name, pairs, LossSettings(0.1, rpo_alpha=alpha)) for alpha in (0.0, 2.0))
+    torch.testing.assert_close(rpo - plain, 2 * torch.tensor([10 / 5, 12.5 / 6, 8 / 4], dtype=torch.float64))
 
 
 @pytest.mark.parametrize(

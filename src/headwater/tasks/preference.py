@@ -27,7 +27,7 @@ from headwater.tasks.batch import TensorBatch, to_tensors
 from headwater.tasks.chat import ChatModelTask
 from headwater.tasks.logprobs import sum_rows, target_logprobs
 from headwater.tasks.pairs import PairDataset, PairRewards, PairTask, build_pair_data, pair_metrics
-from headwater.tasks.preference_losses import PREFERENCE_LOSSES, LossSettings, PairLogprobs
+from headwater.tasks.preference_losses import PREFERENCE_LOSSES, LossSettings, PairLogprobs, preference_losses
 from headwater.text.tokenizer import Tokenizer
 
 REFERENCE_BATCH_TOKENS = 4096
@@ -43,6 +43,8 @@ class PreferenceConfig(Protocol):
     def beta(self) -> float: ...
     @property
     def simpo_margin(self) -> float: ...
+    @property
+    def rpo_alpha(self) -> float: ...
     @property
     def label_smoothing(self) -> float: ...
 
@@ -65,7 +67,7 @@ class Preference(PairTask, ChatModelTask[PreferencePair]):
         task.loss_name = config.preference_loss
         task.recorded = MetricMeans()
         beta = loss.default_beta if config.beta < 0 else config.beta
-        task.settings = LossSettings(beta, config.label_smoothing, config.simpo_margin)
+        task.settings = LossSettings(beta, config.label_smoothing, config.simpo_margin, config.rpo_alpha)
         if not 0 <= config.label_smoothing < MAX_SMOOTHING:
             raise BadSetting(
                 _(
@@ -104,7 +106,7 @@ class Preference(PairTask, ChatModelTask[PreferencePair]):
         """The loss of pairs, summed."""
         pairs = self.pair_logprobs(model, batch)
         is_pair = (batch["targets"] != IGNORE_INDEX).any(1)[: len(pairs.chosen)]  # a filler has no targets
-        losses = PREFERENCE_LOSSES[self.loss_name].function(pairs, self.settings)
+        losses = preference_losses(self.loss_name, pairs, self.settings)
         if torch.is_grad_enabled() and bool(is_pair.all()):
             self._record(pairs)
         return losses.where(is_pair, torch.zeros_like(losses)).sum()

@@ -46,11 +46,15 @@ class PairLogprobs:
 
 @dataclass(frozen=True)
 class LossSettings:
-    """beta: the strength of the reference; smoothing: the fraction of pairs that are the wrong way round."""
+    """beta: the strength of the reference; smoothing: the fraction of pairs that are the wrong way round.
+
+    rpo_alpha: the weight of the negative log-likelihood of the chosen answer, beside any of the losses.
+    """
 
     beta: float = 0.1
     smoothing: float = 0.0
     simpo_margin: float = 0.5
+    rpo_alpha: float = 0.0
 
 
 def sigmoid_loss(pairs: PairLogprobs, settings: LossSettings) -> Tensor:
@@ -122,3 +126,13 @@ PREFERENCE_LOSSES = {
     "simpo": PreferenceLoss(simpo_loss, default_beta=2.0, needs_reference=False),
     "orpo": PreferenceLoss(orpo_loss, needs_reference=False),
 }
+
+
+def preference_losses(name: str, pairs: PairLogprobs, settings: LossSettings) -> Tensor:
+    """The loss of each pair, [B]; with α > 0 plus RPO's (Pang et al. 2024) -α c / |c|.
+
+    A preference alone may make both answers less likely, as long as the rejected one loses more; what gains is then in
+    neither. The second term holds the chosen answer.
+    """
+    losses = PREFERENCE_LOSSES[name].function(pairs, settings)
+    return losses - settings.rpo_alpha * pairs.chosen_mean if settings.rpo_alpha else losses

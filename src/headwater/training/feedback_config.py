@@ -14,6 +14,7 @@ class FeedbackConfig(ConfigSection):
         -1.0, _("how strongly the model is held to what it was, or to its pairs (-1: of the task)"), ge=-1
     )
     simpo_margin: Float = setting(0.5, _("SimPO: how much likelier the better answer shall be"))
+    rpo_alpha: Float = setting(0.0, _("of pairs: weight of the loss of the better answer itself (RPO); 1 is usual"))
     reward: Text = setting("", _("of answers: file.py:function, a reward model, or CLASSIFIER:LABEL"))
     reward_errors: Text = setting("stop", _("a reward function that fails: stop, or skip the answer"))
     rollouts: Int = setting(64, _("answers that are sampled before they are learned from"), ge=2)
@@ -45,6 +46,7 @@ class FeedbackKwargs(TypedDict, total=False):
     preference_loss: str
     beta: float
     simpo_margin: float
+    rpo_alpha: float
     reward: str
     reward_errors: str
     rollouts: int
