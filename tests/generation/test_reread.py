@@ -22,6 +22,7 @@ from headwater.generation.request import Request
 from headwater.generation.sampling import Greedy
 from headwater.generation.speculative import PromptLookup
 from headwater.parts import swap
+from headwater.tasks.seq2seq import greedy_decode
 from headwater.variants.linear_attention import LinearAttention
 
 with warnings.catch_warnings():
@@ -77,6 +78,18 @@ def test_from_a_source(slowly):
     for rows in (1, 2, 4):
         outputs = engine_outputs(model, requests, max_num_seqs=rows)
         assert outputs == [slowly(model, prompt, 9, source) for prompt, source in asks]
+
+
+def test_the_evaluation_of_sequence_to_sequence(slowly):
+    """Greedy decoding of a batch, in which rows end one by one."""
+    model = wide(transformer(30, 40, **SIZES, attention="reformer:chunk=4"))
+    source = torch.randint(30, (6, 9), generator=torch.Generator().manual_seed(0))
+    want = [slowly(model, [1], 12, tuple(row)) for row in source.tolist()]
+    eos = want[0][3]
+    ends = [row.index(eos) if eos in row else len(row) for row in want]
+    assert len(set(ends)) > 1
+    outputs = greedy_decode(model, source, None, bos=1, eos=eos, max_new_tokens=12)
+    assert outputs == [row[:end] for row, end in zip(want, ends, strict=True)]
 
 
 def test_requests_that_join_at_any_time(reformer, slowly):

@@ -98,7 +98,15 @@ SETTINGS = {
     ),
     "a window with two halves of another size": (
         lambda: headwater.encoder(11, **SIZES, attention="longformer:window=7"),
-        "longformer: window must be even, got 7; half of it lies on either side",
+        "longformer: window must be even, from 2, got 7; half of it lies on either side",
+    ),
+    "a window of nothing": (
+        lambda: headwater.encoder(11, **SIZES, attention="longformer:window=0"),
+        "longformer: window must be even, from 2, got 0; half of it lies on either side",
+    ),
+    "no round of hashing": (
+        lambda: headwater.decoder(11, **SIZES, attention="lsh:rounds=0"),
+        "LSHAttention: rounds must be at least 1, got 0; 1 is usual",
     ),
     "a BigBird decoder": (
         lambda: headwater.decoder(11, **SIZES, attention="bigbird"),

@@ -121,7 +121,8 @@ def xl(plain: Attention, causal: bool, *, memory: int = 256) -> Attention:
 def longformer(plain: Attention, causal: bool, *, window: int = 512) -> Attention:
     """Longformer, for encoders: `window` // 2 tokens on either side, and global tokens; the first token is one."""
     _encoder_only("longformer", causal)
-    must(window % 2 == 0, "longformer", _("window must be even"), window, _("half of it lies on either side"))
+    is_even = window >= 2 and window % 2 == 0
+    must(is_even, "longformer", _("window must be even, from 2"), window, _("half of it lies on either side"))
     settings = {**_settings(plain), "mask": LocalWindow(window // 2)}
     return LongformerAttention(**settings, global_tokens=FirstTokenIsGlobal())
 

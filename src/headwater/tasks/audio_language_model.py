@@ -295,6 +295,11 @@ def audiolm_spec(config: TaskConfig, tokens: AudioTokens) -> AudioLM:
     """Three models of one size: two causal ones, and one that sees all frames."""
     sizes = stack_sizes(config)
     semantic = decoder(1, activation="gelu", **sizes)
+    if "cache" in semantic.on_meta().output_stack.unsupported:
+        name = (config.decoder_attention or config.attention).partition(":")[0]
+        raise BadSetting(
+            _("attention {name} has no KV cache, which continues sounds; use full, window or linear", name=name)
+        )
     coarse = decoder(1, LMHead(1), activation="gelu", **sizes)
     fine = encoder(1, LastCodeHead(2, 1), activation="gelu", **sizes)
     fine = swap(fine, Embeddings, lambda embed: Codes(2, 1, embed.position, embed.dropout))

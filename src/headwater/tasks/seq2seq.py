@@ -180,14 +180,20 @@ class Seq2Seq(Task[TextPair]):
 def greedy_decode(
     model: Transformer, source: Tensor, source_attention_mask: Tensor | None, bos: int, eos: int, max_new_tokens: int
 ) -> list[list[int]]:
-    """Output ids of each row of source [B, S], without special tokens. Finished rows leave the batch."""
+    """Output ids of each row of source [B, S], without special tokens. Finished rows leave the batch.
+
+    A model without a KV cache (LSH attention, chunks) reads the outputs so far again for each token.
+    """
     memory = model.encode(source, attention_mask=source_attention_mask)
-    cache = dynamic_cache(model)
+    cache = None if "cache" in model.output_stack.unsupported else dynamic_cache(model)
     rows = torch.arange(len(source))
     ids = torch.full((len(source), 1), bos, dtype=torch.long, device=source.device)
+    so_far = ids
     outputs: list[list[int]] = [[] for _ in range(len(source))]
     for _step in range(max_new_tokens):
-        ids = model.decode(ids, memory=memory, cache=cache)[:, -1].argmax(-1, keepdim=True)  # [B, 1]
+        logits = model.decode(so_far if cache is None else ids, memory=memory, cache=cache)
+        ids = logits[:, -1].argmax(-1, keepdim=True)  # [B, 1]
+        so_far = torch.cat((so_far, ids), 1)
         for row, token in zip(rows.tolist(), ids[:, 0].tolist(), strict=True):
             if token != eos:
                 outputs[row].append(token)
@@ -196,8 +202,10 @@ def greedy_decode(
             break
         if len(unfinished) < len(ids):
             ids = ids[unfinished]
+            so_far = so_far[unfinished]
             rows = rows[unfinished.cpu()]
-            cache.reorder(unfinished)
+            if cache is not None:
+                cache.reorder(unfinished)
             memory = _select_rows(memory, unfinished)
     return outputs
 

@@ -73,7 +73,9 @@ class LSHAttention(Attention):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_chunks(self, ("chunk", "rounds", "paired_chunk", "max_positions"))
+        check_chunks(self, ("chunk", "paired_chunk"))
+        check_positive(self, "rounds", _("1 is usual"))
+        check_positive(self, "max_positions", _("give the length of the longest row"))
         even = all(count >= 2 and count % 2 == 0 for count in self.buckets)
         must(even, self, _("buckets must be even"), self.buckets, _("a direction and its opposite are two buckets"))
         one_width = self.kv_heads in (None, self.heads) and self.v_head_dim in (None, self.head_dim)
