@@ -148,8 +148,7 @@ function niceRange(low, high) {
 function ticks(low, high) {
   const step = tickStep(low, high);
   const values = [];
-  for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + 1e-9 * step && values.length < 12; at += step)
-    values.push(at);
+  for (let n = Math.ceil(low / step - 1e-9); n * step <= high + 1e-9 * step && values.length < 12; n++) values.push(n * step);
   return values;
 }
 
