@@ -17,6 +17,7 @@ from headwater.transcription.rules import OutputRules
 from headwater.transcription.speech_model import EncodedWindow, SpeechModel
 
 MAX_OUTPUT_TOKENS = 224
+MAX_ADVANTAGE = math.log(100)  # of an unfinished output: improbable are those that are finished, if it has more
 
 
 @dataclass(frozen=True)
@@ -142,10 +143,11 @@ def _sample(
 def _beam_search(
     model: SpeechModel, cache: BatchKVCache, logits: Tensor, rules: OutputRules, beam_size: int, limit: int
 ) -> PartialOutput:
-    """Beam search until as many outputs are finished as there are beams, and none that goes on has a better score.
+    """Beam search until as many outputs are finished as there are beams, and not all of them are improbable.
 
     The published implementation does not ask the second: where the model is sure of each token, outputs that end too
-    early, all improbable, are as many as the beams before the right one is finished.
+    early are as many as the beams before the right one is finished. With the published weights of Whisper no output
+    that goes on has had such an advantage, and both rules give the same.
     """
     end = model.tokens.end
     running = [PartialOutput()]
@@ -172,13 +174,11 @@ def _beam_search(
                 break
         if not running or step + 1 == limit:
             break
-        if len(finished) >= beam_size and _best_score(finished) >= _best_score(running):
-            break
+        if len(finished) >= beam_size:
+            most_probable = max(output.logprob for output in finished)
+            if most_probable > running[0].logprob - MAX_ADVANTAGE:
+                break
         cache.reorder(rows)
         logits = forward_last(model.transformer, cache, [[hypothesis.ids[-1]] for hypothesis in running])
     complete = finished if len(finished) >= beam_size else [*finished, *running]
     return max(complete, key=lambda hypothesis: hypothesis.score)
-
-
-def _best_score(hypotheses: Sequence[PartialOutput]) -> float:
-    return max(hypothesis.score for hypothesis in hypotheses)
