@@ -16,6 +16,7 @@ import torch
 
 import headwater
 from headwater.audio.write import write_wav
+from headwater.cli.transcribe import transcript_names
 from headwater.errors import BadFile, BadInput, BadSetting
 from headwater.transcription import search, windows
 from headwater.transcription.journal import Journal
@@ -303,6 +304,14 @@ def test_several_files_are_told_apart(babbler, sound, tmp_path, monkeypatch, cap
     assert "add --out FOLDER" in capsys.readouterr().err
     assert main(["transcribe", *files, *flags, "--to", "srt", "--out", str(tmp_path / "out")]) != 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.srt", "b.srt"]
+
+
+def test_each_transcript_has_a_name_of_its_own():
+    assert transcript_names(["a.wav", "b.wav", "-"]) == ["a", "b", "stdin"]
+    assert transcript_names(["a.wav", "a.mp3"]) == ["a.wav", "a.mp3"]
+    assert transcript_names(["x/a.wav", "y/a.wav", "x/b.wav"]) == ["x-a.wav", "y-a.wav", "b"]
+    with pytest.raises(BadSetting, match="is named twice"):
+        transcript_names(["x/a.wav", "x/../x/a.wav"])
 
 
 def test_a_model_that_does_not_hear_is_refused(babbler, sound):

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -25,7 +26,7 @@ from headwater.audio.mel import SAMPLE_RATE
 from headwater.audio.resample import Resampler
 from headwater.errors import BadFile, BadInput, NotFound, Unavailable
 from headwater.i18n import _
-from headwater.io.files import quote
+from headwater.io.files import quote, reason
 
 MAX_SECONDS = 24 * 3600
 IN_MEMORY_SECONDS = 300  # of a longer recording the samples are in a temporary file
@@ -33,6 +34,8 @@ BLOCK_SECONDS = 20
 MIN_RATE = 1_000
 MAX_RATE = 768_000
 MAX_CHANNELS = 64
+NO_SUCH_FILE = 7  # libsndfile's code
+_STDERR_LOCK = threading.Lock()
 
 
 def read_audio(path: str | Path, *, max_seconds: float = MAX_SECONDS, rate: int = SAMPLE_RATE) -> Tensor:
@@ -76,13 +79,44 @@ class AudioBlock(NamedTuple):
 
 def decode(path: Path, max_seconds: float) -> Iterator[AudioBlock]:
     """The blocks of a file."""
+    muted = _muted_stderr if _is_mpeg(path) else contextlib.nullcontext
     try:
-        with soundfile.SoundFile(str(path)) as file:
+        with muted():
+            file = soundfile.SoundFile(str(path))
+        with file:
             _check_format(path, file.samplerate, file.channels, file.frames / max(file.samplerate, 1), max_seconds)
-            for block in file.blocks(BLOCK_SECONDS * file.samplerate, dtype="float32", always_2d=True):
+            blocks = file.blocks(BLOCK_SECONDS * file.samplerate, dtype="float32", always_2d=True)
+            while True:
+                with muted():
+                    block = next(blocks, None)
+                if block is None:
+                    return
                 yield _mono(block, file.samplerate)
     except soundfile.LibsndfileError as error:
         yield from _decode_with_ffmpeg(path, max_seconds, error)
+
+
+def _is_mpeg(path: Path) -> bool:
+    """Whether libsndfile may take a file for mp3: by its ending, an ID3 tag, or the first byte of a frame."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(3)
+    except OSError as error:
+        raise BadFile(_("{path} cannot be read: {reason}", path=path, reason=reason(error))) from None
+    return path.suffix.lower() == ".mp3" or head == b"ID3" or head[:1] == b"\xff"
+
+
+@contextlib.contextmanager
+def _muted_stderr() -> Iterator[None]:
+    """The file descriptor of stderr goes nowhere: the mp3 decoder of libsndfile writes about damaged frames there."""
+    with _STDERR_LOCK, open(os.devnull, "wb") as nowhere:
+        before = os.dup(2)
+        try:
+            os.dup2(nowhere.fileno(), 2)
+            yield
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
 
 
 def _mono(samples: np.ndarray, rate: int) -> AudioBlock:
@@ -125,7 +159,7 @@ def _refuse_length(where: object, seconds: float, max_seconds: float) -> None:
 # ----------------------------------------------------------------------------------------------------------- ffmpeg
 
 
-def _decode_with_ffmpeg(path: Path, max_seconds: float, error: Exception) -> Iterator[AudioBlock]:
+def _decode_with_ffmpeg(path: Path, max_seconds: float, error: soundfile.LibsndfileError) -> Iterator[AudioBlock]:
     """What ffmpeg makes of a file that soundfile does not read: 16 kHz, mono, 16 bits."""
     program = shutil.which("ffmpeg")
     if program is None:
@@ -134,7 +168,7 @@ def _decode_with_ffmpeg(path: Path, max_seconds: float, error: Exception) -> Ite
                 "{path}: not a wav, flac, ogg or mp3 file that can be read ({reason}); install ffmpeg to read other "
                 "formats, or convert it",
                 path=path,
-                reason=quote(error, 100),
+                reason=quote(_reason(error), 100),
             )
         ) from None
     limits = ["-t", str(max_seconds + 1), "-threads", "1"]
@@ -163,9 +197,14 @@ def _decode_with_ffmpeg(path: Path, max_seconds: float, error: Exception) -> Ite
                 _(
                     "{path}: neither soundfile nor ffmpeg finds sound in it ({reason}); is it a recording?",
                     path=path,
-                    reason=quote(_last_line(errors) or error, 100),
+                    reason=quote(_last_line(errors) or _reason(error), 100),
                 )
             )
+
+
+def _reason(error: soundfile.LibsndfileError) -> str:
+    """What libsndfile says of a file that it does not read. Of an .mp3 without frames it says that there is no file."""
+    return "Format not recognised." if error.code == NO_SUCH_FILE else str(error.error_string)
 
 
 def _last_line(errors: BinaryIO) -> str:

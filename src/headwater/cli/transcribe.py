@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -117,9 +118,24 @@ def output_paths(files: Sequence[str], folder: str | None, layout: str) -> list[
     if target.exists() and not target.is_dir():
         raise BadFile(_("{path}: --out must be a folder, it is a file; choose another name", path=target))
     target.mkdir(parents=True, exist_ok=True)
-    stems = [Path(file).stem if file != "-" else "stdin" for file in files]
-    names = [Path(f).name if stems.count(stem) > 1 else stem for f, stem in zip(files, stems, strict=True)]
-    return [target / f"{name}.{layout}" for name in names]
+    return [target / f"{name}.{layout}" for name in transcript_names(files)]
+
+
+def transcript_names(files: Sequence[str]) -> list[str]:
+    """The name of each transcript: the recording's; of those that share one, with the ending, then with the folders."""
+    paths = [Path(os.path.abspath(file)) for file in files]
+    names = [path.stem if file != "-" else "stdin" for file, path in zip(files, paths, strict=True)]
+    depth = 0
+    while len(set(names)) < len(names):
+        depth += 1
+        shared = [names.count(name) > 1 for name in names]
+        for i, path in enumerate(paths):
+            if not shared[i]:
+                continue
+            if depth >= len(path.parts):
+                raise BadSetting(_("{path} is named twice; name each recording once", path=files[i]))
+            names[i] = "-".join(path.parts[-depth:])
+    return names
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
