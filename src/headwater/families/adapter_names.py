@@ -53,8 +53,8 @@ class PublicNames:
             if isinstance(match, FamilyMismatch) or match.rewrites:
                 raise BadSetting(
                     _(
-                        "no family of transformers has this model, so its adapter has no public layout; "
-                        "save it as headwater"
+                        "no family of transformers has this model, so an adapter of it has no public layout; "
+                        "use the layout headwater"
                     )
                 )
             model_type = match.family

@@ -24,7 +24,7 @@ from headwater.tuning.api import (
     tune,
     use_adapter,
 )
-from headwater.tuning.base import DEFAULT_NAME, tuning_of
+from headwater.tuning.base import DEFAULT_NAME, method_names, tuning_of
 from headwater.tuning.merge import can_merge, merge
 from headwater.weights.checks import check_finite
 from headwater.weights.gguf import GgufFile
@@ -138,11 +138,10 @@ def describe_adapter(path: str | Path) -> dict[str, str]:
                 peft=CONFIG_NAME,
             )
         )
-    methods = ", ".join(map(repr, tuned.methods))
     return {
         "layout": "headwater",
         "base": tuned.base,
-        "methods": methods,
+        "methods": method_names(tuned.methods),
         **_sizes(SafetensorsFile(folder / ADAPTER_NAME)),
     }
 

@@ -27,7 +27,7 @@ from headwater.i18n import _
 from headwater.io.files import atomic_write, quote, read_limited
 from headwater.io.strict_json import parse_json_object
 from headwater.tuning.api import adapter_tensors
-from headwater.tuning.base import DEFAULT_NAME, tuning_of
+from headwater.tuning.base import DEFAULT_NAME, method_names, tuning_of
 from headwater.tuning.bottleneck import Houlsby, Parallel, Pfeiffer
 from headwater.weights.checks import check_finite
 from headwater.weights.safetensors import SafetensorsFile, write_safetensors
@@ -182,7 +182,10 @@ def write_bottleneck_folder(loaded: LoadedModel, folder: Path, name: str = DEFAU
     methods = () if tuning is None else tuning.adapters[name]
     if len(methods) != 1 or type(methods[0]) not in METHODS.values():
         raise BadSetting(
-            _("export: the adapters library has no layout for {methods}; choose another layout", methods=methods)
+            _(
+                "export: the adapters library has no layout for {methods}; choose another layout",
+                methods=method_names(methods),
+            )
         )
     method = methods[0]
     assert isinstance(method, Houlsby)

@@ -24,7 +24,7 @@ from headwater.families.hf_folder import LoadedModel, transform_sizes
 from headwater.families.peft_common import AdapterFile, changed_layers
 from headwater.i18n import _
 from headwater.io.files import quote
-from headwater.tuning.base import DEFAULT_NAME, tuning_of
+from headwater.tuning.base import DEFAULT_NAME, method_names, tuning_of
 from headwater.tuning.embedding import LowRankTable, TunedEmbedding
 from headwater.tuning.linear import TunedLinear
 from headwater.tuning.lowrank import LoRA, LowRank, LowRankDirection
@@ -50,7 +50,10 @@ def write_gguf_lora(loaded: LoadedModel, path: str | Path, name: str = DEFAULT_N
     )
     if not changes or not plain or not all(isinstance(method, LoRA) for method in methods):
         raise BadSetting(
-            _("a GGUF adapter holds LoRA alone, this one is {methods}; merge it, or export it as peft", methods=methods)
+            _(
+                "a GGUF adapter holds LoRA alone, this one is {methods}; merge it, or export it as peft",
+                methods=method_names(methods),
+            )
         )
     if loaded.spec.tied and any(path in changes for pair in loaded.spec.tied for path in pair):
         raise BadSetting(_("a GGUF adapter cannot change an output layer and an embedding that are tied; merge it"))

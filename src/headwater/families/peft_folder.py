@@ -16,7 +16,7 @@ from headwater.families.peft_vectors import ia3_files, prefix_files, prompt_file
 from headwater.i18n import _
 from headwater.io.files import atomic_write, quote
 from headwater.tuning import IA3, Full, LoRA, PrefixTuning, PromptTuning
-from headwater.tuning.base import DEFAULT_NAME, tuning_of
+from headwater.tuning.base import DEFAULT_NAME, method_names, tuning_of
 from headwater.tuning.embedding import TunedEmbedding
 from headwater.tuning.linear import TunedLinear
 from headwater.weights.checks import check_finite
@@ -84,7 +84,9 @@ def peft_files(loaded: LoadedModel, name: str, base: str) -> PeftFiles:
     elif len(methods) == 1 and isinstance(methods[0], PromptTuning):
         files = prompt_files(loaded.model, name)
     else:
-        raise BadSetting(_("export: peft has no layout for {methods}; choose another layout", methods=methods))
+        raise BadSetting(
+            _("export: peft has no layout for {methods}; choose another layout", methods=method_names(methods))
+        )
 
     modules, saved_tensors = saved_modules(names, loaded, methods)
     if modules:

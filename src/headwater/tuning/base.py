@@ -39,6 +39,11 @@ class TuningMethod(ABC):
         return []
 
 
+def method_names(methods: Sequence[TuningMethod]) -> str:
+    """The methods of an adapter for people: their settings that are not the usual ones."""
+    return ", ".join(map(repr, methods))
+
+
 class Selection:
     """Which adapters act: one for all rows of a batch, or one for each row. None is the model without any."""
 

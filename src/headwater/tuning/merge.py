@@ -12,7 +12,7 @@ from headwater.core.modules import eval_mode
 from headwater.errors import BadSetting
 from headwater.i18n import _
 from headwater.quantization.layers import replace_module
-from headwater.tuning.base import DEFAULT_NAME, ChangedModule, Tuning, tuning_of
+from headwater.tuning.base import DEFAULT_NAME, ChangedModule, Tuning, method_names, tuning_of
 from headwater.tuning.embedding import TunedEmbedding
 from headwater.tuning.hooks import StackChanges
 from headwater.tuning.linear import TunedLinear
@@ -73,7 +73,7 @@ def merge(model: Transformer, name: str = DEFAULT_NAME) -> Merged:
         raise BadSetting(
             _(
                 "merge: {methods} cannot become weights of the base; keep the adapter beside it",
-                methods=", ".join(map(repr, tuning.adapters[name])),
+                methods=method_names(tuning.adapters[name]),
             )
         )
 
