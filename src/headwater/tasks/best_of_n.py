@@ -14,7 +14,7 @@ from headwater.families.load import LoadedModel
 from headwater.generation.api import TextModel, generate
 from headwater.i18n import _
 from headwater.parts import must
-from headwater.tasks.rewards import Answer, RewardFunction
+from headwater.tasks.rewards import Answer, ScoreFn
 
 
 class BestAnswer(NamedTuple):
@@ -26,7 +26,7 @@ class BestAnswer(NamedTuple):
 
 
 def best_of_n(
-    loaded: LoadedModel, prompts: Sequence[str], reward: RewardFunction, n: int = 8, **options: Any
+    loaded: LoadedModel, prompts: Sequence[str], reward: ScoreFn, n: int = 8, **options: Any
 ) -> list[BestAnswer]:
     """For each prompt the best of n sampled answers; options: those of headwater.generate."""
     must(n >= 1, "best_of_n", _("n must be at least 1"), n, _("8 is usual"))

@@ -41,8 +41,11 @@ class RewardError(BadInput):
     """A reward that could not be computed: the run is saved first, and then stops."""
 
 
+ScoreFn: TypeAlias = Callable[[Sequence[Answer]], Scores]
+
+
 class RewardFunction(Protocol):
-    """Scores answers; None where it cannot."""
+    """Scores answers in training; None where it cannot."""
 
     def __call__(self, answers: Sequence[Answer]) -> Scores: ...
 
