@@ -150,15 +150,22 @@ def elu_features(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     return F.elu(q) + 1, F.elu(k) + 1
 
 
-def favor_features(projection: Tensor, stabilizer: Callable[[Tensor], Tensor]) -> FeatureMap:
-    """FAVOR+: exp(W x' - |x'|² / 2 - c) + 1e-4, x' = x / d^¼; stabilizer: c of the keys from W k' [H, N, M]."""
+def favor_features(projection: Tensor, published_top: Tensor | None = None) -> FeatureMap:
+    """FAVOR+: exp(W x' - |x'|² / 2 - c) + 1e-4, x' = x / d^¼, with c the maximum of W x' - |x'|² / 2.
+
+    As published, it is that of W x'; published_top [H] is that of the keys.
+    """
     matrix = projection.detach().double()
 
     def features(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         q, k = q * SCALE**0.5, k * SCALE**0.5
-        u, w = q @ matrix.mT, k @ matrix.mT
-        query = (u - (q * q).sum(-1, keepdim=True) / 2 - u.amax(-1, keepdim=True)).exp() + 1e-4
-        return query, (w - (k * k).sum(-1, keepdim=True) / 2 - stabilizer(w)).exp() + 1e-4
+        query = q @ matrix.mT - (q * q).sum(-1, keepdim=True) / 2
+        key = k @ matrix.mT - (k * k).sum(-1, keepdim=True) / 2
+        if published_top is None:
+            tops = query.amax(-1, keepdim=True), key.amax((1, 2), keepdim=True)
+        else:
+            tops = (q @ matrix.mT).amax(-1, keepdim=True), published_top[:, None, None]
+        return (query - tops[0]).exp() + 1e-4, (key - tops[1]).exp() + 1e-4
 
     return features
 
@@ -267,7 +274,7 @@ def performer(inputs: Inputs, causal: bool) -> Built:
     spec = Performer(features=FEATURES)
     matrix = RandomFeatures(spec.features, WIDTH, spec.seed)
     matrix.init_buffers()
-    features = favor_features(matrix.projection, lambda w: w.amax((1, 2), keepdim=True))
+    features = favor_features(matrix.projection)
     run = layer_of(core.Attention(HEADS, mask=rule, kernel=spec), inputs)
     return run, lambda row: linear_row(inputs, row, row + 1 if causal else inputs.n, features)
 
@@ -408,7 +415,7 @@ def performer_pytorch(inputs: Inputs, causal: bool) -> Built:
     layer = FastAttention(WIDTH, nb_features=FEATURES, causal=causal).eval()
     q, k, v = inputs.heads()
     top = (k.detach().double() * SCALE**0.5 @ layer.projection_matrix.double().mT).amax((0, 2, 3))  # also of later keys
-    features = favor_features(layer.projection_matrix, lambda w: top[:, None, None])
+    features = favor_features(layer.projection_matrix, top)
     key_eps = 1e-6 * FEATURES**0.5 if causal else 0.0  # beside features that it divides by √M
 
     def reference(row: int) -> Tensor:

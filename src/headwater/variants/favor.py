@@ -2,8 +2,12 @@
 
     exp(q · k) ≈ φ(q) · φ(k),   φ(x) = exp(W x - |x|² / 2 - c) + ε,   W [M, D] random and orthogonal
 
-c keeps the exponentials finite. It cancels out, except against ε, so for a causal answer it must not depend on later
-keys: here it is the maximum over the keys so far, and sums of before a new maximum are multiplied by exp(old - new).
+c keeps the exponentials finite, and the greatest of them at 1. It cancels out, except against ε, so for a causal answer
+it must not depend on later keys: here it is the maximum of W x - |x|² / 2 over the keys so far, and sums of before a
+new maximum are multiplied by exp(old - new). For a query it is the maximum over its own features.
+
+The published c is the maximum of W x alone. Then no exponential exceeds exp(-|x|² / 2): those of long queries and keys
+fall below ε, all weights become equal, and a model that has learned forgets.
 favor_attention() computes it by cpu/csrc/favor.c where that applies.
 B batch, H heads, G key/value heads, Q queries, S keys, D and V widths, M features.
 """
@@ -27,7 +31,7 @@ class FavorState(NamedTuple):
     """The sums over the keys so far; zeros where there are none.
 
     kv [B, G, M, V]: Σ exp(w - maximum) vᵀ, w = W k - |k|² / 2. total [B, G, M]: Σ exp(w - maximum). values [B, G, V]:
-    Σ v. size and maximum [B, G]: the number of keys, and the greatest W k of any key and feature.
+    Σ v. size and maximum [B, G]: the number of keys, and the greatest w of any key and feature.
     """
 
     kv: Tensor
@@ -82,16 +86,14 @@ def empty_state(k: Tensor, v: Tensor, features: int) -> FavorState:
 
 def query_features(q: Tensor, projection: Tensor) -> Tensor:
     """φ(q) [.., M], each with its own c: it scales numerator and denominator alike, but for ε."""
-    u = q @ projection.mT
-    w = u - (q * q).sum(-1, keepdim=True) / 2
-    return (w - u.detach().amax(-1, keepdim=True)).exp() + FEATURE_EPS
+    w = q @ projection.mT - (q * q).sum(-1, keepdim=True) / 2
+    return (w - w.detach().amax(-1, keepdim=True)).exp() + FEATURE_EPS
 
 
 def key_exponents(k: Tensor, projection: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """w = W k - |k|² / 2 [B, G, S, M], and the maximum of W k of each key [B, G, S]; both NO_KEY for padding."""
-    u = k @ projection.mT
-    w = u - (k * k).sum(-1, keepdim=True) / 2
-    top = u.detach().amax(-1)
+    """w = W k - |k|² / 2 [B, G, S, M], and its maximum of each key [B, G, S]; both NO_KEY for padding."""
+    w = k @ projection.mT - (k * k).sum(-1, keepdim=True) / 2
+    top = w.detach().amax(-1)
     if attention_mask is None:
         return w, top
     padding = ~attention_mask[:, None]

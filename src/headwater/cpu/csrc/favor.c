@@ -1,5 +1,5 @@
 /* FAVOR+ attention (Performer) and its backward pass: exp(q · k) is estimated by φ(q) · φ(k), φ(x) = exp(W x - |x|² / 2 - c) + ε,
-   so that sums over the keys so far stand for them. c of a key is the maximum of W k so far; sums of before a new maximum
+   so that sums over the keys so far stand for them. c of a key is the maximum of W k - |k|² / 2 so far; sums of before a new maximum
    shrink by exp(old - new), and ε is added by sums of its own, Σ v and the number of keys. Features exist for a chunk of tokens
    at a time, and are computed again in the backward pass.
    B batch, H heads, G key/value heads, Q queries, S keys, D width of a query or key head, V of a value head, M features. */
@@ -134,24 +134,25 @@ static void load_keys(const Params *a, Workspace *ws, const Tensors *x, int64_t 
     load_scaled(x->k + b * x->ks.batch + g * x->ks.head + begin * x->ks.position, x->ks.position, rows, d, a->root, ws->keys);
     gemm(rows, m, d, ws->keys, d, 1, ws->w_transposed, d, ws->key_features, m, 0);
     for (int64_t i = 0; i < rows; i++) {
-        float *e = ws->key_features + i * m, top = maximum_of(e, m);
+        float *e = ws->key_features + i * m;
+        float half = dot(ws->keys + i * d, ws->keys + i * d, d) / 2;
+        float top = maximum_of(e, m) - half;
         ws->present[i] = a->keep && !a->keep[b * a->keys + begin + i] ? 0 : 1;
         if (!known) maxima[i] = before = ws->present[i] && top > before ? top : before;
-        if (ws->present[i]) exponentials(e, m, dot(ws->keys + i * d, ws->keys + i * d, d) / 2 + maxima[i], 0);
+        if (ws->present[i]) exponentials(e, m, half + maxima[i], 0);
         else memset(e, 0, sizeof(float) * (size_t)m);
     }
     pack_panels(values, x->vs.position, rows, a->value_dim, ws->value_panels);
 }
 
-/* The queries of a chunk: scaled, and φ with a maximum for each. */
+/* The queries of a chunk: scaled, and φ with a maximum for each, which leaves |q|² / 2 out. */
 static void load_queries(const Params *a, Workspace *ws, const float *q, int64_t stride, int64_t rows) {
     int64_t m = a->features, d = a->key_dim;
     load_scaled(q, stride, rows, d, a->root, ws->queries);
     gemm(rows, m, d, ws->queries, d, 1, ws->w_transposed, d, ws->query_features, m, 0);
     for (int64_t i = 0; i < rows; i++) {
         float *phi = ws->query_features + i * m;
-        float shift = dot(ws->queries + i * d, ws->queries + i * d, d) / 2 + maximum_of(phi, m);
-        ws->small[i] = a->eps * exponentials(phi, m, shift, a->eps);
+        ws->small[i] = a->eps * exponentials(phi, m, maximum_of(phi, m), a->eps);
     }
 }
 
