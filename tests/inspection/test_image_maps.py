@@ -11,10 +11,11 @@ from PIL import Image
 
 from headwater.cli import main
 from headwater.core import Attention, Block, ClassificationHead, FeedForward, LayerNorm, Model, Pooled, Stack, pre
-from headwater.errors import BadInput
+from headwater.errors import BadInput, BadSetting
 from headwater.families.builders import decoder
 from headwater.families.load import save
 from headwater.inspection.hooks import watch
+from headwater.inspection.image_figures import plot_similarity
 from headwater.inspection.image_maps import attribute, image_maps, rollout
 from headwater.variants.image_heads import PatchMean
 from headwater.variants.patches import Patches
@@ -88,3 +89,12 @@ def test_the_command_draws_overlays(tmp_path, capsys):
 def test_models_of_texts_are_refused():
     with pytest.raises(BadInput, match="an image needs a model of images"):
         image_maps(decoder(20, d_model=8, heads=2, layers=1).build(seed=0), PIXELS)
+
+
+def test_the_matrix_shows_any_names_and_any_number_of_them(tmp_path):
+    names = [f"{n}.png" for n in range(1400)]
+    plot_similarity(np.zeros((1400, 2), np.float32), names, ["costs $5 and $\\no", "红色的袋鼠"], tmp_path / "m.png")
+    with Image.open(tmp_path / "m.png") as picture:
+        assert max(picture.size) < 4000
+    with pytest.raises(BadSetting, match=r"must be a .png, .svg or .pdf file, got 'm.gif'"):
+        plot_similarity(np.zeros((1, 1)), ["a"], ["b"], tmp_path / "m.gif")

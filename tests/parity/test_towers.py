@@ -168,6 +168,17 @@ def test_an_image_of_another_size_is_interpolated(saved):
         assert (load(folder).model(pixels) - expected).abs().max() < LIMIT * float(expected.abs().max())
 
 
+@torch.no_grad()
+def test_pixels_beyond_the_last_whole_patch_are_not_read(tmp_path):
+    theirs = public("SiglipVisionModel", image_size=30)  # as the 384 pixels in patches of 14 of the large SigLIP
+    theirs.save_pretrained(tmp_path)
+    pixels = torch.randn(2, 3, 30, 30)
+    expected = theirs(pixel_values=pixels).last_hidden_state
+    got = load(tmp_path).model(pixels)
+    assert got.shape == expected.shape == (2, 9, 40)
+    assert (got - expected).abs().max() < LIMIT * float(expected.abs().max())
+
+
 # ------------------------------------------------------------------------------------------------------ planted faults
 
 FAULTS = {

@@ -190,6 +190,47 @@ def test_a_public_model_is_fine_tuned(run, photos, tmp_path):
     assert set(predictor(str(blue / "blue" / "0.png"))) == {"red", "green", "blue"}
 
 
+def public_vit(run, folder, **processor):
+    """A public model whose processor is not that of a model from scratch."""
+    from headwater.families.load import save
+
+    path = save(load(run), folder, layout="transformers")
+    values = json.loads((path / "preprocessor_config.json").read_text()) | processor
+    (path / "preprocessor_config.json").write_text(json.dumps(values))
+    return path
+
+
+def test_another_image_size_is_interpolated_once_and_said(run, photos, tmp_path, capsys):
+    import transformers as T
+
+    from headwater.families.load import save
+
+    settings = {**TINY, "max_steps": 1, "lr": 1e-9, "image_size": 24}
+    train(photos, out=tmp_path / "tuned", init_from=str(run), **settings)
+    out, err = capsys.readouterr()
+    assert "reads images of 12 x 12 pixels: its positions are interpolated for 24 x 24" in out + err
+    before, after = load(run), load(tmp_path / "tuned")
+    assert after.spec.encoder.embed.image_size == (24, 24)
+    pixels = torch.randn(2, 3, 24, 24)
+    public = save(after, tmp_path / "hf", layout="transformers")
+    theirs = T.ViTForImageClassification.from_pretrained(public).eval()
+    with torch.no_grad():
+        assert torch.allclose(after.model(pixels), before.model(pixels), atol=1e-4)
+        assert torch.allclose(theirs(pixels).logits, after.model(pixels), atol=1e-5)
+    with pytest.raises(BadSetting, match="multiple of patch_size 4 up to 1024, got 22; 20 is one"):
+        train(photos, out=tmp_path / "no", quiet=True, init_from=str(public), image_size=22, **TINY)
+
+
+def test_a_tuned_model_is_evaluated_with_its_own_processor(run, photos, tmp_path):
+    from headwater.training.evaluate import eval_task_data
+    from headwater.training.predict import load_run
+
+    public = public_vit(run, tmp_path / "vit", image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.2, 0.2])
+    train(photos, out=tmp_path / "tuned", quiet=True, init_from=str(public), **{**TINY, "max_steps": 1})
+    data = eval_task_data(load_run(tmp_path / "tuned"), [str(photos)])
+    assert data.valid.processor.mean == load(tmp_path / "tuned").processor.mean == (0.4, 0.5, 0.6)
+
+
 # ---------------------------------------------------------------------------------------------------------- commands
 
 

@@ -6,6 +6,7 @@ import csv
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -248,6 +249,18 @@ def test_a_matcher_is_fine_tuned(run, pairs, tmp_path):
     assert len(predictor("a red thing")) == len(predictor(str(pairs.parent / "0.png"))) == 32
 
 
+def test_a_matcher_is_fine_tuned_on_larger_images(run, pairs, tmp_path, capsys):
+    settings = {**TINY, "max_steps": 1, "lr": 1e-9, "image_size": 24}
+    train(pairs, out=tmp_path / "tuned", init_from=str(run), **settings)
+    out, err = capsys.readouterr()
+    assert "its positions are interpolated for 24 x 24" in out + err
+    tuned = load(tmp_path / "tuned").model
+    assert tuned.spec.image.encoder.embed.image_size == (24, 24)
+    pixels = torch.randn(2, 3, 24, 24)
+    with torch.no_grad():
+        assert torch.allclose(tuned.image_vectors(pixels), load(run).model.image_vectors(pixels), atol=1e-4)
+
+
 def test_texts_alone_are_as_in_a_batch(run):
     matcher = load_matcher(run)
     texts = ["a red thing", "a", "a much longer text about a blue thing and nothing else"]
@@ -326,5 +339,13 @@ def test_inputs_that_do_not_fit(run, pairs, tmp_path, capsys):
     assert main(["match", "minilm", str(pairs.parent / "1.png"), "a"]) in (3, 7)
     with pytest.raises(BadSetting, match="a template must have"):
         load_matcher(run).label_vectors(["cat"], ["a photo"])
+    tower = load(run)
+    save(replace(tower, model=tower.model.image), tmp_path / "tower", layout="headwater")
+    with pytest.raises(BadSetting, match="it must compare images with texts; start from a CLIP or SigLIP folder"):
+        train(pairs, quiet=True, out=tmp_path / "run", init_from=str(tmp_path / "tower"), **TINY)
+    photos = "".join(f"{i}.png,{'red' if i % 4 else 'blue'}\n" for i in range(20))
+    (pairs.parent / "photos.csv").write_text(f"path,label\n{photos}")
+    with pytest.raises(BadSetting, match="must be a model of images alone, this one compares them with texts"):
+        train(pairs.parent / "photos.csv", quiet=True, out=tmp_path / "run", init_from=str(run), **TINY)
     with pytest.raises(BadInput, match="captions cannot be mixed"):
         train(pairs, quiet=True, out=tmp_path / "run", augment="mixup=0.5", **TINY)

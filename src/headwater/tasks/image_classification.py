@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,8 +40,9 @@ from headwater.tasks.batch import TensorBatch
 from headwater.tasks.labels import LabelTask, label_probabilities
 from headwater.text.tokenizer import Tokenizer
 from headwater.variants.conv_stem import CONV_INIT, conv_stem_for
-from headwater.variants.patches import LinearProjection, Patches, PatchProjectionSpec
+from headwater.variants.patches import LinearProjection, Patches, PatchesLayer, PatchProjectionSpec
 from headwater.variants.stochastic_depth import with_stochastic_depth
+from headwater.variants.towers import Towers
 from headwater.vision.augment import ImageAugmenter
 from headwater.vision.images import read_image
 from headwater.vision.pixel_cache import decode_images
@@ -61,7 +63,15 @@ class ImageSize(NamedTuple):
     patch: int
 
 
-class ImageDataset(Dataset):
+class PixelDataset(Dataset):
+    """A dataset with images: their resized pixels, and the processor that makes a tensor of them."""
+
+    pixels: np.ndarray  # [N, H, W, 3] uint8
+    processor: ImageProcessor
+    augmenter: ImageAugmenter | None = None
+
+
+class ImageDataset(PixelDataset):
     """Images as pixels, with their classes; each as long as its patches and the class token."""
 
     def __init__(
@@ -78,7 +88,6 @@ class ImageDataset(Dataset):
         self.pixels = pixels
         self.labels = labels
         self.processor = processor
-        self.augmenter: ImageAugmenter | None = None
 
     def collate(self, examples: np.ndarray, epoch: int) -> TrainBatch:
         slots = np.zeros((len(examples), int(self.lengths[0, 0])), np.int64)
@@ -121,11 +130,20 @@ class ImageClassification(LabelTask[LabeledImage]):
                     name=names[0],
                 )
             )
-        size = resolve_size(config, [row.path for row in train])
+        if config.init_from and isinstance(load_spec(config.init_from), Towers):
+            raise BadSetting(
+                _(
+                    "--init-from {init_from}: it must be a model of images alone, this one compares them with texts; "
+                    "start from a ViT or a DeiT, or classify with headwater match {init_from} photo.jpg cat dog "
+                    "--labels",
+                    init_from=config.init_from,
+                )
+            )
+        notes: list[str] = []
+        size = resolve_size(config, [row.path for row in train], notes)
         processor = build_processor(config, size)
         num_tokens = 1 + (size.image // size.patch) ** 2
         special_tokens = SpecialTokens.from_tokenizer(tokenizer)
-        notes: list[str] = []
 
         def build(split: str, rows: Sequence[LabeledImage]) -> tuple[ImageDataset, list[LabeledImage]]:
             pixels, readable = load_pixels([row.path for row in rows], processor, split, notes)
@@ -144,6 +162,9 @@ class ImageClassification(LabelTask[LabeledImage]):
 
     def model_spec(self, config: TaskConfig, vocab_size: int, num_labels: int) -> Model:
         return vit_spec(config, num_labels)
+
+    def adapt_model(self, model: Transformer, config: TaskConfig) -> Transformer:
+        return adapt_image_size(model, config.image_size)
 
     # ------------------------------------------------------------------------------------------------------ loss
 
@@ -216,7 +237,7 @@ def patch_projection(config: TaskConfig) -> PatchProjectionSpec:
     )
 
 
-def resolve_size(config: TaskConfig, paths: Sequence[str]) -> ImageSize:
+def resolve_size(config: TaskConfig, paths: Sequence[str], notes: list[str]) -> ImageSize:
     """The sizes of a pretrained model, those of the config, or from the sizes of some of the images."""
     if config.init_from:
         embed = find_part(load_spec(config.init_from), Patches)
@@ -236,12 +257,30 @@ def resolve_size(config: TaskConfig, paths: Sequence[str]) -> ImageSize:
                     name=config.patch_embedding,
                 )
             )
-        return ImageSize(config.image_size or embed.image_size[0], embed.patch_size[0])
+        own = ImageSize(embed.image_size[0], embed.patch_size[0])
+        if config.image_size in (0, own.image):
+            return own
+        _check_size(config.image_size, own.patch)
+        notes.append(
+            _(
+                "{init_from} reads images of {own} x {own} pixels: its positions are interpolated for {size} x {size}",
+                init_from=config.init_from,
+                own=own.image,
+                size=config.image_size,
+            )
+        )
+        return ImageSize(config.image_size, own.patch)
     choose(config.patch_embedding, PATCH_PROJECTIONS, "patch_embedding")  # before any image is read
     side = config.image_size or _usual_side(paths)
     patch = config.patch_size or (SMALL_PATCH if side <= SMALL_IMAGE else DEFAULT_PATCH)
     if not config.image_size:
         side = max(patch, side // patch * patch) if side <= SMALL_IMAGE else DEFAULT_SIZE
+    _check_size(side, patch)
+    return ImageSize(side, patch)
+
+
+def _check_size(side: int, patch: int) -> None:
+    """Images of whole patches, of a size that can be trained."""
     if side % patch or side > 1024:
         raise BadSetting(
             _(
@@ -251,7 +290,6 @@ def resolve_size(config: TaskConfig, paths: Sequence[str]) -> ImageSize:
                 nearest=max(patch, min(side, 1024) // patch * patch),
             )
         )
-    return ImageSize(side, patch)
 
 
 def _usual_side(paths: Sequence[str]) -> int:
@@ -263,6 +301,18 @@ def _usual_side(paths: Sequence[str]) -> int:
         except Fault:
             continue
     return int(np.median(sides)) if sides else DEFAULT_SIZE
+
+
+def adapt_image_size(model: Transformer, image_size: int) -> Transformer:
+    """A pretrained model for images of another size, as its files will say."""
+    stack = model.encoder
+    assert stack is not None
+    assert isinstance(stack.embed, PatchesLayer)
+    if image_size not in (0, stack.embed.spec.image_size[0]):
+        stack.embed.resize((image_size, image_size))
+        stack.spec = replace(stack.spec, embed=stack.embed.spec)
+        model.spec = replace(model.spec, encoder=stack.spec)
+    return model
 
 
 def build_processor(config: TaskConfig, size: ImageSize) -> ImageProcessor:

@@ -28,18 +28,26 @@ from headwater.core import (
 from headwater.core.masks import MaskRule
 from headwater.core.model import Transformer
 from headwater.data.collate import SpecialTokens, TrainBatch
-from headwater.data.dataset import Dataset
 from headwater.data.examples import EXAMPLE_FORMATS, CaptionedPicture
 from headwater.data.ragged import Ragged, encode_rows
-from headwater.errors import BadInput
+from headwater.errors import BadInput, BadSetting
 from headwater.families.clip import clip_init
+from headwater.families.load import load_spec
 from headwater.families.matching import Matcher
 from headwater.i18n import _
 from headwater.parts import swap
 from headwater.tasks.base import EvalBatch, Predictions, Task, TaskConfig, TaskData, TaskMetadata
 from headwater.tasks.batch import TensorBatch
 from headwater.tasks.contrastive import contrastive_step_loss, prepare_contrastive_step, vectors_of
-from headwater.tasks.image_classification import ImageSize, build_processor, load_pixels, patch_projection, resolve_size
+from headwater.tasks.image_classification import (
+    ImageSize,
+    PixelDataset,
+    adapt_image_size,
+    build_processor,
+    load_pixels,
+    patch_projection,
+    resolve_size,
+)
 from headwater.text.tokenizer import Tokenizer
 from headwater.variants.conv_stem import CONV_INIT
 from headwater.variants.image_heads import FirstTokenOf, ProjectionHead
@@ -55,7 +63,7 @@ DEFAULT_IMAGE = 64
 DEFAULT_PATCH = 8
 
 
-class ImageTextDataset(Dataset):
+class ImageTextDataset(PixelDataset):
     """Captioned images: their lengths are patches and tokens."""
 
     def __init__(
@@ -74,7 +82,6 @@ class ImageTextDataset(Dataset):
         self.captions = captions
         self.ids = ids
         self.processor = processor
-        self.augmenter: ImageAugmenter | None = None
 
     def collate(self, examples: np.ndarray, epoch: int) -> TrainBatch:
         captions = self.captions.take(examples)
@@ -129,10 +136,18 @@ class ImageText(Task[CaptionedPicture]):
                     text=train[0].text[:60],
                 )
             )
-        size = resolve_size(config, [row.path for row in train])
+        if config.init_from and not isinstance(load_spec(config.init_from), Towers):
+            raise BadSetting(
+                _(
+                    "--init-from {init_from}: it must compare images with texts; start from a CLIP or SigLIP folder, "
+                    "or from a run of images and captions",
+                    init_from=config.init_from,
+                )
+            )
+        notes: list[str] = []
+        size = resolve_size(config, [row.path for row in train], notes)
         processor = build_processor(config, size)
         special_tokens = SpecialTokens.from_tokenizer(tokenizer)
-        notes: list[str] = []
 
         def build(split: str, rows: Sequence[CaptionedPicture]) -> tuple[ImageTextDataset, list[CaptionedPicture]]:
             paths = list(dict.fromkeys(row.path for row in rows))  # an image with several captions is decoded once
@@ -177,6 +192,13 @@ class ImageText(Task[CaptionedPicture]):
 
     def can_keep_head(self, spec: Model, metadata: TaskMetadata, labels: Sequence[str]) -> bool:
         return isinstance(spec, Towers)
+
+    def adapt_model(self, model: Transformer, config: TaskConfig) -> Transformer:
+        assert isinstance(model, TwoTowers)
+        assert isinstance(model.spec, Towers)
+        adapt_image_size(model.image, config.image_size)
+        model.spec = replace(model.spec, image=model.image.spec)
+        return model
 
     # ------------------------------------------------------------------------------------------------------ loss
 

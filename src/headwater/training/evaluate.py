@@ -20,6 +20,7 @@ from headwater.i18n import _
 from headwater.tasks import TaskData, get_task
 from headwater.tasks.base import EvalBatch, Predictions
 from headwater.tasks.batch import to_tensors
+from headwater.tasks.image_classification import PixelDataset
 from headwater.training.config import TrainConfig, parse_config
 from headwater.training.distributed import SingleProcess
 from headwater.training.feedback_config import FeedbackConfig
@@ -27,6 +28,7 @@ from headwater.training.predict import Predictor, load_run
 from headwater.training.run_dir import RunDir
 from headwater.training.state import EvalResult
 from headwater.training.task_data import build_task_data, read_data
+from headwater.vision.processor import ImageProcessor
 
 LOWER_IS_BETTER = ("loss", "perplexity", "wer", "cer")
 TEXT_METRICS = ("bleu", "chrf", "rougeL")
@@ -187,6 +189,9 @@ def eval_task_data(predictor: Predictor, files: Sequence[str], columns: str = ""
     # datasets: as the model was trained
     task_data = build_task_data(config, task, examples, examples, predictor.tokenizer, labels=known)
     metadata = predictor.metadata
+    for dataset in (task_data.train, task_data.valid):
+        if isinstance(dataset, PixelDataset):  # a tuned model has the processor of the public one
+            dataset.processor = ImageProcessor.from_config(metadata["processor"])
     return replace(
         task_data,
         languages=tuple(metadata.get("languages", ())),

@@ -7,6 +7,7 @@ class token, distillation token ────────────────
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -96,7 +97,9 @@ class LinearProjectionLayer(nn.Conv2d):
     def split(self, pixels: Tensor) -> Tensor:
         """[B, C, H, W] -> [B, N, C · h · w]: the patches row by row, each with its channels first."""
         height, width = self.kernel_size
-        patches = pixels.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # [B, C, rows, h, columns, w]
+        rows, columns = pixels.shape[2] // height, pixels.shape[3] // width
+        whole = pixels[..., : rows * height, : columns * width]
+        patches = whole.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # [B, C, rows, h, columns, w]
         return patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
@@ -172,12 +175,21 @@ class PatchesLayer(InputEmbedding):
         self.norm = spec.norm.build(d_model)
         self.dropout = Dropout(spec.dropout)
 
+    @torch.no_grad()
+    def resize(self, image_size: tuple[int, int]) -> None:
+        """Images of another size from now on: the table of positions is interpolated once, in place."""
+        spec = replace(self.spec, image_size=image_size)
+        table = self.position.resized(*spec.grid(*image_size)).clone()
+        self.spec = spec
+        self.position = spec.position.build(table.shape[1])
+        self.position.table = nn.Embedding.from_pretrained(table, freeze=False)
+
     def random_input(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
         """Random images [rows, C, H, W] of the size of the model, whatever the length."""
         return torch.randn(rows, self.spec.channels, *self.spec.image_size, generator=generator)
 
     def read(self, x: Tensor, name: str) -> ModelInputs:
-        """Images [B, C, H, W] as ModelInputs: float, with the channels of the model, of whole patches."""
+        """Images [B, C, H, W] as ModelInputs: float, with the model's channels, of its size or of whole patches."""
         spec = self.spec
         is_image = isinstance(x, Tensor) and x.is_floating_point() and x.dim() == 4 and x.shape[1] == spec.channels
         if not is_image:
@@ -192,7 +204,8 @@ class PatchesLayer(InputEmbedding):
             )
         height, width = x.shape[2:]
         patch_height, patch_width = spec.patch_size
-        if not height or not width or height % patch_height or width % patch_width:
+        is_whole = height > 0 and width > 0 and height % patch_height == width % patch_width == 0
+        if not is_whole and (height, width) != spec.image_size:  # 384 pixels in patches of 14 are published (SigLIP)
             raise BadInput(
                 _(
                     "model: the height and width of images must be multiples of the patch size {patch}, got {got}; "
