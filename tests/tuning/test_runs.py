@@ -199,6 +199,25 @@ def test_a_new_head_learns_with_the_adapter(base, tmp_path, capsys):
     assert all(name.startswith("head.") for name in weights(only.folder))
 
 
+def test_a_tuned_run_is_converted_to_a_whole_model(tuned, tmp_path, capsys):
+    assert main(["convert", str(tuned), str(tmp_path / "whole")]) == 0
+    ids = torch.randint(20, (2, 9))
+    with torch.no_grad():
+        assert torch.allclose(load(tmp_path / "whole").model(ids), load(tuned).model(ids), atol=1e-6)
+
+
+def test_an_adapter_that_stays_beside_its_base_is_not_taken_for_a_whole_model(text, base, tmp_path):
+    run = tmp_path / "run"
+    headwater.train(text, out=run, init_from=base, tune="houlsby", **{**TUNED, "max_steps": 2, "eval_every": 2})
+    words = rf"an adapter beside its weights \(Houlsby\(.*\)\); merge it first .*, or use its base {base}"
+    with pytest.raises(BadSetting, match=words):
+        headwater.save(load(run), tmp_path / "whole")
+    assert not (tmp_path / "whole").exists()
+    for tune in ("full", "lora"):
+        with pytest.raises(BadSetting, match=words):
+            headwater.train(text, out=tmp_path / "next", init_from=run, tune=tune, **TUNED)
+
+
 @pytest.mark.parametrize("method", ["ia3", "houlsby", "parallel", "prompt", "p-tuning"])
 def test_every_method_trains_and_loads(text, base, tmp_path, method, capsys):
     sizes = {"tune_tokens": 4, "tune_reduction": 4, "max_steps": 2, "eval_every": 2}

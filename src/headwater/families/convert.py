@@ -29,6 +29,7 @@ from headwater.families.hf_folder import LoadedModel, ModelWeights, load_hf_fold
 from headwater.families.hub import HUB, find_installed
 from headwater.families.load import find_model, load, save_with_result
 from headwater.families.registry import find_family
+from headwater.families.tuned_folder import ADAPTER_NAME
 from headwater.families.whisper_formats import is_ctranslate2, openai_configs, openai_to_hf
 from headwater.i18n import _
 from headwater.io.files import atomic_write, read_limited
@@ -117,10 +118,10 @@ def convert(
 
 
 def _is_loadable(path: Path) -> bool:
-    """Whether load() can open a model without conversion: safetensors, GGUF, or Whisper's CTranslate2 and ggml."""
+    """Whether load() can open a model without conversion: safetensors, adapters, GGUF, CTranslate2 and ggml."""
     if path.suffix == ".gguf" or is_ctranslate2(path) or is_ggml(path):
         return True
-    return any((path / name).is_file() for name in (WEIGHTS_NAME, WEIGHTS_INDEX_NAME))
+    return any((path / name).is_file() for name in (WEIGHTS_NAME, WEIGHTS_INDEX_NAME, ADAPTER_NAME))
 
 
 def _convert_model(source: Path, output_path: Path, layout: str) -> ConversionResult:

@@ -33,6 +33,7 @@ from headwater.families.tuned_folder import load_tuned_folder, read_tuned_config
 from headwater.families.whisper_formats import is_ctranslate2, load_ctranslate2, load_ggml, save_ggml
 from headwater.i18n import _
 from headwater.text.tokenizer import Tokenizer
+from headwater.tuning.base import check_merged
 from headwater.vision.processor import find_processor
 from headwater.weights.ggml import is_ggml
 from headwater.weights.native import MODEL_TYPE, is_native, load_native, read_native_spec, save_native
@@ -157,6 +158,7 @@ def save_with_result(
 ) -> SaveResult:
     """As save(), but a mismatch is returned instead of warned of."""
     loaded = to_loaded_model(model)
+    check_merged(loaded.model, "save")
     path = Path(path)
     known = ("auto", "transformers", MODEL_TYPE, *CONFIG_WRITERS)
     if layout not in known:

@@ -20,6 +20,7 @@ from headwater.text.tokenizer import Tokenizer
 from headwater.training.config import TrainConfig
 from headwater.training.tuned import is_tuned, tuning_methods
 from headwater.tuning import base_fingerprint, tune, tuning_of
+from headwater.tuning.base import check_merged
 from headwater.variants.longformer import make_first_token_global
 
 
@@ -36,6 +37,7 @@ def init_model(spec: Model, config: TrainConfig, task: Task[Any], labels: list[s
         return spec.build(seed=config.seed)
     loaded = load(config.init_from)
     body = loaded.model
+    check_merged(body, f"--init-from {config.init_from}")
     fingerprint = base_fingerprint(body) if is_tuned(config) else ""
     if not is_tuned(config):
         dequantize_model(body)

@@ -118,6 +118,23 @@ def tuning_of(model: nn.Module) -> Tuning | None:
     return model.__dict__.get("tuning")
 
 
+def check_merged(model: nn.Module, where: object) -> None:
+    """Refuse a model with an adapter beside its weights where a whole model is needed. where: what needs it."""
+    tuning = tuning_of(model)
+    if tuning is None or not any(".changes." in path for path, _parameter in model.named_parameters()):
+        return
+    methods = (method for each in tuning.adapters.values() for method in each)
+    raise BadSetting(
+        _(
+            "{where}: the model has an adapter beside its weights ({methods}); merge it first (headwater adapter "
+            "merge), or use its base {base}",
+            where=where,
+            methods=method_names(tuple(methods)),
+            base=tuning.base,
+        )
+    )
+
+
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that learn, by path: all of them, or of a tuned model what its adapter adds.
 
