@@ -11,8 +11,12 @@ from headwater import core as hw
 from headwater.core.base import BranchLayerSpec
 from headwater.variants.bigbird import BigBirdAttention, FirstBlockInEvaluation, SeededBlocks, draw_blocks
 from headwater.variants.chunked_attention import ChunkedAttention
+from headwater.variants.linear_attention import LinearAttention
+from headwater.variants.linformer import Linformer
 from headwater.variants.longformer import FirstTokenIsGlobal, LongformerAttention
 from headwater.variants.lsh_attention import LSHAttention
+from headwater.variants.performer import Performer
+from headwater.variants.transformer_xl import RecurrentAttention, RelativeXL
 from headwater.variants.transient_global import RelativeBiasWithSummaries, TransientGlobalAttention
 
 
@@ -185,5 +189,60 @@ KINDS = {
         _longformer(global_tokens=FirstTokenIsGlobal()),
         (*ALWAYS, *PADDED, "packed_is_alone"),
         longformer_sees,
+    ),
+}
+
+
+# ------------------------------------------------------------------------------ sums, mixtures and memories of all keys
+
+
+def all_see(row: Tokens, q: int, k: int) -> bool:
+    return row.real[k] and row.documents[q] == row.documents[k]
+
+
+def past_sees(row: Tokens, q: int, k: int) -> bool:
+    return k <= q and all_see(row, q, k)
+
+
+CACHED = ("cached_is_whole", "cached_batches_are_alone")
+WITHOUT_WEIGHTS = tuple(law for law in ALWAYS if law != "hooked_is_fused")  # theirs sum to one but for ε, or are fewer
+
+
+def _kernel(kernel: hw.SDPA, mask: hw.Causal | hw.Bidirectional) -> hw.Attention:
+    return hw.Attention(HEADS, mask=mask, kernel=kernel)
+
+
+SUMS = {
+    "linear": Kind(
+        "linear",
+        _kernel(LinearAttention(), hw.Causal()),
+        (*WITHOUT_WEIGHTS, *PADDED, *CACHED, "packed_is_alone"),
+        past_sees,
+        packed=True,
+    ),
+    "linear, two-way": Kind(
+        "linear, two-way",
+        _kernel(LinearAttention(), hw.Bidirectional()),
+        (*WITHOUT_WEIGHTS, *PADDED, "packed_is_alone"),
+        all_see,
+        packed=True,
+    ),
+    "performer": Kind("performer", _kernel(Performer(8), hw.Causal()), (*WITHOUT_WEIGHTS, *PADDED, *CACHED), past_sees),
+    "performer, two-way": Kind(
+        "performer, two-way", _kernel(Performer(8), hw.Bidirectional()), (*WITHOUT_WEIGHTS, *PADDED), all_see
+    ),
+    "linformer": Kind(
+        "linformer",
+        _kernel(Linformer(32, 6), hw.Bidirectional()),
+        tuple(law for law in (*WITHOUT_WEIGHTS, "padded_right_is_unpadded") if law != "recomputed_is_kept"),
+        all_see,
+        holes=False,
+    ),
+    "xl": Kind(
+        "xl",
+        RecurrentAttention(HEADS, mask=hw.Causal(), position=RelativeXL(), memory=6),
+        (*ALWAYS, *PADDED, *CACHED, "packed_is_alone", "cache_follows_its_rows"),
+        past_sees,
+        packed=True,
     ),
 }

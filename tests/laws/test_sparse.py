@@ -13,18 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from law_kit import LAWS
 from law_tools import grads, ids, pull, same
-from sparse_kinds import HEADS, KINDS, Kind, Tokens
+from sparse_kinds import HEADS, KINDS, SUMS, Kind, Tokens
 
-from headwater.core import functional
+from headwater import core as hw
+from headwater.core import cache, functional
+from headwater.errors import BadInput
 from headwater.inspection.attention_weights import attention_sites, capture_weights
-from headwater.variants import bigbird, chunked_attention, longformer, transient_global
+from headwater.parts import swap
+from headwater.variants import bigbird, chunked_attention, favor, linear_attention, longformer, transient_global
 
-TRIALS = [(law, name) for name, kind in KINDS.items() for law in kind.laws]
+ALL = {**KINDS, **SUMS}
+TRIALS = [(law, name) for name, kind in ALL.items() for law in kind.laws]
 
 
 @pytest.mark.parametrize(("law", "name"), TRIALS)
 def test_law(law, name):
-    LAWS[law](KINDS[name].case())
+    LAWS[law](ALL[name].case())
 
 
 # ------------------------------------------------------------------------------------- who sees whom, at every length
@@ -73,9 +77,9 @@ def check_who_sees_whom(kind: Kind) -> None:
             assert seen[q].tolist() == want, f"token {q} sees {seen[q].nonzero().flatten().tolist()}"
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", ALL)
 def test_who_sees_whom(name):
-    check_who_sees_whom(KINDS[name])
+    check_who_sees_whom(ALL[name])
 
 
 def inputs_of(kind: Kind, row: Tokens, rows: int = 2) -> dict[str, torch.Tensor]:
@@ -138,6 +142,86 @@ def test_recomputed_is_kept_in_training(name):
     assert torch.equal(kept[0][0], kept[1][0])
     for path, grad in kept[0][1].items():
         same(kept[1][1][path], grad, path)
+
+
+# --------------------------------------------------------------------------- what moves with the row, and what does not
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_long_rows_of_a_batch_are_alone(name):
+    """Answers and gradients, at a length at which blocks and chunks are sparse."""
+    model, text = ALL[name].case().model(), ids(29, rows=3, seed=7)
+    out = model(text)
+    whole = grads(model, pull(out))
+    weights = torch.sin(torch.arange(out.numel(), dtype=out.dtype).view(out.shape))
+    parts = []
+    for n in range(3):
+        alone = model(text[n : n + 1])
+        same(alone, out[n : n + 1], f"row {n}")
+        parts.append(grads(model, (alone * weights[n : n + 1]).sum()))
+    for path, grad in whole.items():
+        same(sum(part[path] for part in parts), grad, path)
+
+
+def moved_by(name: str, padding: int) -> float:
+    """How much padding on the right changes the answers of a row of 29 tokens."""
+    model, text = ALL[name].case().model(), ids(29, seed=7)
+    padded = torch.cat((text, ids(padding, seed=8)), 1)
+    mask = torch.arange(29 + padding)[None] < 29
+    with torch.no_grad():
+        return float((model(padded, attention_mask=mask)[:, :29] - model(text)).abs().max())
+
+
+@pytest.mark.parametrize(
+    ("name", "within", "beyond"),
+    [("bigbird", 1, 2), ("bigbird, as published", 1, 2), ("chunks, ring", 3, 4), ("lsh", 3, 4)],
+)
+def test_padding_beyond_a_whole_block_moves_the_answers(name, within, beyond):
+    """The last block and the ring of chunks are those of the padded row: the table of laws says no, and it is so."""
+    assert moved_by(name, within) < 1e-9
+    assert moved_by(name, beyond) > 1e-3
+
+
+REFUSED = {
+    "packed_is_alone": ("bigbird", "chunks", "lsh", "longt5", "performer", "linformer"),
+    "padded_left_is_unpadded": ("bigbird", "chunks", "lsh", "longt5", "linformer"),
+    "cached_is_whole": ("chunks", "lsh, causal"),
+}
+
+
+@pytest.mark.parametrize(("law", "name"), [(law, name) for law, names in REFUSED.items() for name in names])
+def test_what_the_table_rules_out_is_refused(law, name):
+    with pytest.raises(BadInput, match="cannot be used with"):
+        LAWS[law](ALL[name].case())
+
+
+def without_positions(name: str) -> torch.nn.Module:
+    spec = ALL[name].case(layers=1).spec
+    return cases.built(swap(spec, hw.Embeddings, lambda embed: replace(embed, position=hw.NoPosition())))
+
+
+def check_permutation(name: str) -> None:
+    """Without positions, one layer gives tokens in another order the same answers; of a decoder, the last token."""
+    model, text = without_positions(name), ids(29, rows=2, seed=7)
+    order = torch.randperm(28, generator=torch.Generator().manual_seed(0))
+    order = torch.cat((order, torch.tensor([28])))
+    with torch.no_grad():
+        plain, permuted = model(text), model(text[:, order])
+    first = 28 if model.spec.decoder is not None else 0
+    same(permuted[:, first:], plain[:, order[first:]], "in another order")
+
+
+@pytest.mark.parametrize(
+    "name", ["linear", "linear, two-way", "performer", "performer, two-way", "lsh, one chunk", "lsh, causal"]
+)
+def test_order_is_known_by_positions_only(name):
+    check_permutation(name)
+
+
+@pytest.mark.parametrize("name", ["linformer", "bigbird", "longformer", "longt5", "chunks"])
+def test_order_is_also_known_by_what_is_near(name):
+    with pytest.raises(AssertionError, match="in another order"):
+        check_permutation(name)
 
 
 # ------------------------------------------------------------------------------------------------------ planted faults
@@ -237,6 +321,77 @@ def ring_is_cut(patch):
         return ring.index_fill(dim, torch.arange(before), 0)
 
     patch.setattr(chunked_attention, "_ring", cut)
+
+
+def linear_leaks_by_one(patch):
+    patch.setattr(
+        linear_attention, "linear_attention", lambda q, k, v, *rest: LINEAR(q, k.roll(-1, 2), v.roll(-1, 2), *rest)
+    )
+
+
+def linear_sums_padding(patch):
+    patch.setattr(
+        linear_attention,
+        "linear_attention",
+        lambda q, k, v, causal, state, keep, *documents: LINEAR(q, k, v, causal, state, None, *documents),
+    )
+
+
+def linear_joins_documents(patch):
+    patch.setattr(linear_attention, "linear_attention", lambda *args: LINEAR(*args[:6]))
+
+
+def state_is_lost(patch):
+    patch.setattr(cache.LayerCache, "state", property(lambda self: None))
+
+
+def maximum_of_later_keys(patch):
+    """As published: c is the maximum over all keys."""
+
+    def of_all(*args):
+        w, top = EXPONENTS(*args)
+        return w, top.amax(-1, keepdim=True).expand_as(top)
+
+    patch.setattr(favor, "key_exponents", of_all)
+
+
+def constants_are_not_summed(patch):
+    """ε Σ v of earlier keys is forgotten."""
+
+    def forgetful(*args):
+        out, state = CHUNKS(*args)
+        return out, state._replace(values=torch.zeros_like(state.values))
+
+    patch.setattr(favor, "causal_chunks", forgetful)
+
+
+LINEAR = linear_attention.linear_attention
+EXPONENTS = favor.key_exponents
+CHUNKS = favor.causal_chunks
+SEEN_IN_SUMS = [
+    (linear_leaks_by_one, "linear", "hidden_changes_nothing"),
+    (linear_sums_padding, "linear", "padded_left_is_unpadded"),
+    (linear_joins_documents, "linear", "packed_is_alone"),
+    (state_is_lost, "linear", "cached_is_whole"),
+    (state_is_lost, "performer", "cached_is_whole"),
+    (maximum_of_later_keys, "performer", "hidden_changes_nothing"),
+    (constants_are_not_summed, "performer", "cached_is_whole"),
+]
+
+
+@pytest.mark.parametrize(("plant", "name", "law"), SEEN_IN_SUMS, ids=lambda value: getattr(value, "__name__", value))
+def test_a_wrong_sum_is_seen(plant, name, law, monkeypatch):
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        LAWS[law](SUMS[name].case())
+
+
+def test_a_leak_by_one_in_sums_is_seen(monkeypatch):
+    linear_leaks_by_one(monkeypatch)
+    with pytest.raises(AssertionError):
+        check_who_sees_whom(SUMS["linear"])
+    with pytest.raises(AssertionError, match="in another order"):
+        check_permutation("linear")
 
 
 RING = chunked_attention._ring
