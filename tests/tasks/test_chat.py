@@ -18,6 +18,8 @@ from headwater.tasks.batch import to_tensors
 from headwater.tasks.chat import ChatDataset, ChatOutput, one_to_a_row
 from headwater.training.config import parse_config
 from headwater.training.distributed import SingleProcess
+from headwater.training.evaluate import eval_task_data
+from headwater.training.predict import load_run
 from headwater.training.preview import print_preview
 from headwater.training.setup import build_train_setup
 
@@ -82,6 +84,20 @@ def test_a_conversation_alone_in_its_row_has_the_loss_of_a_packed_one(chat_file)
     sums = [task.loss(model, to_tensors(each.collate(np.arange(len(each.groups)), 0)), 0.0).item()
             for each in (packed, alone)]  # fmt: skip
     assert sums[0] == pytest.approx(sums[1], rel=1e-12)
+
+
+def test_a_run_is_evaluated_as_it_was_trained(chat_file, trained, tmp_path):
+    """Also without a template, where a message is the plain text of the prompt."""
+    rows = [{"prompt": f"What is word {n}?", "completion": " It is a word."} for n in range(40)]
+    path = tmp_path / "plain.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    out = tmp_path / "run"
+    headwater.train(path, init_from=trained.folder, chat_template="none", out=out, max_steps=2, eval_every=2,
+                    batch_tokens=300, quiet=True)  # fmt: skip
+    for run, has_template in ((out, False), (trained.folder, True)):
+        data = eval_task_data(load_run(run), [str(path)])
+        assert ("Assistant" in "".join(text for text, _learned in data.preview)) == has_template
+        assert not data.notes
 
 
 def setup_of(path, **settings):

@@ -167,6 +167,7 @@ def eval_task_data(predictor: Predictor, files: Sequence[str], columns: str = ""
     kept = {name: getattr(run_config, name) for name in RUN_SETTINGS}
     if columns:
         kept |= {"columns": columns, "source": "", "target": ""}
+    kept["chat_template"] = "auto" if predictor.tokenizer.chat_template else "none"  # as in training
     task = get_task(predictor.task, predictor.metadata.get("objective", ""))
     config = parse_config({**kept, "paths": list(files), "task": task.name, "batch_tokens": 8192})
     task = task.configured(config)
