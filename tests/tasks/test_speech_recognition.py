@@ -262,6 +262,19 @@ def test_each_row_has_its_language(speech, tmp_path):
     assert (prompts[:, [0, 2, 3]] == [tokens.start, tokens.transcribe, tokens.no_timestamps]).all()
 
 
+def test_the_recordings_of_one_speaker_are_split(speech, tmp_path):
+    """Nobody is in two splits; of one speaker alone the recordings are."""
+    names = sorted(path.stem for path in speech.glob("*.wav"))
+    for name, speakers in (("one", ["ann"]), ("three", ["ann", "ben", "cat"])):
+        rows = [f"{speech / each}.wav\tlow\t{speakers[n % len(speakers)]}" for n, each in enumerate(names)]
+        (tmp_path / f"{name}.tsv").write_text("path\ttext\tspeaker\n" + "\n".join(rows))
+    one = task_data(tmp_path / "one.tsv")
+    assert 0 < len(one.valid.windows) < len(names) // 4
+    three = task_data(tmp_path / "three.tsv")
+    assert {row.speaker for row in three.valid_examples} < {"ann", "ben", "cat"}
+    assert len(three.valid.windows) >= len(names) // 3 - 1
+
+
 def test_rows_in_unknown_languages_are_left_out(speech, tmp_path):
     path = tmp_path / "strange.tsv"
     names = sorted(each.stem for each in speech.glob("*.wav"))

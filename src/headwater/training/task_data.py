@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from headwater.data.examples import Example, validation_mask
+from headwater.data.examples import Example, split_hash, validation_mask
 from headwater.data.readers.lines import DecodeOptions
 from headwater.data.readers.source import hash_files
+from headwater.data.recordings import LabeledSound, Transcribed
 from headwater.data.summary import DataSummary, read_dataset
 from headwater.errors import BadFile, BadInput, BadSetting, NotFound, nearest
 from headwater.i18n import _
@@ -97,11 +98,19 @@ def load_task_data(
 def split_examples(
     config: TrainConfig, summary: DataSummary, examples: Mapping[str, list[Example]]
 ) -> tuple[list[Example], list[Example]]:
-    """Training and validation examples: from their own files, or split by a hash of the text."""
+    """Training and validation examples: from their own files, or split by a hash of the text.
+
+    Recordings are split by the hash of the speaker; those of one speaker alone, by that of the file.
+    """
     train = examples["train"]
     if "valid" in examples or not summary.source.example_format.split_by_row:
         return train, examples.get("valid", [])
-    is_valid = validation_mask(summary.splits["train"].input_hashes, config.valid_fraction)
+    hashes = summary.splits["train"].input_hashes
+    recordings = [row for row in train if isinstance(row, LabeledSound | Transcribed)]
+    speakers = {row.speaker for row in recordings}
+    if len(speakers) == 1 and any(speakers):
+        hashes = np.array([split_hash(row._replace(speaker=""), config.seed) for row in recordings], np.uint64)
+    is_valid = validation_mask(hashes, config.valid_fraction)
     return [train[i] for i in np.flatnonzero(~is_valid)], [train[i] for i in np.flatnonzero(is_valid)]
 
 
