@@ -108,6 +108,18 @@ SETTINGS = {
         lambda: headwater.decoder(11, **SIZES, attention="lsh:rounds=0"),
         "LSHAttention: rounds must be at least 1, got 0; 1 is usual",
     ),
+    "a bias beside the positions of Transformer-XL": (
+        lambda: headwater.decoder(11, **SIZES, attention="xl", position="alibi"),
+        "xl: position must add no bias, for this attention has relative positions of its own, got 'Alibi'; leave",
+    ),
+    "a bias beside the positions of LongT5": (
+        lambda: headwater.encoder(11, **SIZES, attention="longt5", position="alibi"),
+        "longt5: position must add no bias, for this attention has relative positions of its own, got 'Alibi'; leave",
+    ),
+    "the attention of an encoder that is not there": (
+        lambda: headwater.decoder(11, **SIZES, encoder_attention="linear"),
+        "decoder: encoder_attention must be left out, for this model has one stack, got 'linear'; use attention",
+    ),
     "a BigBird decoder": (
         lambda: headwater.decoder(11, **SIZES, attention="bigbird"),
         "attention bigbird reads both directions, a decoder cannot; use window, or encoder_attention",

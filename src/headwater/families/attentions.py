@@ -16,6 +16,7 @@ from typing import Any
 from headwater.core.attention import Attention
 from headwater.core.base import choose
 from headwater.core.masks import LocalWindow, SlidingWindow
+from headwater.core.positions import Alibi, RelativeBias
 from headwater.errors import BadSetting, nearest
 from headwater.i18n import _
 from headwater.parts import must
@@ -114,6 +115,7 @@ def xl(plain: Attention, causal: bool, *, memory: int = 256) -> Attention:
     """Transformer-XL, for decoders: relative positions, and a memory of the last `memory` tokens."""
     if not causal:
         raise BadSetting(_("attention xl remembers what came before, an encoder cannot; use decoder_attention"))
+    _own_position("xl", plain, (Alibi, RelativeBias))
     return xl_attention(plain, memory)
 
 
@@ -165,6 +167,7 @@ def reformer(plain: Attention, causal: bool, *, chunk: int = 64, rounds: int = 1
 def longt5(plain: Attention, causal: bool, *, radius: int = 127, block: int = 16) -> Attention:
     """LongT5, for encoders: `radius` tokens on either side, and a summary of each block; its positions are relative."""
     _encoder_only("longt5", causal)
+    _own_position("longt5", plain, (Alibi,))
     settings = {**_settings(plain), "mask": LocalWindow(radius), "position": RelativeBiasWithSummaries()}
     return TransientGlobalAttention(**settings, block_size=block)
 
@@ -172,6 +175,13 @@ def longt5(plain: Attention, causal: bool, *, radius: int = 127, block: int = 16
 def _settings(plain: Attention) -> dict[str, Any]:
     """The fields of an attention, for another attention of the same sizes."""
     return {field.name: getattr(plain, field.name) for field in fields(plain)}
+
+
+def _own_position(name: str, plain: Attention, refused: tuple[type, ...]) -> None:
+    """Refuse another bias of the scores beside the relative positions that an attention has itself."""
+    position = plain.position
+    requirement = _("position must add no bias, for this attention has relative positions of its own")
+    must(not isinstance(position, refused), name, requirement, type(position).__name__, _("leave position out"))
 
 
 def _encoder_only(name: str, causal: bool) -> None:

@@ -28,7 +28,7 @@ from headwater.core.stack import Block, Stack, post, pre, sandwich
 from headwater.errors import BadSetting, nearest
 from headwater.families.attentions import choose_attention
 from headwater.i18n import _
-from headwater.parts import part, swap
+from headwater.parts import must, part, swap
 from headwater.variants.transformer_xl import RelativeXL
 from headwater.variants.xformers import XFormers
 
@@ -155,6 +155,9 @@ def decoder(vocab: int, head: HeadSpec | None = None, **config: Any) -> Model:
 
 def _single_stack(side: str, vocab: int, mask: MaskRule, head: HeadSpec | None, config: dict[str, Any]) -> Model:
     sizes = _config(config)
+    other = "encoder_attention" if side == "decoder" else "decoder_attention"
+    no_stack = _("{setting} must be left out, for this model has one stack", setting=other)
+    must(not getattr(sizes, other), side, no_stack, getattr(sizes, other), _("use attention"))
     tied = (("head.out", f"{side}.embed.tokens"),) if head is None else ()
     init = PAPER_INIT if sizes.norm_position == "post" else scaled_normal(sizes.layers)
     stack = sizes.stack(vocab, mask)

@@ -39,7 +39,7 @@ from headwater.errors import BadInput, BadSetting
 from headwater.families.builders import decoder, encoder
 from headwater.i18n import _
 from headwater.parts import swap
-from headwater.tasks.base import EvalBatch, Task, TaskConfig, TaskData, TaskMetadata, stack_sizes
+from headwater.tasks.base import EvalBatch, StackKwargs, Task, TaskConfig, TaskData, TaskMetadata, stack_sizes
 from headwater.tasks.batch import TensorBatch
 from headwater.tasks.language_model import lm_head_loss
 from headwater.text.tokenizer import Tokenizer
@@ -294,14 +294,16 @@ def stage_parts(model: Any, batch: TensorBatch) -> list[StagePart]:
 def audiolm_spec(config: TaskConfig, tokens: AudioTokens) -> AudioLM:
     """Three models of one size: two causal ones, and one that sees all frames."""
     sizes = stack_sizes(config)
-    semantic = decoder(1, activation="gelu", **sizes)
+    causal: StackKwargs = {**sizes, "encoder_attention": ""}
+    both_ways: StackKwargs = {**sizes, "decoder_attention": ""}
+    semantic = decoder(1, activation="gelu", **causal)
     if "cache" in semantic.on_meta().output_stack.unsupported:
         name = (config.decoder_attention or config.attention).partition(":")[0]
         raise BadSetting(
             _("attention {name} has no KV cache, which continues sounds; use full, window or linear", name=name)
         )
-    coarse = decoder(1, LMHead(1), activation="gelu", **sizes)
-    fine = encoder(1, LastCodeHead(2, 1), activation="gelu", **sizes)
+    coarse = decoder(1, LMHead(1), activation="gelu", **causal)
+    fine = encoder(1, LastCodeHead(2, 1), activation="gelu", **both_ways)
     fine = swap(fine, Embeddings, lambda embed: Codes(2, 1, embed.position, embed.dropout))
     semantic, coarse, fine = (replace(stage, tied=()) for stage in (semantic, coarse, fine))
     return with_tokens(AudioLM(semantic=semantic, coarse=coarse, fine=fine), tokens)
