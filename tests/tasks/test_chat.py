@@ -14,6 +14,7 @@ import headwater
 from headwater import cli
 from headwater.errors import BadInput
 from headwater.families.load import load
+from headwater.tasks import get_task
 from headwater.tasks.batch import to_tensors
 from headwater.tasks.chat import ChatDataset, ChatOutput, one_to_a_row
 from headwater.training.config import parse_config
@@ -98,6 +99,7 @@ def test_a_run_is_evaluated_as_it_was_trained(chat_file, trained, tmp_path):
         data = eval_task_data(load_run(run), [str(path)])
         assert ("Assistant" in "".join(text for text, _learned in data.preview)) == has_template
         assert not data.notes
+        assert get_task("chat").usage(data.tokenizer).split()[1] == ("chat" if has_template else "generate")
 
 
 def setup_of(path, **settings):

@@ -189,7 +189,7 @@ def print_outcome(predictor: Predictor) -> int:
     print(f"\n{STOP_MESSAGES[result.stop_reason]}{where}")
     task = get_task(predictor.task, predictor.metadata.get("objective", ""))
     lines = {
-        _("use"): task.command.format(run=folder),
+        _("use"): task.usage(predictor.tokenizer).format(run=folder),
         _("evaluate"): f"headwater eval {folder} FILE",
         _("plots"): f"{folder / 'plots' / 'loss.png'}, {folder / 'metrics.jsonl'}",
     }

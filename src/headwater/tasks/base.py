@@ -259,6 +259,10 @@ class Task(ABC, Generic[E]):
             return 'headwater.training.predict.load_run("{run}")("…")'
         return f'headwater {self.verb} {{run}} "…"'
 
+    def usage(self, tokenizer: Tokenizer) -> str:
+        """The same, of a model with this tokenizer."""
+        return self.command
+
     # ------------------------------------------------------------------------------------------------------- metrics
 
     def loss_metrics(self, loss: float) -> dict[str, float]:

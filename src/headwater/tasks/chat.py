@@ -96,6 +96,10 @@ class ChatModelTask(Task[E]):
     def command(self) -> str:
         return "headwater chat {run}"
 
+    def usage(self, tokenizer: Tokenizer) -> str:
+        """Without a chat template there is no conversation: the prompt is a text that the answer continues."""
+        return self.command if tokenizer.chat_template else 'headwater generate {run} "…"'
+
 
 class Chat(ChatModelTask[Conversation]):
     """Instruction tuning."""
