@@ -195,6 +195,16 @@ def test_the_codebook_to_predict_is_not_given_away():
         assert batch.signal.shape[-1] > tokens.coarse_books
 
 
+def test_attentions_of_the_stages():
+    """The encoder may have another attention; one that cannot continue is refused before anything is built."""
+    sizes = {"d_model": 16, "heads": 2, "layers": 1, "d_ff": 16, "position": "rotary"}
+    tokens = crops(moving=False)[1]
+    spec = audiolm_spec(TrainConfig(**sizes, attention="linear", encoder_attention="window:size=8"), tokens)
+    spec.build(seed=0)
+    with pytest.raises(BadSetting, match="attention lsh has no KV cache, which continues sounds; use full, window or"):
+        audiolm_spec(TrainConfig(**sizes, decoder_attention="lsh:chunk=4"), tokens)
+
+
 def test_the_loss_is_the_mean_of_the_bits():
     """loss() and predict_rows() count the same: the loss in nats is that of the bits of all rows."""
     dataset, tokens, _voices = crops(moving=False)
