@@ -64,7 +64,9 @@ def pairs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(pairs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
-    train(pairs, out=folder, quiet=True, **{**TINY, "max_steps": 40, "lr": 5e-3, "batch_tokens": 500})
+    train(
+        pairs, out=folder, quiet=True, **{**TINY, "max_steps": 100, "lr": 5e-3, "batch_tokens": 500, "eval_every": 25}
+    )
     return folder
 
 
@@ -242,6 +244,20 @@ def test_resumed_with_micro_batches_equals_uninterrupted(pairs, tmp_path):
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
 
 
+def test_an_image_is_held_out_with_all_its_captions(pairs):
+    from headwater.training.config import parse_config
+    from headwater.training.task_data import read_data, split_examples
+
+    rows = "".join(f"{i}.png,caption {n} of {i % 4}\n" for i in range(48) for n in range(3))
+    (pairs.parent / "many.csv").write_text(f"path,caption\n{rows}")
+    config = parse_config({"paths": [str(pairs.parent / "many.csv")], "task": "image-text", "valid_fraction": 0.25})
+    train_rows, valid_rows = split_examples(config, *read_data(config))
+    images = {row.path for row in valid_rows}
+    assert not images & {row.path for row in train_rows} and 4 < len(images) < 24
+    assert len(valid_rows) == 3 * len(images)
+    assert len({row.text for row in valid_rows}) > 4  # not the images of one caption, of which each would be right
+
+
 def test_a_matcher_is_fine_tuned(run, pairs, tmp_path):
     before = load(save(load(run), tmp_path / "copy", layout="headwater")).model
     assert all(torch.equal(p, load(run).model.state_dict()[name]) for name, p in before.state_dict().items())
@@ -291,7 +307,7 @@ def test_search_by_text_and_by_image_and_duplicates(run, pairs, capsys):
     folder = str(pairs.parent)
     assert main(["search", folder, "a red thing", f"{folder}/4.png", "--model", str(run), "-n", "5"]) == 0
     text = capsys.readouterr().out
-    first, second = text.split(f"{folder}/4.png\n", 1)
+    first, second = text.split(f"\n{folder}/4.png\n", 1)
     assert sum(int(Path(line.split()[1]).stem) % 4 == 0 for line in first.splitlines()[1:]) >= 3
     assert second.splitlines()[0].split() == ["1.0000", f"{folder}/4.png"]
     assert main(["search", folder, "--duplicates", "0.99999", "--model", str(run), "--json"]) == 0

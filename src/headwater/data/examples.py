@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -195,6 +196,16 @@ class CaptionedPicture(NamedTuple):
         return cls(text_cell("path", cells.get(roles["path"])), text)
 
 
+class MatchedPicture(CaptionedPicture):
+    """A captioned picture whose split depends on the picture: one with several captions is on one side alone."""
+
+    __slots__ = ()
+
+    @property
+    def input_text(self) -> str:
+        return file_hash(self.path)
+
+
 class LabeledImage(NamedTuple):
     """An image file and its class."""
 
@@ -204,11 +215,7 @@ class LabeledImage(NamedTuple):
     @property
     def input_text(self) -> str:
         """The hash of the file: copies of an image are in one split, wherever they are."""
-        try:
-            with open(self.path, "rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError:
-            return self.path
+        return file_hash(self.path)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -306,7 +313,7 @@ EXAMPLE_FORMATS: dict[str, ExampleFormat] = {  # by task, the most specific colu
         ExampleFormat("seq2seq", TextPair, ("source", "target"), ("input",), input_role="source"),
         ExampleFormat("classification", LabeledText, ("text", "label"), ("second",), second_input_role="second"),
         ExampleFormat("image-classification", LabeledImage, ("path", "label"), input_role="path", file_role="path"),
-        ExampleFormat("image-text", CaptionedPicture, ("path", "text"), input_role="path", file_role="path"),
+        ExampleFormat("image-text", MatchedPicture, ("path", "text"), input_role="path", file_role="path"),
         ExampleFormat("text-to-image", CaptionedPicture, ("path", "text"), file_role="path", inferred=False),
         ExampleFormat(
             "picture-codec", CaptionedPicture, ("path",), ("text",), input_role="path", file_role="path", inferred=False
@@ -338,6 +345,16 @@ def resolve_task(name: str) -> str:
 
 
 # --------------------------------------------------------------------------------------------- train/validation split
+
+
+@lru_cache(maxsize=16)  # of a long recording each subtitle is an example, of an image each caption
+def file_hash(path: str) -> str:
+    """SHA-256 of a file; its name where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return path
 
 
 def text_hash(text: str) -> int:

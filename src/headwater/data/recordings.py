@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-from functools import lru_cache
 from typing import NamedTuple, Self
 
-from headwater.data.examples import EXAMPLE_FORMATS, Cells, ExampleFormat, Roles, text_cell
+from headwater.data.examples import EXAMPLE_FORMATS, Cells, ExampleFormat, Roles, file_hash, text_cell
 from headwater.i18n import _
-
-
-@lru_cache(maxsize=16)  # of a long recording each subtitle is an example
-def file_hash(path: str) -> str:
-    """SHA-256 of a file; its name where it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return path
 
 
 class Transcribed(NamedTuple):

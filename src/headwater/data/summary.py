@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from headwater.data.examples import (
+    CaptionedPicture,
     DocumentChunk,
     Example,
     LabeledImage,
@@ -204,7 +205,8 @@ def _text_fields(example: Example) -> tuple[tuple[str, str], ...]:
         return ()
     if isinstance(example, QAExample):
         return ("question", example.question), ("context", example.context)
-    return (("text", example.text if isinstance(example, Transcribed) else example.input_text),)
+    has_caption = isinstance(example, (Transcribed, CaptionedPicture)) and example.text
+    return (("text", example.text if has_caption else example.input_text),)
 
 
 def _quantiles(values: array[int]) -> tuple[int, ...]:
