@@ -303,5 +303,8 @@ def test_wrong_settings(settings, words, photos, tmp_path):
 
 def test_classify_refuses_models_of_other_inputs(run, capsys, tmp_path):
     assert main(["classify", str(run), "a text"]) == 3
+    assert "all inputs must be such files, or folders of them" in capsys.readouterr().err
+    assert main(["inspect", str(run), "a text"]) == 3
+    assert "reads images, got 'a text'; give an image file" in capsys.readouterr().err
     assert main(["classify", str(run), str(tmp_path / "none.png")]) == 6
     assert "no image file" in capsys.readouterr().err

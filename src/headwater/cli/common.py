@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from headwater.families.hf_folder import LoadedModel
     from headwater.training.predict import Predictor
 
+FILE_CLASSIFIERS = {"image-classification": ".jpg, .png, …", "audio-classification": ".wav, .flac, …"}
 JOB_FLAGS = ("run", "texts", "as_text", "column", "format", "json")  # a resumed command must repeat these
 
 
@@ -40,6 +41,16 @@ def load_for_task(args: argparse.Namespace, task: str) -> Predictor:
     from headwater.training.predict import load_run
 
     predictor = load_run(args.run)
+    if task == "classification" and predictor.task in FILE_CLASSIFIERS:
+        raise BadInput(
+            _(
+                "{run} was trained for {run_task}: all inputs must be such files, or folders of them; give files "
+                "whose names end in {suffixes}",
+                run=args.run,
+                run_task=predictor.task,
+                suffixes=FILE_CLASSIFIERS[predictor.task],
+            )
+        )
     if predictor.task != task:
         raise BadInput(
             _(

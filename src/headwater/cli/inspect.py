@@ -52,10 +52,20 @@ def run(args: argparse.Namespace) -> None:
     if not args.as_text and is_sound(args.text):
         inspect_recording(args)
         return
+    from headwater.families.config_writers import find_part
     from headwater.inspection.api import inspect
+    from headwater.variants.patches import Patches
 
     analyses = [name.strip() for name in args.analyses.split(",")] if args.analyses else None
     model = load_model(args.model)
+    if find_part(model.model.spec, Patches) is not None:
+        raise BadInput(
+            _(
+                "inspect: {model} reads images, got {text!r}; give an image file such as photo.jpg",
+                model=args.model,
+                text=args.text[:60],
+            )
+        )
     if model.tokenizer is None:
         raise BadInput(
             _(
