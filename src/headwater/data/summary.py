@@ -205,8 +205,9 @@ def _text_fields(example: Example) -> tuple[tuple[str, str], ...]:
         return ()
     if isinstance(example, QAExample):
         return ("question", example.question), ("context", example.context)
-    has_caption = isinstance(example, (Transcribed, CaptionedPicture)) and example.text
-    return (("text", example.text if has_caption else example.input_text),)
+    if isinstance(example, (Transcribed, CaptionedPicture)) and example.text:
+        return (("text", example.text),)
+    return (("text", example.input_text),)
 
 
 def _quantiles(values: array[int]) -> tuple[int, ...]:
