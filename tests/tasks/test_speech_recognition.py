@@ -75,6 +75,7 @@ def task_data(path):
 def test_a_run_writes_what_it_hears(run, unheard):
     report = evaluate_files(run, [str(unheard[0].parent)], beam=1)
     assert report.metrics["wer"] < 15
+    assert not any("said in the training recordings" in note for note in report.notes)
     beam = evaluate_files(run, [str(unheard[0].parent)], beam=3)
     assert beam.metrics["wer"] < 15
 

@@ -130,7 +130,8 @@ class SpeechRecognition(Task[Transcribed]):
         train_set, train_rows = build("train", train)
         seconds = train_set.windows.seconds
         valid_set, valid_rows = build("valid", valid)
-        note_repeated_texts(train_rows, valid_rows, notes)
+        if valid is not train:  # both are the rows that `headwater eval` measures
+            note_repeated_texts(train_rows, valid_rows, notes)
         num_tokens = int(train_set.lengths.sum())
         task = replace_metric(self, "cer") if is_unspaced([row.text for row in train_rows[:500]]) else self
         data = TaskData(task, tokenizer, train_set, valid_set, valid_rows, notes=notes, num_tokens=num_tokens)
