@@ -1,11 +1,11 @@
 """What faster-whisper and openai-whisper hear in the speech samples with the same weights: text, segments, words.
 
-Their answers are kept in published_speech.json (faster-whisper 1.2.1 in float32, openai-whisper 20250625; both greedy,
-with times of words). To compute those of one of them again, where it is installed (openai-whisper beside Headwater);
-the folders are those of whisper-tiny.en and whisper-base, as `headwater models` installs them:
+Their answers are kept in published_speech.json, with times of words: of faster-whisper 1.2.1 in float32, greedy and
+with 5 beams, and of openai-whisper 20250625, greedy. To compute some again, where the peer is installed (openai-whisper
+beside Headwater); the folders are those of whisper-tiny.en and whisper-base, as `headwater models` installs them:
 
-    python tests/real/published_speech.py faster-whisper FOLDER_OF_SAMPLES TINY.EN BASE
-    python tests/real/published_speech.py openai-whisper FOLDER_OF_SAMPLES TINY.EN BASE
+    python tests/real/published_speech.py faster-whisper 5 FOLDER_OF_SAMPLES TINY.EN BASE
+    python tests/real/published_speech.py openai-whisper 1 FOLDER_OF_SAMPLES TINY.EN BASE
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from pathlib import Path
 ANSWERS = Path(__file__).with_suffix(".json")
 MODELS = ("whisper-tiny.en", "whisper-base")
 SAMPLES = ("jfk.wav", "beckett.wav", "two_cities.wav")
+PEERS = (("faster-whisper", 1), ("faster-whisper", 5), ("openai-whisper", 1))  # with the number of beams
 
 
-def faster_whisper(model: str, sample: Path) -> list[dict]:
+def faster_whisper(model: str, sample: Path, beam_size: int) -> list[dict]:
     from faster_whisper import WhisperModel, decode_audio
 
     peer = WhisperModel(model, device="cpu", compute_type="float32")
-    segments, _info = peer.transcribe(decode_audio(str(sample)), beam_size=1, language="en", word_timestamps=True)
+    settings = {"beam_size": beam_size, "language": "en", "word_timestamps": True}
+    segments, _info = peer.transcribe(decode_audio(str(sample)), **settings)
     return [rounded(s.start, s.end, s.text, [(w.start, w.end, w.word) for w in s.words]) for s in segments]
 
 
-def openai_whisper(model: str, sample: Path) -> list[dict]:
+def openai_whisper(model: str, sample: Path, beam_size: int) -> list[dict]:
     import torch
     import whisper
 
@@ -56,7 +58,8 @@ def openai_whisper(model: str, sample: Path) -> list[dict]:
     peer.register_buffer("alignment_heads", chosen.to_sparse(), persistent=False)
 
     sound = read_audio(sample).numpy()
-    answer = whisper.transcribe(peer.eval(), sound, language="en", word_timestamps=True, fp16=False)
+    settings = {"beam_size": beam_size if beam_size > 1 else None, "language": "en", "word_timestamps": True}
+    answer = whisper.transcribe(peer.eval(), sound, fp16=False, **settings)
     return [
         rounded(s["start"], s["end"], s["text"], [(w["start"], w["end"], w["word"]) for w in s["words"]])
         for s in answer["segments"]
@@ -68,12 +71,17 @@ def rounded(start: float, end: float, text: str, words: list[tuple[float, float,
     return {"start": round(float(start), 2), "end": round(float(end), 2), "text": text, "words": times}
 
 
+def answers_of(peer: str, beam_size: int) -> str:
+    """The key of a peer's answers."""
+    return peer if beam_size == 1 else f"{peer}, {beam_size} beams"
+
+
 def main() -> None:
-    peer, folder, *models = sys.argv[1:]
+    peer, beams, folder, *models = sys.argv[1:]
     hear = {"faster-whisper": faster_whisper, "openai-whisper": openai_whisper}[peer]
     answers = json.loads(ANSWERS.read_text()) if ANSWERS.is_file() else {}
-    answers[peer] = {
-        name: {sample: hear(model, Path(folder) / sample) for sample in SAMPLES}
+    answers[answers_of(peer, int(beams))] = {
+        name: {sample: hear(model, Path(folder) / sample, int(beams)) for sample in SAMPLES}
         for name, model in zip(MODELS, models, strict=True)
     }
     lines = json.dumps(answers, ensure_ascii=False, indent=None, separators=(",", ":"))

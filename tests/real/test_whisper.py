@@ -12,7 +12,7 @@ from headwater.audio.files import read_audio
 from headwater.audio.mel import log_mel
 from headwater.transcription.speech_model import load_speech_model
 
-from .published_speech import ANSWERS, MODELS, SAMPLES
+from .published_speech import ANSWERS, MODELS, PEERS, SAMPLES, answers_of
 
 KENNEDY = "And so my fellow Americans ask not what your country can do for you ask what you can do for your country"
 
@@ -68,26 +68,27 @@ PUBLISHED = json.loads(ANSWERS.read_text())
 
 @pytest.fixture(scope="module")
 def heard(files, speech):
-    """What Headwater hears in a sample, greedily and with times of words."""
+    """What Headwater hears in a sample, with times of words."""
     transcripts = {}
 
-    def hear(model, name):
+    def hear(model, name, beam_size):
         files(model)
-        if (model, name) not in transcripts:
-            settings = {"timestamps": "word", "beam_size": 1, "language": "en"}
-            transcripts[model, name] = headwater.transcribe(speech / name, model, **settings)
-        return transcripts[model, name]
+        key = model, name, beam_size
+        if key not in transcripts:
+            settings = {"timestamps": "word", "beam_size": beam_size, "language": "en"}
+            transcripts[key] = headwater.transcribe(speech / name, model, **settings)
+        return transcripts[key]
 
     return hear
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("peer", ["faster-whisper", "openai-whisper"])
 @pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize("model", MODELS)
-def test_text_and_times_are_those_of_other_implementations(heard, model, name, peer):
-    transcript = heard(model, name)
-    segments = PUBLISHED[peer][model][name]
+@pytest.mark.parametrize(("peer", "beam_size"), PEERS)
+def test_text_and_times_are_those_of_other_implementations(heard, peer, beam_size, model, name):
+    transcript = heard(model, name, beam_size)
+    segments = PUBLISHED[answers_of(peer, beam_size)][model][name]
     words = [word for segment in segments for word in segment["words"]]
     assert transcript.text.strip() == "".join(segment["text"] for segment in segments).strip()
 
