@@ -280,6 +280,18 @@ def test_unreadable_images_are_counted_and_named(photos, tmp_path, capsys):
     assert "liar.png" in out.out + out.err
 
 
+@pytest.mark.parametrize("split", ["", "train"])
+def test_other_labels_in_a_resumed_run_are_refused(split, tmp_path, capsys):
+    folder = tmp_path / "p"
+    draw(folder / split, count=8)
+    if split:
+        draw(folder / "val", count=2)
+    train(folder, out=tmp_path / "run", quiet=True, **{**TINY, "max_steps": 2, "checkpoint_steps": 1})
+    draw(folder / split, "blue", count=8)
+    assert main(["train", "--resume", str(tmp_path / "run"), "--max-steps", "4"]) == BadSetting.exit_code
+    assert "the data must be the same as when" in capsys.readouterr().err
+
+
 def test_a_label_the_model_does_not_know_is_refused(run, tmp_path, capsys):
     folder = draw(tmp_path / "p", "red blue", count=4)
     assert main(["eval", str(run), str(folder)]) == 3

@@ -56,9 +56,10 @@ def _instruction_task(init_from: str) -> str:
 def check_files_unchanged(config: TrainConfig, saved_hashes: Mapping[str, str], checkpoint_name: str) -> None:
     """Check the files of a resumed run by their hashes before they are parsed."""
     paths = [Path(path) for path in (*config.paths, *config.valid, config.synonyms) if path]
+    paths += [child for path in paths if path.is_dir() for child in path.iterdir() if child.is_dir()]  # of each split
     names = [path.name for path in paths]
     for path in paths:
-        alone = names.count(path.name) == 1 and path.name in saved_hashes and path.is_file()
+        alone = names.count(path.name) == 1 and path.name in saved_hashes and path.exists()
         if alone and hash_files([path]) != {path.name: saved_hashes[path.name]}:
             raise BadSetting(
                 _(
