@@ -21,17 +21,16 @@ import functools
 import gzip
 import json
 import math
-import os
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from multi30k import DATA
 from side_by_side import RESULTS, write
 from torch import Tensor
 from torch.nn import functional as F
@@ -59,7 +58,6 @@ ATTENTIONS = {
 SIZES = {"d_model": 64, "heads": 2, "layers": 2, "d_ff": 128, "dropout": 0.0, "norm_position": "pre"}
 LENGTH, TOKENS = 2048, 4096  # of the longest rows, and of a batch
 LR, WARMUP = 2e-3, 30  # steps
-DATA = Path(os.environ.get("HEADWATER_DATA", ".")) / "data"
 
 
 class Examples(NamedTuple):

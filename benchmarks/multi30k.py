@@ -8,7 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-DATA = Path(os.environ.get("HEADWATER_DATA", ".")) / "data"  # public datasets
+DATA = Path(os.environ.get("HEADWATER_DATA", ".")) / "data"  # public datasets; weights are in weights/ beside it
 NAMES = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
 
 

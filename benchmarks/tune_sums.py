@@ -50,7 +50,7 @@ def main() -> int:
     # data: each sum is in one of three parts
     order = np.random.default_rng(0).permutation(100 * 100)
     sums = [divmod(int(n), 100) for n in order]
-    examples, prompts, test = sums[:4000], sums[4000:8000], sums[8000:8500]
+    examples, prompts, test = sums[:4000], sums[4000:9500], sums[9500:]
     rows = [{"prompt": f"{a}+{b}=", "completion": str(a + b)} for a, b in examples]
     train_file = write_rows(work / "examples.jsonl", rows)
     prompt_file = write_rows(work / "prompts.jsonl", [{"prompt": f"{a}+{b}=", "answer": a + b} for a, b in prompts])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+from multi30k import DATA
 
 from headwater.families.convert import convert
 
@@ -40,7 +41,7 @@ def judge(bars: Iterable[Bar]) -> int:
 def parser(description: str) -> argparse.ArgumentParser:
     """Arguments of every demonstration."""
     made = argparse.ArgumentParser(description=description.partition("\n")[0])
-    made.add_argument("--data", type=Path, default=os.environ.get("HEADWATER_DATA"), help="folder of the datasets")
+    made.add_argument("--data", type=Path, default=DATA, help="folder of the datasets [HEADWATER_DATA/data]")
     made.add_argument("--work", type=Path, default=Path("runs/tuning"),
                       help="folder of files and runs; a run that is in it already is not repeated")  # fmt: skip
     made.add_argument("--quick", action="store_true", help="a few steps, to see that it runs; no bar is judged")
@@ -49,8 +50,8 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 def parse(made: argparse.ArgumentParser, needs_data: bool = True) -> argparse.Namespace:
     args = made.parse_args()
-    if needs_data and not args.data:
-        sys.exit("give --data, the folder of the datasets, or set HEADWATER_DATA")
+    if needs_data and not args.data.is_dir():
+        sys.exit(f"{args.data}: no folder of datasets; give --data, or set HEADWATER_DATA to the folder above data/")
     args.work.mkdir(parents=True, exist_ok=True)
     return args
 

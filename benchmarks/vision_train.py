@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import os
 import struct
 import tarfile
 import tempfile
@@ -24,6 +23,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from multi30k import DATA
 from PIL import Image
 
 from headwater.training.api import resume, train
@@ -107,7 +107,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temp:
         folder = args.folder or Path(temp) / "images"
         if not (folder / "train").is_dir():
-            UNPACK[args.data](Path(os.environ["HEADWATER_DATA"]), folder)
+            UNPACK[args.data](DATA, folder)
         run = args.out or Path(temp) / "run"
         start = time.monotonic()
         if args.resume:

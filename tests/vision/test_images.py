@@ -12,7 +12,6 @@ import struct
 import time
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -344,8 +343,5 @@ def test_the_fuzz_test_would_see_a_crash(monkeypatch):
         survive(50, seed=0)
 
 
-def test_a_real_photo_is_read(tmp_path):
-    data = os.environ.get("HEADWATER_DATA")
-    if not data:
-        pytest.skip("HEADWATER_DATA names no folder of data sets")
-    assert read_image(Path(data) / "digits" / "china.jpg").shape == (427, 640, 3)
+def test_a_real_photo_is_read(public_files):
+    assert read_image(public_files / "data" / "digits" / "china.jpg").shape == (427, 640, 3)

@@ -257,19 +257,19 @@ def resolve_size(config: TaskConfig, paths: Sequence[str], notes: list[str]) -> 
                     name=config.patch_embedding,
                 )
             )
-        own = ImageSize(embed.image_size[0], embed.patch_size[0])
-        if config.image_size in (0, own.image):
-            return own
-        _check_size(config.image_size, own.patch)
+        pretrained = ImageSize(embed.image_size[0], embed.patch_size[0])
+        if config.image_size in (0, pretrained.image):
+            return pretrained
+        _check_size(config.image_size, pretrained.patch)
         notes.append(
             _(
                 "{init_from} reads images of {own} x {own} pixels: its positions are interpolated for {size} x {size}",
                 init_from=config.init_from,
-                own=own.image,
+                own=pretrained.image,
                 size=config.image_size,
             )
         )
-        return ImageSize(config.image_size, own.patch)
+        return ImageSize(config.image_size, pretrained.patch)
     choose(config.patch_embedding, PATCH_PROJECTIONS, "patch_embedding")  # before any image is read
     side = config.image_size or _usual_side(paths)
     patch = config.patch_size or (SMALL_PATCH if side <= SMALL_IMAGE else DEFAULT_PATCH)

@@ -192,17 +192,17 @@ def window_seconds(config: TaskConfig, clips: DecodedClips, augmenter: SoundAugm
     """What the model hears at once: Whisper's 30 seconds, or from scratch as long as the longest recording."""
     embed = frames_embedding(config)
     if embed is not None:
-        most = FRAMES_PER_SLOT * (embed.position.max_positions or PUBLISHED_SLOTS) / FRAMES_PER_SECOND
-        if config.window_seconds > most:
+        longest_window = FRAMES_PER_SLOT * (embed.position.max_positions or PUBLISHED_SLOTS) / FRAMES_PER_SECOND
+        if config.window_seconds > longest_window:
             raise BadSetting(
                 _(
                     "--window-seconds must be at most {most:g}, what {init_from} hears at once, got {seconds:g}",
-                    most=most,
+                    most=longest_window,
                     init_from=config.init_from,
                     seconds=config.window_seconds,
                 )
             )
-        return round(config.window_seconds, 1) or most
+        return round(config.window_seconds, 1) or longest_window
     if config.window_seconds:
         return round(config.window_seconds, 1)
     longest = int(clips.samples.lengths.max()) / SAMPLE_RATE * augmenter.longest + augmenter.shift

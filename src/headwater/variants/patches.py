@@ -97,9 +97,10 @@ class LinearProjectionLayer(nn.Conv2d):
     def split(self, pixels: Tensor) -> Tensor:
         """[B, C, H, W] -> [B, N, C · h · w]: the patches row by row, each with its channels first."""
         height, width = self.kernel_size
-        rows, columns = pixels.shape[2] // height, pixels.shape[3] // width
-        whole = pixels[..., : rows * height, : columns * width]
-        patches = whole.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # [B, C, rows, h, columns, w]
+        rows = pixels.shape[2] // height
+        columns = pixels.shape[3] // width
+        divisible = pixels[..., : rows * height, : columns * width]
+        patches = divisible.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # [B, C, rows, h, columns, w]
         return patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 

@@ -225,8 +225,9 @@ def _svg_shape(text: str) -> tuple[float, float]:
     box = re.search(r"viewBox\s*=\s*[\"']\s*[-\d.e]+[ ,]+[-\d.e]+[ ,]+([\d.]+)[ ,]+([\d.]+)", tag)
     unit = "(?:px|pt|pc|mm|cm|in)?"  # the same for both sides, so that it cancels in their proportion
     sizes = [re.search(rf"\s{side}\s*=\s*[\"']\s*([\d.]+){unit}\s*[\"']", tag) for side in ("width", "height")]
-    told = [match[1] for match in sizes if match]
-    shape = told if len(told) == 2 else list(box.groups()) if box else []
+    shape = [match[1] for match in sizes if match]
+    if len(shape) < 2:
+        shape = list(box.groups()) if box else []
     try:
         width, height = (float(value) for value in shape)
     except ValueError:
