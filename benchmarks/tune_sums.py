@@ -43,7 +43,7 @@ def accuracy(trained: Predictor, sums: list[tuple[int, int]]) -> float:
 
 def main() -> int:
     made = parser(__doc__)
-    made.add_argument("--steps", type=int, default=1400, help="steps of GRPO [1400]")
+    made.add_argument("--steps", type=int, default=2000, help="steps of GRPO [2000]")
     options = parse(made, needs_data=False)
     work: Path = options.work
 
@@ -72,7 +72,7 @@ def main() -> int:
     if not is_trained(work / "grpo"):
         headwater.train(prompt_file, init_from=work / "examples", task="grpo", reward=f"{work}/verifier.py:right",
                         out=work / "grpo", rollouts=256, minibatch=256, group_size=8, answer_tokens=5,
-                        max_steps=8 if options.quick else options.steps, lr=8e-4, optimizer="adamw", batch_tokens=4096,
+                        max_steps=8 if options.quick else options.steps, lr=8e-4, min_lr_ratio=0.1, optimizer="adamw", batch_tokens=4096,
                         eval_every=200, eval_examples=100, samples=2, log_every=20, **common)  # fmt: skip
     trained = headwater.training.predict.load_run(work / "grpo")
     share_after = accuracy(trained, test)
