@@ -4,6 +4,8 @@
 
 1. rows of nl2bash become conversations in the model's own chat template; the loss is on the answers alone
 2. LoRA on all linear layers, one pass over the rows, packed
+Decoding is greedy and writes no six tokens twice (no_repeat_ngram_size): without that, one answer of thirty repeats
+itself for ever.
 Bars, on commands that no training row has: chrF of 45, and 98 % of the answers end by themselves.
 """
 
@@ -25,6 +27,7 @@ from headwater.tasks.chat import answer_prompts
 
 SYSTEM = "Write a bash command."
 MAX_TOKENS = 80  # of an answer
+NO_REPEAT = 6  # tokens
 RECIPE = {"task": "chat", "tune": "lora", "tune_target": "all-linear", "tune_rank": 16, "lr": 1e-3, "dtype": "bf16",
           "batch_tokens": 512, "max_length": 512, "eval_examples": 8, "samples": 3}  # fmt: skip
 
@@ -57,7 +60,8 @@ def command_rows(data: Path, work: Path, num_train: int, num_test: int) -> tuple
 def evaluate(loaded: LoadedModel, test: Rows) -> Score:
     """Greedy answers to the test descriptions."""
     prompts = [(ChatTurn("system", SYSTEM), ChatTurn("user", description)) for description, _ in test]
-    answers = answer_prompts(loaded.model.eval(), loaded.tokenizer, (), prompts, max_tokens=MAX_TOKENS)
+    answers = answer_prompts(loaded.model.eval(), loaded.tokenizer, (), prompts, max_tokens=MAX_TOKENS,
+                             no_repeat_ngram_size=NO_REPEAT)  # fmt: skip
     texts = [answer.text for answer in answers]
     ended = 100 * sum(answer.ended for answer in answers) / len(answers)
     return Score(chrf(texts, [command for _, command in test]), ended)

@@ -72,8 +72,9 @@ def main() -> int:
     if not is_trained(work / "grpo"):
         headwater.train(prompt_file, init_from=work / "examples", task="grpo", reward=f"{work}/verifier.py:right",
                         out=work / "grpo", rollouts=256, minibatch=256, group_size=8, answer_tokens=5,
-                        max_steps=8 if options.quick else options.steps, lr=8e-4, min_lr_ratio=0.1, optimizer="adamw", batch_tokens=4096,
-                        eval_every=200, eval_examples=100, samples=2, log_every=20, **common)  # fmt: skip
+                        max_steps=8 if options.quick else options.steps, lr=8e-4, min_lr_ratio=0.1,
+                        optimizer="adamw", batch_tokens=4096, eval_every=200, eval_examples=100,
+                        samples=2, log_every=20, **common)  # fmt: skip
     trained = headwater.training.predict.load_run(work / "grpo")
     share_after = accuracy(trained, test)
     print(f"\nsums that are right: {share_before:.1f} % before, {share_after:.1f} % after")
