@@ -390,8 +390,6 @@ def test_a_leak_by_one_in_sums_is_seen(monkeypatch):
     linear_leaks_by_one(monkeypatch)
     with pytest.raises(AssertionError):
         check_who_sees_whom(SUMS["linear"])
-    with pytest.raises(AssertionError, match="in another order"):
-        check_permutation("linear")
 
 
 RING = chunked_attention._ring

@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> None:
     from headwater.variants.patches import Patches
 
     analyses = [name.strip() for name in args.analyses.split(",")] if args.analyses else None
+    text = inputs.read_prompt(args.text, args.as_text)
     model = load_model(args.model)
     if find_part(model.model.spec, Patches) is not None:
         raise BadInput(
@@ -73,7 +74,6 @@ def run(args: argparse.Namespace) -> None:
                 model=args.model,
             )
         )
-    text = inputs.read_prompt(args.text, args.as_text)
     kernels.warn_missing()
     report = inspect(model, text, args.target, analyses=analyses, layer=args.layer, head=args.head, kind=args.kind)
     paths = []

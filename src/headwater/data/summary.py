@@ -190,9 +190,7 @@ class _StatsCollector:
         self.row_hashes.append(hash(example))
         self.input_hashes.append(split_hash(example, self.seed))
         for name, text in _text_fields(example):
-            if name not in self.lengths:
-                self.lengths[name] = array("q")
-            self.lengths[name].append(len(text))
+            self.lengths.setdefault(name, array("q")).append(len(text))
         self.labels.update(example.labels)
         if isinstance(example, QAExample):
             self.stats.unanswerable += not example.answers
@@ -205,9 +203,8 @@ def _text_fields(example: Example) -> tuple[tuple[str, str], ...]:
         return ()
     if isinstance(example, QAExample):
         return ("question", example.question), ("context", example.context)
-    if isinstance(example, (Transcribed, CaptionedPicture)) and example.text:
-        return (("text", example.text),)
-    return (("text", example.input_text),)
+    text = example.text if isinstance(example, (Transcribed, CaptionedPicture)) else ""
+    return (("text", text or example.input_text),)
 
 
 def _quantiles(values: array[int]) -> tuple[int, ...]:

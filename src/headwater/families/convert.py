@@ -84,7 +84,6 @@ def convert(
     if not source.exists() and str(input_path) in HUB:
         source = find_installed(str(input_path))
 
-    # A model that load() can open.
     if source.exists() and (loadable := find_model(source)) and _is_loadable(loadable):
         if drop or vocabulary:
             raise BadSetting(

@@ -128,22 +128,7 @@ class ImageText(Task[CaptionedPicture]):
         valid: Sequence[CaptionedPicture],
         labels: Sequence[str] = (),
     ) -> TaskData:
-        if len({row.text for row in train}) < 2:
-            raise BadInput(
-                _(
-                    "matching learns from at least two different captions, all in the training set are {text!r}; "
-                    "give more captions, or --valid FILE",
-                    text=train[0].text[:60],
-                )
-            )
-        if config.init_from and not isinstance(load_spec(config.init_from), Towers):
-            raise BadSetting(
-                _(
-                    "--init-from {init_from}: it must compare images with texts; start from a CLIP or SigLIP folder, "
-                    "or from a run of images and captions",
-                    init_from=config.init_from,
-                )
-            )
+        check_pairs(config, train)
         notes: list[str] = []
         size = resolve_size(config, [row.path for row in train], notes)
         processor = build_processor(config, size)
@@ -289,6 +274,26 @@ class ImageText(Task[CaptionedPicture]):
 
 
 # ------------------------------------------------------------------------------------------------------------ helpers
+
+
+def check_pairs(config: TaskConfig, train: Sequence[CaptionedPicture]) -> None:
+    """Refuse a training set with one caption, and a start from a model that compares nothing."""
+    if len({row.text for row in train}) < 2:
+        raise BadInput(
+            _(
+                "matching learns from at least two different captions, all in the training set are {text!r}; "
+                "give more captions, or --valid FILE",
+                text=train[0].text[:60],
+            )
+        )
+    if config.init_from and not isinstance(load_spec(config.init_from), Towers):
+        raise BadSetting(
+            _(
+                "--init-from {init_from}: it must compare images with texts; start from a CLIP or SigLIP folder, "
+                "or from a run of images and captions",
+                init_from=config.init_from,
+            )
+        )
 
 
 class _Rows:

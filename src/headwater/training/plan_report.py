@@ -11,7 +11,7 @@ from headwater.training.preview import learned_lines
 from headwater.training.setup import TrainSetup
 from headwater.training.tuned import is_tuned
 from headwater.tuning.base import trained_parameters
-from headwater.weights.native import quantized_layers
+from headwater.weights.native import quantized_blocks, quantized_layers
 
 MAX_USUAL_SECONDS = 1900  # of a run for which no time limit is proposed
 
@@ -93,8 +93,9 @@ def _format_model(setup: TrainSetup) -> str:
     each = _(" each") if len(stacks) > 1 else ""
     learned = sum(p.numel() for p in trained_parameters(setup.model).values())
     if is_tuned(config):
-        quantized = {layer.blocks.data_ptr(): layer for layer in quantized_layers(setup.model).values()}  # tied: once
-        size += sum(layer.rows * layer.columns for layer in quantized.values())
+        quantized = quantized_layers(setup.model)
+        paths = [name.removesuffix(".blocks") for name in quantized_blocks(quantized)]  # tied layers are there once
+        size += sum(quantized[path].rows * quantized[path].columns for path in paths)
         return _(
             "{init_from}, {tune}: {learned:,} weights learn, {share:.2%} of {size:,}",
             init_from=config.init_from,
