@@ -47,6 +47,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(NAMES)}")
     parser.add_argument("--steps", type=int, default=240, help="training steps of each method [240]")
+    parser.add_argument("--rank", type=int, default=8, help="of lora and dora in training [8]")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="steps that are measured [5]")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the datasets [HEADWATER_DATA]")
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="what the ratios are of [wall]")
@@ -59,7 +60,9 @@ def main() -> int:
     report: dict = {"steps": args.steps, "threads": torch.get_num_threads(), "load": os.getloadavg()[0]}
     report["clock"] = args.clock
     report["seconds"], report["distance"] = measure_steps(names, args.rounds, CLOCKS[args.clock])
-    report["accuracy"], report["learned"] = ({}, {}) if args.only_steps else train_all(names, args.steps, args.data)
+    report["accuracy"], report["learned"] = (
+        ({}, {}) if args.only_steps else train_all(names, args.steps, args.rank, args.data)
+    )
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "tune_methods.json").write_text(json.dumps(report, indent=1) + "\n")
     (RESULTS / "tune_methods.md").write_text(table(report) + "\n")
@@ -70,7 +73,7 @@ def main() -> int:
 # ------------------------------------------------------------------------------------------------------- accuracy
 
 
-def train_all(names: list[str], steps: int, data: Path) -> tuple[dict[str, float], dict[str, int]]:
+def train_all(names: list[str], steps: int, rank: int, data: Path) -> tuple[dict[str, float], dict[str, int]]:
     """Accuracy on the test set, and the number of weights that learned."""
     accuracy: dict[str, float] = {}
     learned: dict[str, int] = {}
@@ -85,6 +88,7 @@ def train_all(names: list[str], steps: int, data: Path) -> tuple[dict[str, float
                 out=Path(work) / name,
                 init_from="minilm",
                 tune=name,
+                **({"tune_rank": rank} if name in ("lora", "dora") else {}),
                 max_steps=steps,
                 eval_examples=200,
                 eval_every=max(1, steps // 3),
