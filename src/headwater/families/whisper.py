@@ -162,7 +162,7 @@ def encoder_config(encoder: Stack, embed: Frames) -> ConfigDict:
         **side,
         "d_model": encoder.d_model,
         "num_mel_bins": embed.mels,
-        "max_source_positions": embed.position.max_positions or PUBLISHED_SLOTS,
+        "max_source_positions": frame_slots(embed),
         "dropout": embed.dropout,
         "is_encoder_decoder": True,
         "num_hidden_layers": len(encoder.layers),
@@ -185,11 +185,16 @@ def stack_config(side: str, stack: Stack) -> ConfigDict:
     }
 
 
+def frame_slots(embed: Frames) -> int:
+    """The positions of a window of frames."""
+    return embed.position.max_positions or PUBLISHED_SLOTS
+
+
 def window_slots(spec: Model) -> int:
     """The positions of an encoder that reads spectrograms; 0 where none does."""
     if spec.encoder is None or not isinstance(spec.encoder.embed, Frames):
         return 0
-    return spec.encoder.embed.position.max_positions or PUBLISHED_SLOTS
+    return frame_slots(spec.encoder.embed)
 
 
 @torch.no_grad()

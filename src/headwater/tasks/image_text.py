@@ -64,7 +64,7 @@ DEFAULT_PATCH = 8
 
 
 class ImageTextDataset(PixelDataset):
-    """Captioned images: their lengths are patches and tokens."""
+    """Captioned images: their lengths are patches and tokens. Rows may share an image: ids.images says which it is."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class ImageTextDataset(PixelDataset):
         config: TaskConfig,
         num_patches: int,
     ) -> None:
-        lengths = np.stack((np.full(len(pixels), num_patches), captions.lengths), 1)
+        lengths = np.stack((np.full(len(ids.images), num_patches), captions.lengths), 1)
         super().__init__(lengths, special_tokens, max(config.batch_tokens, int(lengths.sum(1).max())), config.seed)
         self.pixels = pixels
         self.captions = captions
@@ -87,15 +87,16 @@ class ImageTextDataset(PixelDataset):
         captions = self.captions.take(examples)
         ids = captions.to_padded(self.special_tokens.pad_id)
         mask = np.arange(ids.shape[1]) < captions.lengths[:, None]
-        pixels = np.asarray(self.pixels[examples])
+        images = self.ids.images[examples]
+        pixels = np.asarray(self.pixels[images])
         if self.augmenter is not None:
             pixels = self.augmenter(pixels, examples, epoch)
         signal = self.processor.normalize(pixels).numpy()
-        return TrainBatch(ids, mask, self.ids.texts[examples], signal=signal, image_ids=self.ids.images[examples])
+        return TrainBatch(ids, mask, self.ids.texts[examples], signal=signal, image_ids=images)
 
 
 class CaptionIds(NamedTuple):
-    """Equal where two rows have the same caption, or the same image."""
+    """Equal where two rows have the same caption, or the same image. An image's id is its place among the pixels."""
 
     texts: np.ndarray  # [N]
     images: np.ndarray  # [N]
@@ -153,8 +154,7 @@ class ImageText(Task[CaptionedPicture]):
                 )
             ids = CaptionIds(texts.reshape(-1), images)
             num_patches = 1 + (size.image // size.patch) ** 2
-            view = _Rows(pixels, images)
-            return ImageTextDataset(view, captions, ids, processor, special_tokens, config, num_patches), kept  # type: ignore[arg-type]
+            return ImageTextDataset(pixels, captions, ids, processor, special_tokens, config, num_patches), kept
 
         train_set, _train_rows = build("train", train)
         train_set.augmenter = ImageAugmenter.from_settings(config.augment, config.seed)
@@ -294,20 +294,6 @@ def check_pairs(config: TaskConfig, train: Sequence[CaptionedPicture]) -> None:
                 init_from=config.init_from,
             )
         )
-
-
-class _Rows:
-    """The images of rows, each by its place among the decoded ones: several rows may share an image."""
-
-    def __init__(self, pixels: np.ndarray, places: np.ndarray) -> None:
-        self.pixels = pixels
-        self.places = places
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
-        return self.pixels[self.places[rows]]
 
 
 def _match(one: CaptionedPicture, other: CaptionedPicture) -> bool:

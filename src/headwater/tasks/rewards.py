@@ -136,7 +136,7 @@ class PythonReward(RewardFunction):
             raise RewardError(
                 _(
                     "{name} must return a finite number, it gave {problem} for the prompt {prompt} and the answer "
-                    "{answer}; correct it; a run goes on with --resume, or leaves such answers out with "
+                    "{answer}; correct it; a run continues with --resume, or leaves such answers out with "
                     "--reward-errors skip",
                     name=self.name,
                     problem=problem,

@@ -22,7 +22,7 @@ from headwater.data.collate import SpecialTokens
 from headwater.data.dataset import Dataset
 from headwater.errors import BadInput, BadSetting
 from headwater.families.load import load_spec
-from headwater.families.whisper import FRAMES_PER_SLOT, PUBLISHED_SLOTS, cut_window, window_slots
+from headwater.families.whisper import FRAMES_PER_SLOT, cut_window, frame_slots, window_slots
 from headwater.i18n import _
 from headwater.tasks.task_config import TaskConfig
 
@@ -192,7 +192,7 @@ def window_seconds(config: TaskConfig, clips: DecodedClips, augmenter: SoundAugm
     """What the model hears at once: Whisper's 30 seconds, or from scratch as long as the longest recording."""
     embed = frames_embedding(config)
     if embed is not None:
-        longest_window = FRAMES_PER_SLOT * (embed.position.max_positions or PUBLISHED_SLOTS) / FRAMES_PER_SECOND
+        longest_window = FRAMES_PER_SLOT * frame_slots(embed) / FRAMES_PER_SECOND
         if config.window_seconds > longest_window:
             raise BadSetting(
                 _(

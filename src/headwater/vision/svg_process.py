@@ -2,6 +2,8 @@
 
 Standard input is a JSON object of svg, width or height (pixels), seconds and memory (bytes); standard output is the
 PNG. What is wrong with the drawing comes as one line on standard error, with exit status 1.
+
+Like text/chat_sandbox.py it imports nothing of this package, so that each sets its limits itself.
 """
 
 from __future__ import annotations
